@@ -180,18 +180,21 @@ pub(crate) fn has_all(pool: &Pool) -> Result<(), String> {
 /// To the terminal: the command has not begun with what it is to do.
 pub(crate) fn say_that_it_waits(unwritten: &Unwritten) {
     eprintln!(
-        "rushes: {unwritten}: waiting for {}",
+        "rushes: {unwritten}: waiting for {}, {} s at most",
         match unwritten.is_daemon_there {
-            true => format!("them, {} s at most", WRITTEN_PATIENCE.as_secs()),
-            false => String::from("a daemon, some seconds"),
-        }
+            true => "them",
+            false => "a daemon",
+        },
+        WRITTEN_PATIENCE.as_secs()
     );
 }
 
 /// What brings them to their objects.
 pub(crate) fn how_to_write(unwritten: &Unwritten) -> &'static str {
     match unwritten.is_daemon_there {
-        true => "look what its log says (`journalctl -u rushes`)",
+        true => {
+            "see the log of that daemon, or of the `rushes recover` that runs there (`journalctl -u rushes`)"
+        }
         false => {
             "start that daemon (`systemctl start rushes`), or write them with `rushes recover`"
         }

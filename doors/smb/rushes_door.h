@@ -357,6 +357,9 @@ void rushes_changed_fsp(struct vfs_handle_struct *handle,
 			struct files_struct *fsp,
 			uint64_t offset, uint64_t length);
 
+/* A multiple of the kernel's pages, on whatever machine. Units: bytes. */
+#define RUSHES_PAGE 65536
+
 /* Its length or blocks alone, from there on: no byte waits for a disk. */
 void rushes_resized_fsp(struct vfs_handle_struct *handle,
 			struct files_struct *fsp,

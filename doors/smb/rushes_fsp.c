@@ -247,8 +247,14 @@ static void rushes_tell_of_fsp(struct vfs_handle_struct *handle,
 		errno = saved_errno;
 		return;
 	}
-	/* Now: a flush may have overtaken the write. */
-	file->owes_sync = true;
+	/*
+	 * Now: a flush may have overtaken the write. A length alone the
+	 * daemon's own sync covers; and one of this descriptor would be told
+	 * of errors that the daemon knows better.
+	 */
+	if (has_bytes) {
+		file->owes_sync = true;
+	}
 	if (file->is_append && has_bytes) {
 		offset = 0;
 		length = UINT64_MAX;

@@ -908,6 +908,7 @@ static int vfs_rushes_ftruncate(struct vfs_handle_struct *handle,
 {
 	struct rushes_session *session = rushes_session_of(handle);
 	struct stat st = {0};
+	bool is_known = false;
 	off_t from = 0;
 	int ret;
 
@@ -922,9 +923,19 @@ static int vfs_rushes_ftruncate(struct vfs_handle_struct *handle,
 	    fstat(fsp_get_io_fd(fsp), &st) == 0)
 	{
 		from = MIN(st.st_size, length);
+		is_known = true;
 	}
 	ret = SMB_VFS_NEXT_FTRUNCATE(handle, fsp, length);
-	rushes_resized_fsp(handle, fsp, MAX(from, 0));
+	from = MAX(from, 0);
+	/*
+	 * Cut within a page, it gets zeros behind its end, through the kernel's
+	 * cache: they are bytes of it as soon as it grows again.
+	 */
+	if (is_known && (length >= st.st_size || length % RUSHES_PAGE == 0)) {
+		rushes_resized_fsp(handle, fsp, from);
+	} else {
+		rushes_changed_fsp(handle, fsp, from, UINT64_MAX);
+	}
 	return ret;
 }
 
@@ -941,8 +952,11 @@ static int vfs_rushes_fallocate(struct vfs_handle_struct *handle,
 	}
 	ret = SMB_VFS_NEXT_FALLOCATE(handle, fsp, mode, offset, len);
 
-	/* It may take blocks away, and need not make the file longer. */
-	if ((mode & ~VFS_FALLOCATE_FL_KEEP_SIZE) == 0) {
+	/*
+	 * It may take blocks away, and need not make the file longer. Where the
+	 * file system cannot, the C library makes it longer by writing zeros.
+	 */
+	if (ret == 0 && mode == VFS_FALLOCATE_FL_KEEP_SIZE) {
 		rushes_resized_fsp(handle, fsp, offset);
 	} else {
 		rushes_changed_fsp(handle, fsp, offset, UINT64_MAX);

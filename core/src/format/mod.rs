@@ -276,7 +276,7 @@ pub mod op {
     /// complement. Reply, empty, when nobody sets another, but for writes that come after it.
     pub const TIMED: u32 = 12;
     /// As [`CHANGED`] to the end of the file, but no byte was written: the length or blocks from `offset` on are others, and nothing of
-    /// that waits in the kernel's cache for a disk.
+    /// that waits in the kernel's cache for a disk. (Not for a cut within a page, which writes zeros behind the new end.)
     pub const RESIZED: u32 = 13;
 }
 

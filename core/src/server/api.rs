@@ -196,7 +196,7 @@ pub struct FileFacts {
     pub way: Option<WriteWay>,
     /// Nobody writes to it but clients of ours: no other program, through no other door.
     pub is_exclusive: bool,
-    /// Its device may lack bytes that others wrote: they wait in the kernel's cache, or nobody knows.
+    /// Others may have written bytes to it that its device does not have yet. Not so when it has a length at most, and no blocks.
     pub has_unwritten: bool,
 }
 

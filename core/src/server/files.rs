@@ -330,7 +330,8 @@ impl Server {
             is_header_wanted: false,
             writing: Writing {
                 native_size: facts.size.0,
-                others_changed: u64::from(facts.has_unwritten),
+                // (What somebody writes while it is being opened may not be seen there.)
+                others_changed: u64::from(facts.has_unwritten || self.change_count > asked),
                 mapped_end: u64::MAX,
                 holds,
                 ..Writing::default()
@@ -461,7 +462,7 @@ impl Server {
             }
         }
         if has_bytes && range.length.0 > 0 {
-            file.writing.others_changed = self.change_count;
+            file.writing.others_changed += 1;
         }
         if range.end() < u64::MAX {
             file.writing.native_size = file.writing.native_size.max(range.end());

@@ -251,7 +251,7 @@ pub(super) struct Writing {
     pub not_kept: Option<Errno>,
     /// So many, one behind the other, covered nothing for that (see [`LOST_IN_A_ROW`]).
     pub uncovered_syncs: u8,
-    /// Others have changed it by themselves, in the count of the server, at last; before the sync under way was asked for; and before the
+    /// How often others have written to it by themselves, as far as we know: so far; before the sync under way was asked for; and before the
     /// last one that ended well.
     pub others_changed: u64,
     pub others_syncing: u64,
@@ -554,6 +554,9 @@ impl File {
         let is_ours = self.is_written_by_us(now);
         let moved = self.version != found.version;
         let is_quiet = self.changed == self.looks.told && !is_ours;
+        if moved && is_quiet {
+            self.writing.others_changed += 1;
+        }
         let looks = &mut self.looks;
         looks.doubt = match looks.doubt {
             Doubt::Foreign => Doubt::Foreign,

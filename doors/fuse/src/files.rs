@@ -38,6 +38,8 @@ use std::sync::{Arc, Mutex, Weak};
 /// So many writes in a row that are left to us, and the daemon is asked about one in [`ASK_EVERY`] only.
 const PLAIN_RUN_MAX: u32 = 8;
 const ASK_EVERY: u32 = 64;
+/// A multiple of the kernel's pages, on whatever machine. Units: bytes.
+const PAGE_MULTIPLE: u64 = 65536;
 
 /// Whether an inode's file is open, and how.
 #[derive(Debug, Default)]
@@ -1013,7 +1015,11 @@ impl Door {
         };
         // By their descriptors also those that go are told to the daemon, who may know them of an earlier open.
         let mut held = self.hold(node, state, |_| true)?;
-        held.what = Changed::Size;
+        // Cut within a page, an object gets zeros behind its end, through the kernel's cache: they are bytes of the file as soon as it grows again. (Units
+        // of a stripe are multiples of this.)
+        if size % PAGE_MULTIPLE == 0 {
+            held.what = Changed::Size;
+        }
         // Who reads the object without the door is to see that nothing is left, and then what comes next.
         let is_passed = self.is_passed(node, file, state);
         let kept = ByteCount(size.max(u64::from(is_passed)));

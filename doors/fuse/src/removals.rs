@@ -25,8 +25,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// Between two burials: each has members write out what they have in their memories, which recorders beside it feel. Unless somebody
 /// finds no room.
 const REST: Duration = Duration::from_secs(5);
-/// Until what could not be removed is tried again, where nobody can say when that would go better.
+/// Until what could not be removed is tried again, where nobody can say when that would go better; then twice as long each time.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
+const TRY_AGAIN_MAX: Duration = Duration::from_secs(3600);
 /// Who finds no room waits so long at most for what was removed: a disk that hangs buries nothing.
 const ROOM_COMES_MAX: Duration = Duration::from_secs(10);
 
@@ -46,29 +47,65 @@ pub(crate) struct Burials {
 struct Kept {
     /// Members that are away or read-only, which have some of it.
     waits_for: BTreeSet<MemberNumber>,
-    /// Some for another reason, which may be over; since when.
-    otherwise: Option<Instant>,
+    /// Some for another reason, which may be over.
+    is_otherwise: bool,
+    /// When that was last tried, and when its members were last looked for.
+    tried: Option<Instant>,
+    looked: Option<Instant>,
+    /// So often in a row for nothing.
+    tries: u32,
 }
 
 impl Kept {
-    fn of(errors: &[PoolError]) -> Kept {
-        let mut kept = Kept::default();
+    /// A burial has ended, which could not remove what these are about.
+    fn note(&mut self, errors: &[PoolError]) {
+        self.tried = Some(Instant::now());
+        self.looked = self.tried;
+        self.waits_for.clear();
+        self.is_otherwise = false;
         for error in errors {
             match error {
                 PoolError::Missing { member, .. } | PoolError::ReadOnly { member, .. } => {
-                    kept.waits_for.insert(*member);
+                    self.waits_for.insert(*member);
                 }
-                _ => kept.otherwise = Some(Instant::now()),
+                _ => self.is_otherwise = true,
             }
         }
-        kept
+        if errors.is_empty() {
+            self.tries = 0;
+        }
     }
 
-    /// It is worth trying again. `is_there`: whether a member is, and can be written.
-    fn is_due(&self, is_there: impl Fn(MemberNumber) -> bool) -> bool {
-        let has_waited = |since: Instant| since.elapsed() >= TRY_AGAIN;
-        self.otherwise.is_some_and(has_waited)
-            || self.waits_for.iter().any(|&member| is_there(member))
+    /// Members that are to be looked for now.
+    fn to_look_for(&mut self) -> BTreeSet<MemberNumber> {
+        if self.looked.is_none_or(|at| at.elapsed() < REST) {
+            return BTreeSet::new();
+        }
+        self.looked = Some(Instant::now());
+        self.waits_for.clone()
+    }
+
+    /// Which of its members are there by now. One that is away is waited for anew, however often it was tried before.
+    ///
+    /// Returns  it is worth trying again
+    fn is_due(&mut self, there: &BTreeSet<MemberNumber>) -> bool {
+        if self.waits_for.is_empty() && !self.is_otherwise {
+            return false;
+        }
+        if !self.waits_for.is_empty() && there.is_empty() && !self.is_otherwise {
+            self.tries = 0;
+            return false;
+        }
+        let pause = match there.is_empty() {
+            true => TRY_AGAIN,
+            false => REST,
+        };
+        let pause = pause * 2u32.saturating_pow(self.tries.min(10));
+        let is_due = self
+            .tried
+            .is_some_and(|at| at.elapsed() >= pause.min(TRY_AGAIN_MAX));
+        self.tries += u32::from(is_due);
+        is_due
     }
 }
 
@@ -266,8 +303,10 @@ impl Door {
         while !self.closing.load(Ordering::Acquire) {
             std::thread::park_timeout(PAUSE);
             let has_rested = last.is_none_or(|last| last.elapsed() >= REST);
-            let is_there = |member| self.pool.can_bury_on(member);
-            if has_rested && locked(&self.burials.kept).is_due(is_there) {
+            // (They may hang: nobody waits for that.)
+            let mut there = locked(&self.burials.kept).to_look_for();
+            there.retain(|&member| self.pool.can_bury_on(member));
+            if has_rested && locked(&self.burials.kept).is_due(&there) {
                 self.something_removed();
             }
             if self.burials.is_due(has_rested) {
@@ -288,16 +327,10 @@ impl Door {
                 if buried.left_count > 0 {
                     self.something_removed();
                 }
-                *locked(&self.burials.kept) = Kept::of(&buried.kept);
+                locked(&self.burials.kept).note(&buried.kept);
                 for error in buried.kept {
-                    let sentence = format!("a removed file keeps its place for now: {error}");
-                    match error {
-                        // So do all others that are there, each time.
-                        PoolError::Missing { .. } | PoolError::ReadOnly { .. } => {
-                            self.say_once(sentence);
-                        }
-                        _ => tracing::warn!("{sentence}"),
-                    }
+                    // So do others, each time.
+                    self.say_once(format!("a removed file keeps its place for now: {error}"));
                 }
             }
             Err(error) => tracing::warn!("{error}"),
@@ -337,26 +370,45 @@ mod tests {
     #[test]
     fn what_a_member_kept_is_tried_again_when_that_is_there() {
         let (one, two) = (MemberNumber(1), MemberNumber(2));
+        let (none, some) = (BTreeSet::new(), BTreeSet::from([one]));
         let path = || "/m".into();
-        let kept = Kept::of(&[
-            PoolError::Missing {
-                member: one,
-                path: path(),
-                why: String::new(),
-            },
-            PoolError::ReadOnly {
-                member: two,
-                path: path(),
-            },
-        ]);
-        assert!(!kept.is_due(|_| false));
-        assert!(kept.is_due(|member| member == one));
-        assert!(kept.is_due(|member| member == two));
-        assert!(!Kept::default().is_due(|_| true), "nothing was kept");
-        let mut kept = Kept::of(&[PoolError::NoRoom]);
-        assert!(!kept.is_due(|_| true), "it was tried just now");
-        kept.otherwise = Instant::now().checked_sub(TRY_AGAIN);
-        assert!(kept.is_due(|_| false));
+        let away = PoolError::Missing {
+            member: one,
+            path: path(),
+            why: String::new(),
+        };
+        let read_only = PoolError::ReadOnly {
+            member: two,
+            path: path(),
+        };
+        let ago = |time| Instant::now().checked_sub(time);
+        let mut kept = Kept::default();
+        assert!(!kept.is_due(&some), "nothing is kept");
+        kept.note(&[away, read_only]);
+        assert!(kept.to_look_for().is_empty(), "it was tried just now");
+        (kept.looked, kept.tried) = (ago(REST), ago(REST));
+        assert_eq!(kept.to_look_for(), BTreeSet::from([one, two]));
+        assert!(!kept.is_due(&none), "they are away");
+        assert!(kept.to_look_for().is_empty(), "and were just looked for");
+        assert!(kept.is_due(&some), "one is there");
+        kept.note(&[]);
+        assert_eq!(kept.tries, 0);
+
+        // Where nobody knows what is to become better it is tried less and less often.
+        kept.note(&[PoolError::NoRoom]);
+        assert!(!kept.is_due(&none));
+        kept.tried = ago(TRY_AGAIN);
+        assert!(kept.is_due(&none));
+        kept.note(&[PoolError::NoRoom]);
+        kept.tried = ago(TRY_AGAIN);
+        assert!(!kept.is_due(&none));
+        kept.tried = ago(TRY_AGAIN * 2);
+        assert!(kept.is_due(&none));
+        for _ in 0..40 {
+            kept.note(&[PoolError::NoRoom]);
+            kept.tried = ago(TRY_AGAIN_MAX);
+            assert!(kept.is_due(&none), "it is never given up");
+        }
     }
 
     #[test]

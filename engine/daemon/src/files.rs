@@ -41,8 +41,6 @@ pub(crate) struct Written {
     /// Work on its blocks and times that waits for the one under way: they are done one after the other.
     pub(crate) chores: VecDeque<Chore>,
     pub(crate) is_busy: bool,
-    /// The kernel lost something that others had written before we opened it, and told us alone: the first who syncs is to hear of it.
-    pub(crate) lost_before: Option<Errno>,
     /// The file's `told_past_count` when its latest sync was asked for.
     pub(crate) told_past_before: u64,
     /// Syncs in a row that failed, perhaps without any fault of the disk.
@@ -320,7 +318,6 @@ mod tests {
             changed_ns: TIME_IS_SET,
             chores: VecDeque::new(),
             is_busy: false,
-            lost_before: None,
             told_past_before: 7,
             doubted_sync_count: 0,
             said: None,
@@ -382,7 +379,6 @@ mod tests {
             changed_ns: TIME_IS_SET,
             chores: VecDeque::new(),
             is_busy: false,
-            lost_before: None,
             told_past_before: 0,
             doubted_sync_count: 0,
             said: None,

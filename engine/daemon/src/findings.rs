@@ -3,7 +3,7 @@
 
 use crate::event_loop::Daemon;
 use crate::files::{Chore, TIME_IS_SET, Written};
-use crate::jobs::{Done, Found, Job, Looked, Writable, WrittenBefore, is_container};
+use crate::jobs::{Done, Found, Job, Looked, is_container};
 use crate::lanes::Lanes;
 use crate::sessions::IsFound;
 use crate::share::Share;
@@ -238,10 +238,6 @@ impl Daemon {
         let (device, offset) = self.place(status.key.device, share);
         let fd = found.file.fd;
         let (file, has_moved) = self.files.adopt(status.key, fd, status.size.0, share, path);
-        let has_unwritten = match &found.looked {
-            Looked::Writable(written) => written.before != WrittenBefore::Whole,
-            Looked::Not | Looked::Refused => true,
-        } && status.size.0 > 0;
         let way = self.may_be_written(file, found.looked, has_moved);
         self.watch(file);
         if status.link_count == 0 {
@@ -264,7 +260,7 @@ impl Daemon {
             is_header_unread: false,
             way,
             is_exclusive: share.config.exclusive,
-            has_unwritten,
+            has_unwritten: status.block_count > 0,
         }
     }
 
@@ -289,15 +285,9 @@ impl Daemon {
             Looked::Refused => return Some(WriteWay::Through),
             Looked::Writable(written) => *written,
         };
-        let Writable {
-            file: opened,
-            durable,
-            before,
-        } = written;
-        match &mut file.written {
-            Some(known) => {
+        match (&mut file.written, written) {
+            (Some(known), (opened, durable)) => {
                 known.durable.writer = durable.writer;
-                // (Its own descriptors are told of the same.)
                 match opened {
                     opened if known.file.is_err() => known.file = opened,
                     Ok(opened) if has_moved => {
@@ -308,17 +298,13 @@ impl Daemon {
                     Ok(_) | Err(_) => {}
                 }
             }
-            known @ None => {
+            (known @ None, (opened, durable)) => {
                 *known = Some(Written {
                     file: opened,
                     durable,
                     changed_ns: TIME_IS_SET,
                     chores: Default::default(),
                     is_busy: false,
-                    lost_before: match before {
-                        WrittenBefore::Lost(errno) => Some(errno),
-                        WrittenBefore::Whole | WrittenBefore::MayWait => None,
-                    },
                     told_past_before: 0,
                     doubted_sync_count: 0,
                     said: None,

@@ -11,10 +11,8 @@ use crate::reserved::{Attempts, give_back};
 use crate::share::{Place, Share, place_of};
 use rushes_core::format::lane::FileRecord;
 use rushes_core::server::{DeviceModel, Errno, Extent, FileKey, PAGE_BYTES, RateHint, RateSource};
-use rushes_core::units::{ByteRange, DeviceId, FileId, HandleId, PoolNumber, SessionId};
+use rushes_core::units::{DeviceId, FileId, HandleId, PoolNumber, SessionId};
 use rushes_shm::Writer;
-use rushes_sys::cached::cached_pages;
-use rushes_sys::errno_of;
 use rushes_sys::extents;
 use rushes_sys::file::{self, FileStatus, MountId, PrivateFile, Unserved};
 use rushes_sys::space::{self, WriteFile};
@@ -231,39 +229,7 @@ pub(crate) enum Looked {
     /// It cannot.
     Refused,
     /// It can, by these; or could before, and cannot be opened for that now.
-    Writable(Box<Writable>),
-}
-
-/// A file that can be written through a lane.
-pub(crate) struct Writable {
-    /// Our own descriptors.
-    pub(crate) file: Result<WriteFile, Errno>,
-    pub(crate) durable: Durable,
-    /// What was written to it before.
-    pub(crate) before: WrittenBefore,
-}
-
-/// What others wrote to a file before it was opened for us, as the kernel has it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WrittenBefore {
-    /// Its device has all of it.
-    Whole,
-    /// Some may wait in the kernel's cache, or nobody knows.
-    MayWait,
-    /// The kernel could not write some of it, and has told us alone.
-    Lost(Errno),
-}
-
-/// Ask the kernel.
-fn written_before(opened: &WriteFile) -> WrittenBefore {
-    // In this order: what fails behind the first question the second one tells.
-    let waits = cached_pages(&*opened.buffered, ByteRange::new(0, u64::MAX));
-    let untold = space::untold_error(&*opened.buffered);
-    match (waits, untold) {
-        (_, Err(error)) => WrittenBefore::Lost(errno_of(&error)),
-        (Ok(pages), Ok(())) if pages.unwritten_count == 0 => WrittenBefore::Whole,
-        (Ok(_) | Err(_), Ok(())) => WrittenBefore::MayWait,
-    }
+    Writable(Box<(Result<WriteFile, Errno>, Durable)>),
 }
 
 /// A file opened for ourselves.
@@ -561,11 +527,7 @@ fn writable(fd: &OwnedFd, file: &PrivateFile, writer: Writer) -> Looked {
         }
     };
     match durable(fd, key, writer) {
-        Some(durable) => Looked::Writable(Box::new(Writable {
-            before: written_before(&opened),
-            file: Ok(opened),
-            durable,
-        })),
+        Some(durable) => Looked::Writable(Box::new((Ok(opened), durable))),
         None => Looked::Refused,
     }
 }

@@ -8,7 +8,7 @@
 use crate::error::ServeError;
 use crate::event_loop::Daemon;
 use crate::files::{Durable, TIME_IS_SET, WRITTEN_FILE_DESCRIPTORS};
-use crate::jobs::{Found, Job, Looked, Writable, WrittenBefore};
+use crate::jobs::{Found, Job, Looked};
 use crate::lanes::{Left, LeftPiece};
 use crate::share::Share;
 use crate::worker::Urgency;
@@ -256,11 +256,7 @@ impl FileSystems {
             .unwrap_or_default();
         Ok(FoundAgain {
             found: Found {
-                looked: Looked::Writable(Box::new(Writable {
-                    file: opened,
-                    durable: durable(record, found.key),
-                    before: WrittenBefore::MayWait,
-                })),
+                looked: Looked::Writable(Box::new((opened, durable(record, found.key)))),
                 file: PrivateFile {
                     fd,
                     direct: true,
@@ -433,21 +429,13 @@ impl Daemon {
             return;
         };
         let opened = match &found.looked {
-            Looked::Writable(written) => written.file.clone(),
+            Looked::Writable(written) => written.0.clone(),
             // The next write that is tried opens it.
             Looked::Not | Looked::Refused => Err(Errno::BAD_HANDLE),
         };
-        let before = match &found.looked {
-            Looked::Writable(written) => written.before,
-            Looked::Not | Looked::Refused => WrittenBefore::MayWait,
-        };
         let again = FoundAgain {
             found: Found {
-                looked: Looked::Writable(Box::new(Writable {
-                    file: opened,
-                    durable: durable(&kept.record, key),
-                    before,
-                })),
+                looked: Looked::Writable(Box::new((opened, durable(&kept.record, key)))),
                 file: found.file.clone(),
                 extents: found.extents.clone(),
             },

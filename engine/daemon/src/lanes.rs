@@ -692,7 +692,6 @@ mod tests {
             changed_ns: 7,
             chores: VecDeque::new(),
             is_busy: false,
-            lost_before: None,
             told_past_before: 0,
             doubted_sync_count: 0,
             said: None,

@@ -459,12 +459,10 @@ impl Daemon {
         }
         let Err(error) = result else {
             let file = self.files.get_mut(id);
-            let written = file.and_then(|file| file.written.as_mut());
-            let lost_before = written.and_then(|written| {
+            if let Some(written) = file.and_then(|file| file.written.as_mut()) {
                 written.doubted_sync_count = 0;
-                written.lost_before.take()
-            });
-            let result = lost_before.map_or(Ok(()), Err);
+            }
+            let result = Ok(());
             return self.feed(Event::Synced { file: id, result });
         };
         let errno = errno_of(&error);

@@ -1080,7 +1080,7 @@ impl Pool {
             }
             match self.remove_objects_of(&name) {
                 Ok((is_last, layout)) => emptied.push((name, is_last, layout)),
-                Err(error) => buried.kept.push(error),
+                Err(errors) => buried.kept.extend(errors),
             }
         }
         // And were the stub gone before its objects are, it could bring those back, and nobody would know that they were removed.
@@ -1133,12 +1133,15 @@ impl Pool {
     }
 
     /// Returns  whether it is the file's last name, and where its bytes were
+    /// Errors   each member that keeps an object for now; or why no other was tried
     fn remove_objects_of(
         &self,
         name: &std::ffi::OsStr,
-    ) -> Result<(bool, Option<Layout>), PoolError> {
-        let failed =
-            |error: Errno| PoolError::system("remove", name.to_string_lossy().into_owned(), error);
+    ) -> Result<(bool, Option<Layout>), Vec<PoolError>> {
+        let failed = |error: Errno| {
+            let name = name.to_string_lossy().into_owned();
+            vec![PoolError::system("remove", name, error)]
+        };
         let folder = self.catalogue.removed();
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let stub = openat(folder, name, flags, Mode::empty()).map_err(failed)?;
@@ -1148,21 +1151,30 @@ impl Pool {
         if !is_last {
             return Ok((false, None));
         }
-        let layout = self.layout(stub.as_fd())?;
+        let layout = self.layout(stub.as_fd()).map_err(|error| vec![error])?;
         // What one member keeps for now is no reason for the others to.
-        let mut kept = None;
+        let mut kept = Vec::new();
         for object in layout.iter().flat_map(Layout::objects) {
             let file = layout.as_ref().expect("it names objects").file;
             let member = self.known(object.member);
             match member.and_then(|member| member.remove_named(file, object.id)) {
                 // With its member it went before.
                 Ok(()) | Err(PoolError::Lost { .. }) => {}
-                Err(error) => kept = kept.or(Some(error)),
+                Err(
+                    error @ (PoolError::Missing { .. }
+                    | PoolError::ReadOnly { .. }
+                    | PoolError::Failing { .. }),
+                ) => kept.push(error),
+                // Its record may be wrong: what else that names may be another file's.
+                Err(error) => {
+                    kept.push(error);
+                    return Err(kept);
+                }
             }
         }
-        match kept {
-            None => Ok((true, layout)),
-            Some(error) => Err(error),
+        match kept.is_empty() {
+            true => Ok((true, layout)),
+            false => Err(kept),
         }
     }
 }

@@ -268,7 +268,7 @@ void rushes_changed(struct rushes_client *client, dev_t device, ino_t inode,
 /*
  * As rushes_changed to the end of the file, where nothing was written: the
  * length or the blocks from offset on are others, and no byte of that waits in
- * the kernel's cache. (A flush that fails then fails for what was written.)
+ * the kernel's cache. (Not for a cut within a page: that writes zeros.)
  */
 void rushes_resized(struct rushes_client *client, dev_t device, ino_t inode,
 		    uint64_t offset);

@@ -133,6 +133,9 @@ pub struct FileStatus {
     pub key: FileKey,
     /// Length.
     pub size: ByteCount,
+    /// Blocks that its file system has given it, also those that wait in the kernel's cache for their place. None: it has a length at
+    /// most, and no byte. Units: 512 bytes.
+    pub block_count: u64,
     /// Changes whenever the file does: ctime in ns since the epoch (and 0 before it).
     pub version: u64,
     /// It became so less than [`FRESH`] ago.
@@ -192,6 +195,7 @@ fn status_at(at: BorrowedFd<'_>, path: &Path, flags: AtFlags) -> io::Result<File
             inode: found.stx_ino,
         },
         size: ByteCount(found.stx_size),
+        block_count: found.stx_blocks,
         version: seconds.wrapping_mul(1_000_000_000) + u64::from(found.stx_ctime.tv_nsec),
         is_fresh: clock::is_fresh(found.stx_ctime.tv_sec, found.stx_ctime.tv_nsec, FRESH),
         link_count: found.stx_nlink,

@@ -120,9 +120,13 @@ pub(super) fn member(
             ),
         ));
     }
+    let is_away = |member: &&PathBuf| {
+        let found = member.join(FORMAT_FILE).metadata();
+        found.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+    };
     let away: Vec<String> = members
         .iter()
-        .filter(|member| !is_member(member))
+        .filter(is_away)
         .map(|member| member.display().to_string())
         .collect();
     if !away.is_empty() {

@@ -697,7 +697,7 @@ impl Client {
     }
 
     /// A file is about to be changed on its own descriptor in a way that leads past its bytes: wait until it has everything that was
-    /// acknowledged. Nothing is granted of it until [`Client::changed`].
+    /// acknowledged. Nothing is granted of it until [`Client::changed`] or [`Client::resized`].
     ///
     /// Errors   Plain: the daemon is gone. Errno: what was acknowledged cannot be written; nothing is held.
     pub fn hold(&mut self, device: u64, inode: u64) -> Result<(), ReadError> {
