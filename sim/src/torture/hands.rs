@@ -894,7 +894,12 @@ impl World {
         let now = self.now;
         let before = self.files[at].log_end();
         let to_the_end = |start: u64| ByteRange::new(start, u64::MAX - start);
-        let has_bytes = matches!(own, Own::Write(_));
+        let has_bytes = match own {
+            Own::Nothing => false,
+            Own::Write(_) => true,
+            // (Zeros behind the end, within a page.)
+            Own::Cut(length) => length < self.files[at].size() && length % PAGE_BYTES > 0,
+        };
         let range = match own {
             Own::Nothing => ByteRange::new(0, 0),
             Own::Write(range) => match self.map(at, OneFile::pages(range)) {

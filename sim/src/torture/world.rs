@@ -598,7 +598,7 @@ impl World {
             is_header_unread: false,
             way: Some(file.way),
             is_exclusive: file.is_exclusive,
-            has_unwritten: !file.dirty.is_empty() || file.has_error,
+            has_unwritten: !file.mapped.is_empty(),
         }
     }
 
