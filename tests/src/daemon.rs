@@ -194,8 +194,11 @@ impl Daemon {
     }
 
     fn wait_until_ready(&mut self) {
-        let end = Instant::now() + Duration::from_secs(20);
-        while self.ask("{\"ask\":\"status\"}").is_err() {
+        // (Longer than it waits for a program that writes what a former daemon left, which answers such questions, too.)
+        let end = Instant::now() + Duration::from_secs(60);
+        let pid = u64::from(self.pid());
+        let is_its = |status: Value| status["daemon"]["pid"].as_u64() == Some(pid);
+        while !self.ask("{\"ask\":\"status\"}").is_ok_and(is_its) {
             let ended = self.child.try_wait().expect("it is our child");
             assert!(
                 ended.is_none(),
@@ -204,7 +207,7 @@ impl Daemon {
             );
             assert!(
                 Instant::now() < end,
-                "rushes serve did not answer within 20 s:\n{}",
+                "rushes serve did not answer within a minute:\n{}",
                 self.log()
             );
             std::thread::sleep(Duration::from_millis(20));
