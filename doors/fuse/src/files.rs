@@ -1017,7 +1017,7 @@ impl Door {
         let mut held = self.hold(node, state, |_| true)?;
         // Cut within a page, an object gets zeros behind its end, through the kernel's cache: they are bytes of the file as soon as it grows again. (Units
         // of a stripe are multiples of this.)
-        if size % PAGE_MULTIPLE == 0 {
+        if size.is_multiple_of(PAGE_MULTIPLE) {
             held.what = Changed::Size;
         }
         // Who reads the object without the door is to see that nothing is left, and then what comes next.

@@ -77,7 +77,7 @@ impl Kept {
     }
 
     /// Members that are to be looked for now.
-    fn to_look_for(&mut self) -> BTreeSet<MemberNumber> {
+    fn looked_for_next(&mut self) -> BTreeSet<MemberNumber> {
         if self.looked.is_none_or(|at| at.elapsed() < REST) {
             return BTreeSet::new();
         }
@@ -304,7 +304,7 @@ impl Door {
             std::thread::park_timeout(PAUSE);
             let has_rested = last.is_none_or(|last| last.elapsed() >= REST);
             // (They may hang: nobody waits for that.)
-            let mut there = locked(&self.burials.kept).to_look_for();
+            let mut there = locked(&self.burials.kept).looked_for_next();
             there.retain(|&member| self.pool.can_bury_on(member));
             if has_rested && locked(&self.burials.kept).is_due(&there) {
                 self.something_removed();
@@ -385,11 +385,14 @@ mod tests {
         let mut kept = Kept::default();
         assert!(!kept.is_due(&some), "nothing is kept");
         kept.note(&[away, read_only]);
-        assert!(kept.to_look_for().is_empty(), "it was tried just now");
+        assert!(kept.looked_for_next().is_empty(), "it was tried just now");
         (kept.looked, kept.tried) = (ago(REST), ago(REST));
-        assert_eq!(kept.to_look_for(), BTreeSet::from([one, two]));
+        assert_eq!(kept.looked_for_next(), BTreeSet::from([one, two]));
         assert!(!kept.is_due(&none), "they are away");
-        assert!(kept.to_look_for().is_empty(), "and were just looked for");
+        assert!(
+            kept.looked_for_next().is_empty(),
+            "and were just looked for"
+        );
         assert!(kept.is_due(&some), "one is there");
         kept.note(&[]);
         assert_eq!(kept.tries, 0);

@@ -898,7 +898,9 @@ impl World {
             Own::Nothing => false,
             Own::Write(_) => true,
             // (Zeros behind the end, within a page.)
-            Own::Cut(length) => length < self.files[at].size() && length % PAGE_BYTES > 0,
+            Own::Cut(length) => {
+                length < self.files[at].size() && !length.is_multiple_of(PAGE_BYTES)
+            }
         };
         let range = match own {
             Own::Nothing => ByteRange::new(0, 0),
