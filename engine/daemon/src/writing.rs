@@ -479,13 +479,14 @@ impl Daemon {
                 id.0
             );
             self.doubt(id);
-            if self.server.may_have_bytes_of_others(id) {
-                self.say_at_times(id, errno, |path| {
-                    format!(
-                        "{path:?}: a flush fails with an error that may be no disk's ({error}): a write past the kernel's cache met a page of it there. \
-                         Others have written to the file since it was last synced; whether the kernel lost any of that it does not say"
-                    )
-                });
+            if self.server.may_have_bytes_of_others(id)
+                && let Some(file) = self.files.get(id)
+            {
+                tracing::warn!(
+                    "{:?}: a flush fails with an error that may be no disk's ({error}): a write past the kernel's cache met a page of it there. \
+                     Others have written to the file since it was last synced; whether the kernel lost any of that it does not say",
+                    file.path
+                );
             }
             return self.feed(Event::SyncDoubted { file: id, errno });
         }
