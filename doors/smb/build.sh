@@ -85,10 +85,38 @@ compile_all() {
 	done
 }
 
+# What it exports, and whether smbd has what it wants.
+check_symbols() {
+	exports=$(nm -D --defined-only --format=posix "$work/rushes.so" |
+		cut -d' ' -f1 | tr '\n' ' ')
+	[ "$exports" = "samba_init_module " ] ||
+		die "the module exports '$exports', expected samba_init_module alone."
+
+	# ldd prints "name => /path (address)"; the module's own needs are libc's.
+	{
+		ldd "$smbd"
+		ldd "$work/rushes.so"
+	} | grep -o '/[^ ]*' | sort -u >"$work/libraries"
+	{
+		nm -D --defined-only --format=posix "$smbd"
+		while read -r file; do
+			nm -D --defined-only --format=posix "$file"
+		done <"$work/libraries"
+	} 2>/dev/null | sed 's/[@ ].*//' | sort -u >"$work/there"
+	# A weak symbol may be absent.
+	nm -D --undefined-only --format=posix "$work/rushes.so" |
+		awk '$2 != "w" && $2 != "v" { sub(/@.*/, "", $1); print $1 }' |
+		sort -u >"$work/wanted"
+	absent=$(comm -23 "$work/wanted" "$work/there" | tr '\n' ' ')
+	[ -z "$absent" ] || die "smbd $(smbd --version) and its libraries lack:" \
+		"$absent- the module would not load. $1"
+}
+
 if [ -n "$chaos" ]; then
 	compile_all
 	compile "$here/test/chaos_client.c" "$work/chaos_client.o"
 	link "$work"/*.o
+	check_symbols "Does doors/smb/test/chaos_client.c have all of rushes_client.h?"
 	mv "$work/rushes.so" "$chaos"
 	exit 0
 fi
@@ -117,34 +145,7 @@ fi
 
 compile_all
 link "$work"/*.o "$library"
-
-# ---- what it exports, and whether smbd has what it wants ----
-
-exports=$(nm -D --defined-only --format=posix "$work/rushes.so" |
-	cut -d' ' -f1 | tr '\n' ' ')
-[ "$exports" = "samba_init_module " ] ||
-	die "the module exports '$exports', expected samba_init_module alone."
-
-# ldd prints "name => /path (address)"; the module's own needs are libc's.
-{
-	ldd "$smbd"
-	ldd "$work/rushes.so"
-} | grep -o '/[^ ]*' | sort -u >"$work/libraries"
-{
-	nm -D --defined-only --format=posix "$smbd"
-	while read -r file; do
-		nm -D --defined-only --format=posix "$file"
-	done <"$work/libraries"
-} 2>/dev/null | sed 's/[@ ].*//' | sort -u >"$work/there"
-# A weak symbol may be absent.
-nm -D --undefined-only --format=posix "$work/rushes.so" |
-	awk '$2 != "w" && $2 != "v" { sub(/@.*/, "", $1); print $1 }' |
-	sort -u >"$work/wanted"
-absent=$(comm -23 "$work/wanted" "$work/there" | tr '\n' ' ')
-[ -z "$absent" ] || die "smbd $(smbd --version) and its libraries lack:" \
-	"$absent- the module would not load. Was Samba replaced? Then remove" \
-	"$headers and run this again."
-
+check_symbols "Was Samba replaced? Then remove $headers and run this again."
 mv "$work/rushes.so" "$module"
 echo "build.sh: $module for Samba interface version" \
 	"$(sed -n 's/^#define SMB_VFS_INTERFACE_VERSION //p' \

@@ -551,6 +551,13 @@ void rushes_changed(struct rushes_client *client, dev_t device, ino_t inode,
 	atomic_fetch_add(&client->changes->of_inode[mix(device, inode, 0)], 1);
 }
 
+void rushes_resized(struct rushes_client *client, dev_t device, ino_t inode,
+		    uint64_t offset)
+{
+	rushes_changed(client, device, inode, offset,
+		       (uint64_t)BLOCKS_MAX * BLOCK_BYTES);
+}
+
 void rushes_gone(struct rushes_client *client, dev_t device, ino_t inode)
 {
 	eventfd_t rung = 0;
