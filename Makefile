@@ -159,8 +159,8 @@ hunt-stale: build ## Files changed by local programs in every way, read over SMB
 	"$(BIN)/smb-stale" --fs ext4 --analyser 1 $(HUNT)
 	"$(BIN)/smb-stale" --fs xfs --buffer 64MiB $(HUNT)
 
-test-doors: ## End to end through the real doors, one at a time
-	$(CARGO) test --locked --no-fail-fast -p rushes-tests -- --test-threads=1
+test-doors: ## End to end through the real doors, two programs at a time; those that keep time alone
+	tests/doors.sh
 	"$(BIN)/smb-mixed-kills"
 	"$(BIN)/pool-kills"
 

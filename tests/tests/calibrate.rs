@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes calibrate` finds the model that the slow disk was made from, keeps it, and says why it cannot
 //! where it cannot. That the least squares are right is tested in the daemon, without a clock.
+//!
+//! It keeps time, so it runs alone (tests/doors.sh).
 
 use rushes_tests::disk::Disk;
 use rushes_tests::needs::{self, Need};

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The commands that an operator types, against a daemon with a client: what they print is there, parses,
 //! and means what the reference says.
+//!
+//! It keeps time, so it runs alone (tests/doors.sh).
 
 use rushes_tests::disk::said;
 use rushes_tests::hand::Hand;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What goes wrong stays with whom it concerns: a bad sector with its reader, a dead client with nobody,
 //! a dead daemon with the promise and not with the bytes.
+//!
+//! It keeps time, so it runs alone (tests/doors.sh).
 
 use rushes_tests::hand::Hand;
 use rushes_tests::pattern;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A mount's process that may have few descriptors: who asks for too many files hears so, and nobody else hears anything.
+//!
+//! It keeps time, so it runs alone (tests/doors.sh).
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;

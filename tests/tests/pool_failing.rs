@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A member whose device fails, or whose file system's quota is used up: the others take what is new, and nobody is told that something is
 //! durable that is not.
+//!
+//! It keeps time, so it runs alone (tests/doors.sh).
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::run;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A member whose disk stalls: who waits for it waits, and nobody else does.
+//!
+//! It keeps time, so it runs alone (tests/doors.sh).
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::needs::{self, Need};
