@@ -12,7 +12,7 @@ use std::path::PathBuf;
 #[derive(Debug, Parser)]
 #[command(name = "rushes", version, arg_required_else_help = true)]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -24,35 +24,35 @@ pub(crate) enum Command {
 Signals: SIGHUP reads the configuration again (rules, policy, new shares), SIGTERM and SIGINT stop \
 cleanly. systemd is told when the daemon is ready, reloads and stops.")]
     Serve(ServeArgs),
-    /// Write what a daemon that ended has left, when no other comes to do it
+    /// Write the data that an ended daemon left in its lanes, if no new daemon starts
     #[command(after_help = "\
-A daemon that starts does this by itself. Doors start it when none has come for a while. Exit code: 0 nothing is left, 1 what \
-could be written is written and something is left (it says what, why, and what to do), 2 it could not be done, or a daemon is there.")]
+A daemon does this by itself when it starts. Doors start this command if no daemon has started for a while. Exit code: 0 nothing is left; 1 some data \
+could not be written, and the output names it, the reason and the remedy; 2 the command failed, or a daemon is running.")]
     Recover(RecoverArgs),
     /// Examine configuration and machine; each finding comes with its remedy
     #[command(
-        after_help = "Exit code: 0 nothing in the way, 1 something is wrong, 2 it could not be examined."
+        after_help = "Exit code: 0 no fault found, 1 something is wrong, 2 the check failed."
     )]
     Check(CheckArgs),
     /// Streams, their contracts and lateness; devices, cache, sessions
     Status(StatusArgs),
-    /// The same, live
+    /// Live view of streams, contracts, lateness, devices, cache and sessions
     Top(TopArgs),
-    /// Could more streams be promised? Yes or no, why, and how much is left
-    #[command(after_help = "Exit code: 0 yes, 1 no, 2 the question could not be put.")]
+    /// Ask whether more streams can get contracts: yes or no, why, and how much bandwidth is left
+    #[command(after_help = "Exit code: 0 yes, 1 no, 2 the daemon could not be asked.")]
     Admit(AdmitArgs),
-    /// Measure the device under a folder, so that promises rest on it
+    /// Measure the device under a folder; contracts rest on the result
     Calibrate(CalibrateArgs),
     /// One directory tree over many file systems
     Pool {
-        /// What to do.
+        /// The command to run.
         #[command(subcommand)]
         command: PoolCommand,
     },
     /// Measure playback honestly: `rushes lab help`
     #[command(disable_help_flag = true)]
     Lab {
-        /// Handed to `rushes-lab` as they are.
+        /// Arguments, passed unchanged to `rushes-lab`.
         #[arg(
             trailing_var_arg = true,
             allow_hyphen_values = true,
@@ -62,12 +62,12 @@ could be written is written and something is left (it says what, why, and what t
     },
     /// Print completions for a shell
     Completions {
-        /// For which shell.
+        /// The shell.
         shell: clap_complete::Shell,
     },
     /// Print the man page, or write all of them into a folder
     Man {
-        /// Folder for one page a command; made if need be.
+        /// Folder for one page per command; created if it does not exist.
         #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
         out: Option<PathBuf>,
     },
@@ -75,92 +75,92 @@ could be written is written and something is left (it says what, why, and what t
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum PoolCommand {
-    /// Make a pool of empty folders on file systems that are mounted
+    /// Create a pool from empty folders on mounted file systems
     #[command(after_help = "\
-Nothing is formatted and nothing is deleted. A create that was interrupted is finished by repeating it. Exit code: 0 the \
-pool is there, 2 it could not be made.")]
+Nothing is formatted and nothing is deleted. Repeat an interrupted create to finish it. Exit code: 0 the \
+pool exists, 2 it could not be created.")]
     Create(PoolCreateArgs),
-    /// Members of a pool: where they are, whether they can be used, how full they are
+    /// List the members of a pool: folder, state and fill
     #[command(after_help = "\
-Exit code: 0 every member can be used, 1 one is missing or read-only, 2 the pool could not be looked at.")]
+Exit code: 0 every member can be used, 1 a member is missing or read-only, 2 the pool could not be read.")]
     Ls(PoolLsArgs),
-    /// On which members the bytes of a file are
+    /// Show which members hold the bytes of a file
     #[command(after_help = "\
-Exit code: 0 all of them are there, 1 some are on a member that is missing, 2 it could not be found out.")]
+Exit code: 0 all bytes are present, 1 some are on a missing member, 2 the command failed.")]
     Where(PoolWhereArgs),
     /// Mount a pool as one directory tree, until it is unmounted
     #[command(after_help = "\
-Stays in the foreground and ends with `umount FOLDER`, SIGTERM or SIGINT: who has files open keeps them, and it ends with the last. A second SIGTERM or SIGINT \
-waits for nobody: programs with open files get errors, what they stored through mappings gets three seconds to be written, and it says what it leaves. Nothing that \
-was acknowledged is lost. A folder that is, contains or lies inside the catalogue or a member is refused. Exit code: 0 it was unmounted, 1 it was told to end twice, 2 it could not be mounted, or was given up because those who served it died again and again. What a \
-mount that was killed leaves on the folder is taken away first.")]
+Runs in the foreground until `umount FOLDER`, SIGTERM or SIGINT. Programs with open files keep them, and the mount ends when the last file is closed. A second SIGTERM or \
+SIGINT ends it at once: programs with open files get errors, data stored through mappings has three seconds to be written, and the output names what is left. No acknowledged \
+write is lost. A folder that is, contains or lies inside the catalogue or a member is refused. A dead mount that a killed process left on the folder is removed first. \
+Exit code: 0 unmounted; 1 stopped by a second signal; 2 the mount failed, or was given up because its serving process died repeatedly.")]
     Mount(PoolMountArgs),
-    /// Undo `create`: a pool that is not mounted is none any more, and its folders are empty again
+    /// Undo `create`: delete a pool that is not mounted, and leave its folders empty
     #[command(after_help = "\
-Without --yes nothing is changed. What is in the folders and is not the pool's stays. A pool with files is refused without --with-files; one of which a member is missing, \
-always. A destroy that was interrupted is finished by repeating it. Exit code: 0 the pool is gone (or, without --yes, could be), 2 it was refused, or could not \
-be done.")]
+Without --yes nothing is changed. Files in the folders that are not the pool's stay. A pool with files is refused without --with-files; a pool with a missing member is \
+always refused. Repeat an interrupted destroy to finish it. Exit code: 0 the pool is deleted, or without --yes can be deleted; 2 the command was refused or \
+failed.")]
     Destroy(PoolDestroyArgs),
-    /// Look through a pool that is not mounted for what does not fit, and mend it
+    /// Check a pool that is not mounted for inconsistencies, and repair them
     #[command(after_help = "\
-Nothing is changed without --repair; with it nothing is removed that is not also where a file's record says, but for what is left of files that were being removed. Bytes that no file \
-names get a name in `lost+found`. It may be interrupted at any time and repeated. Exit code: 0 nothing is wrong, or all of it was mended; 1 something \
-is left, or a member is missing, which was not looked at; 2 it could not be looked through.")]
+Nothing is changed without --repair; with --repair only bytes that also lie where a file's layout says are deleted, and the remains of files whose deletion had begun. Bytes that no file \
+names get a name in `lost+found`. The command may be interrupted at any time and repeated. Exit code: 0 nothing is wrong, or all of it was repaired; 1 a fault \
+is left, or a missing member was not checked; 2 the check failed.")]
     Fsck(PoolFsckArgs),
-    /// Make a lost catalogue anew, from what the members know
+    /// Rebuild a lost catalogue from the members
     #[command(after_help = "\
-Give an empty folder, and the folders of all members that are left. Members are not changed until all names are back. A rescue that was interrupted \
-is done again by repeating it. What no name is known for is in `lost+found`, under its number. Exit code: 0 all of it is back, 1 something is \
-not as it should be (it is said what), 2 it could not be done.")]
+Give an empty folder, and the folders of all members that are left. Members are not changed until all names are back. Repeat an interrupted \
+rescue to run it again. Files without a known name are in `lost+found`, under their number. Exit code: 0 everything is back; 1 something is \
+not as it should be, and the output names it; 2 the rescue failed.")]
     Rescue(PoolRescueArgs),
-    /// Take further folders in as members of a pool, mounted or not
+    /// Add folders as members to a pool, mounted or not
     #[command(after_help = "\
-Nothing is formatted and nothing is deleted. An add that was interrupted is finished by repeating it. Exit code: 0 they are members, 2 they could \
-not be taken.")]
+Nothing is formatted and nothing is deleted. Repeat an interrupted add to finish it. Exit code: 0 the folders are members, 2 they could \
+not be added.")]
     Add(PoolAddArgs),
-    /// Move everything off a member of a pool, mounted or not
+    /// Move all bytes off a member of a pool, mounted or not
     #[command(after_help = "\
-The member takes nothing new from then on, also when this is interrupted; the same command again goes on. --cancel lets it take new bytes again. \
-A mounted pool's files are moved by the mount, behind everybody else's reads and writes, as long as this command runs; the file that was on its way when \
-The last member that takes bytes is refused, and nothing is changed then. Where the others lack room a file may be left in two pieces, with all its bytes. \
-it is interrupted may be in two pieces until it goes on. A member that is missing is refused. Exit code: 0 the member is empty, 1 files are left on it (the first few are named, with the reason), 2 it could not be done.")]
+The member takes no new bytes from then on, also after an interrupt; repeat the command to continue. --cancel lets the member take new bytes again. \
+In a mounted pool the mount moves the files, behind all other reads and writes, while this command runs. A file that is being moved at an interrupt may lie \
+in two segments until the drain continues. Where the other members lack space a file may stay in two segments, with all its bytes. The last member that takes bytes is refused, and nothing is \
+changed; a missing member is refused. Exit code: 0 the member is empty; 1 files are left on it, and the first few are named with the reason; 2 the drain failed.")]
     Drain(PoolDrainArgs),
     /// Move files from full members to emptier ones, after one was added; the pool may be mounted
     #[command(after_help = "\
-Whole files move until each member is as full as all together, within one part in a hundred; files for which a class \
-of members was wished stay on members of that class. What is striped over fewer members than its policy allows by now is striped anew over more, if there is room. \
-What stays on a member that is fuller, and why, is said at the end, and which members were left out. \
-A file that cannot be read or moved keeps nobody from the others; the first few are named at the end, and how many. \
-One that was interrupted goes on when it is repeated. Exit code: 0 done, 1 there are such files, 2 it could not be begun or \
-went wrong.")]
+Whole files move until each member is within 1 % of the pool's average fill; files whose policy names a class \
+stay on members of that class. A file striped over fewer members than its policy now allows is striped again over more, if there is space. \
+The end of the output names the files that stay on a fuller member, with the reason, and the members that were left out. \
+A file that cannot be read or moved is skipped; the output names the first few and their number. \
+Repeat an interrupted rebalance to continue it. Exit code: 0 done, 1 files were skipped, 2 the rebalance could not start or \
+failed.")]
     Rebalance(PoolCatalogueArgs),
-    /// Bring files together that are in more pieces than need be; the pool may be mounted
+    /// Bring files into fewer segments and extents; the pool may be mounted
     #[command(after_help = "\
-What is in several places though one member has room for the whole comes to one; what is scattered over its disk, with more than one extent for each 64 MiB and one more, is \
-written anew beside it if that has at most half as many. Striped files are as wide as they can be by `rebalance`. A file that cannot be read or moved keeps nobody from the others; the \
-first few are named at the end, and how many. One that was interrupted goes on when it is repeated. Exit \
-code: 0 done, 1 there are such files, 2 it could not be begun or went wrong.")]
+A file in several segments moves to one member that has space for all of it. A file with more than one extent for each 64 MiB and one more is rewritten on its member, \
+if the copy has at most half as many. `rebalance` widens striped files. A file that cannot be read or moved is skipped; the output names the \
+first few and their number. Repeat an interrupted defrag to continue it. Exit \
+code: 0 done, 1 files were skipped, 2 the defrag could not start or failed.")]
     Defrag(PoolDefragArgs),
-    /// Let a member go that has no bytes, or whose disk is dead; the pool may be mounted
+    /// Remove a member that has no bytes, or whose disk is dead; the pool may be mounted
     #[command(after_help = "\
-Refused while a file has bytes on it, and of the last member that takes bytes. One that is missing may go if nothing was on it, while the pool is not mounted, or with --lost: then files that had bytes on it stay in the tree, \
-what was there gives an input/output error, `rushes pool fsck` names them, and they can be written anew or removed. A remove that was interrupted is finished by repeating \
-it. Exit code: 0 it is gone, 2 it is not.")]
+Refused while a file has bytes on the member, and for the last member that takes bytes. A missing member may be removed if it had no bytes, while the pool is not mounted, or with --lost. \
+With --lost, files that had bytes on it stay in the tree, reads of the lost bytes get an input/output error, `rushes pool fsck` names the files, and they can be rewritten or deleted. \
+Repeat an interrupted remove to finish it. Exit code: 0 the member is removed, 2 it is not.")]
     Remove(PoolRemoveArgs),
-    /// How a pool is: members, their room, what they are for, how many objects they have, who has the names
+    /// State of a pool: members, free space, duties, number of objects, and the members with the log of names
     #[command(after_help = "\
-Looks through the folders of all members. Exit code: 0 every member can be used, 1 one is missing, read-only or failing, or there are names and no member has \
-them, 2 it could not be looked at.")]
+Reads the folders of all members. Exit code: 0 every member can be used; 1 a member is missing, read-only or failing, or there are names and no member has \
+them; 2 the pool could not be read.")]
     Status(PoolLsArgs),
-    /// Where files of a pool go: show it, or say it for the pool, names of a pattern, a folder or a file
+    /// Show or set where files go: for the pool, a pattern of names, a folder or a file
     #[command(after_help = "\
-WORDS, in any order: `single`, `striped`, `striped=N`, `striped=GxN`, `unit=SIZE`, `group_unit=SIZE`, `choose=POLICY`, `class=CLASS`. A file that is made says \
-what its folder does, and where that says nothing what the first rule does whose pattern its name is of; what it does not say its pool says. Nothing is moved: files that have bytes stay where they are. For the pool \
-itself give its catalogue; but for --tidy it must not be mounted then, though it may be looked at. Exit code: 0 it is shown, or said from now on, 2 it could not be done.")]
+WORDS, in any order: `single`, `striped`, `striped=N`, `striped=GxN`, `unit=SIZE`, `group_unit=SIZE`, `choose=POLICY`, `class=CLASS`. A new file takes each word from \
+its folder's policy, else from the first placement rule whose pattern matches its name, else from the pool's policy. No bytes are moved: files that have bytes stay where they are. For the pool \
+itself give its catalogue; to change its policy, except by --tidy, unmount it first. To show it, the pool may be mounted. Exit code: 0 shown or set, 2 the command failed.")]
     Policy(PoolPolicyArgs),
     /// Serve a mounted pool to other machines: by NFS, or a file of it as a disk
     Export {
-        /// By which protocol.
+        /// The protocol.
         #[command(subcommand)]
         command: ExportCommand,
     },
@@ -174,10 +174,10 @@ pub(crate) struct PoolRescueArgs {
     /// The folder of each member that is left
     #[arg(value_name = "MEMBER", required = true, value_hint = ValueHint::DirPath)]
     pub(crate) members: Vec<PathBuf>,
-    /// Of the daemon that the pool went by: what it has in memory has to be written first
+    /// Daemon that served the pool: the data in its memory has to be written first
     #[command(flatten)]
     pub(crate) daemon: DaemonArg,
-    /// Print JSON; the names of its fields are promised
+    /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -190,10 +190,10 @@ pub(crate) struct PoolAddArgs {
     /// An empty folder on each file system that is to be a member
     #[arg(value_name = "MEMBER", required = true, value_hint = ValueHint::DirPath)]
     pub(crate) members: Vec<PathBuf>,
-    /// Of which class they are, for `class=` of a policy
+    /// Class of the new members, for `class=` of a policy
     #[arg(long, value_name = "CLASS", value_parser = parse_class_name)]
     pub(crate) class: Option<Class>,
-    /// Print JSON; the names of its fields are promised
+    /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -203,13 +203,13 @@ pub(crate) struct PoolDestroyArgs {
     /// The pool's catalogue
     #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
     pub(crate) catalogue: PathBuf,
-    /// Also when there are files in it: they are lost
+    /// Also delete a pool that has files: they are lost
     #[arg(long)]
     pub(crate) with_files: bool,
-    /// Do it; otherwise it is only said what would go
+    /// Delete; without it the command only lists what would be deleted
     #[arg(long)]
     pub(crate) yes: bool,
-    /// Print JSON; the names of its fields are promised
+    /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -219,13 +219,13 @@ pub(crate) struct PoolDrainArgs {
     /// The pool's catalogue
     #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
     pub(crate) catalogue: PathBuf,
-    /// Its number, or its folder
+    /// Number or folder of the member
     #[arg(value_name = "MEMBER")]
     pub(crate) member: PathBuf,
-    /// It takes new bytes again
+    /// Let the member take new bytes again
     #[arg(long)]
     pub(crate) cancel: bool,
-    /// Print JSON; the names of its fields are promised
+    /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -235,7 +235,7 @@ pub(crate) struct PoolCatalogueArgs {
     /// The pool's catalogue
     #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
     pub(crate) catalogue: PathBuf,
-    /// Print JSON; the names of its fields are promised
+    /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -248,7 +248,7 @@ pub(crate) struct PoolDefragArgs {
     /// Files and folders of the pool, below its mount (or, if it is not mounted, in its catalogue's `tree`); otherwise all
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) paths: Vec<PathBuf>,
-    /// Print JSON; the names of its fields are promised
+    /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -258,13 +258,13 @@ pub(crate) struct PoolRemoveArgs {
     /// The pool's catalogue
     #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
     pub(crate) catalogue: PathBuf,
-    /// Its number, or its folder
+    /// Number or folder of the member
     #[arg(value_name = "MEMBER")]
     pub(crate) member: PathBuf,
-    /// Its disk is dead: give up what it has, for good. Refused if it is there
+    /// Its disk is dead: give up its bytes, for good. Refused if the member is present
     #[arg(long)]
     pub(crate) lost: bool,
-    /// Print JSON; the names of its fields are promised
+    /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -274,33 +274,33 @@ pub(crate) struct PoolPolicyArgs {
     /// The pool's catalogue; or a file or folder of a pool that is mounted (or, if it is not, in its catalogue's `tree`)
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
-    /// What is wished from now on, instead of all that was: `class=ssd`, `striped=4 unit=1MiB choose=round_robin`
+    /// New policy, in place of the old one: `class=ssd`, `striped=4 unit=1MiB choose=round_robin`
     #[arg(long, value_name = "WORDS", value_parser = parse_wish)]
     pub(crate) set: Option<Wish>,
-    /// Nothing is wished from now on; of a pool: neither it nor a rule of it says anything, but for those that this command says
+    /// Clear the policy; for a pool also its placement rules, except those that this command sets
     #[arg(long, conflicts_with = "set")]
     pub(crate) clear: bool,
-    /// What is wished from now on for files that are made under names of this pattern, below the root of the pool's tree: `'conform/**/*.exr' 'class=ssd striped=2'`. `*`
-    /// stays within a folder, `**` crosses them. In place of what the rule for this pattern said, else as the last rule; the first that matches counts. More than once
+    /// Policy for new files whose names match this pattern, below the root of the pool's tree: `'conform/**/*.exr' 'class=ssd striped=2'`. `*`
+    /// stays within a folder, `**` crosses them. Replaces the rule for this pattern, else becomes the last rule; the first rule that matches counts. May be repeated
     #[arg(long, num_args = 2, value_names = ["PATTERN", "WORDS"])]
     pub(crate) rule: Vec<String>,
-    /// The rules that this command says come before the one for this pattern, also those that are there already
+    /// Place the rules of this command before the rule for this pattern, also rules that exist already
     #[arg(long, value_name = "PATTERN", requires = "rule")]
     pub(crate) before: Option<String>,
-    /// The rule for this pattern goes. More than once
+    /// Delete the rule for this pattern. May be repeated
     #[arg(long, value_name = "PATTERN")]
     pub(crate) no_rule: Vec<String>,
-    /// All rules go, but for those that this command says
+    /// Delete all rules, except those that this command sets
     #[arg(long, conflicts_with_all = ["no_rule", "before"])]
     pub(crate) no_rules: bool,
-    /// Of which class a member is, for `class=`; `NUMBER=`: of none any more. More than once, or with commas. The pool may be mounted
+    /// Class of a member, for `class=`; `NUMBER=` takes it away. May be repeated, or list several with commas. The pool may be mounted
     #[arg(long, value_name = "NUMBER=CLASS", value_parser = parse_class, value_delimiter = ',')]
     pub(crate) class: Vec<(MemberNumber, Option<Class>)>,
-    /// When the mount of the pool tidies it (`rebalance`, then `defrag`) by itself, while nobody asks for bytes and nothing is promised: `off`, `idle` (at any time of
-    /// day), or a time of day such as `02:00-06:00`; or `always`, also beside those who play and record. The pool may be mounted
+    /// When the mount of the pool tidies it (`rebalance`, then `defrag`) by itself, while no program reads or writes and no contract exists: `off`, `idle` (at any time of
+    /// day), or a time of day such as `02:00-06:00`; or `always`, also beside players and recorders. The pool may be mounted
     #[arg(long, value_name = "WHEN", value_parser = parse_schedule)]
     pub(crate) tidy: Option<Schedule>,
-    /// Print JSON; the names of its fields are promised
+    /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -340,10 +340,10 @@ pub(crate) struct PoolFsckArgs {
     /// The pool's catalogue
     #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
     pub(crate) catalogue: PathBuf,
-    /// Mend what can be mended without losing a byte
+    /// Repair what can be repaired without losing a byte
     #[arg(long)]
     pub(crate) repair: bool,
-    /// Print JSON; the names of its fields are promised
+    /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -356,8 +356,8 @@ pub(crate) struct PoolCreateArgs {
     /// A folder for the bytes of files on each file system that is to be a member
     #[arg(value_name = "MEMBER", required = true, value_hint = ValueHint::DirPath)]
     pub(crate) members: Vec<PathBuf>,
-    /// Which member takes a new file: `most_free_space`, `round_robin` (one after the other), `per_user` (one for each user) or `least_loaded` (where
-    /// least bandwidth is promised)
+    /// Which member takes a new file: `most_free_space`, `round_robin` (one after the other), `per_user` (one for each user) or `least_loaded` (least
+    /// promised bandwidth)
     #[arg(long, default_value = Policy::MostFreeSpace.name(), value_parser = parse_policy, value_name = "POLICY")]
     pub(crate) policy: Policy,
     /// Print JSON
@@ -370,7 +370,7 @@ pub(crate) struct PoolLsArgs {
     /// A catalogue, or anything in a pool that is mounted; otherwise all pools that are mounted
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: Option<PathBuf>,
-    /// Print JSON; the names of its fields are promised
+    /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -380,31 +380,31 @@ pub(crate) struct PoolMountArgs {
     /// The pool's catalogue
     #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
     pub(crate) catalogue: PathBuf,
-    /// Where its tree is to be
+    /// Folder where the pool's tree appears
     #[arg(value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub(crate) folder: PathBuf,
     #[command(flatten)]
     pub(crate) daemon: DaemonArg,
-    /// Shell command that writes what a daemon left that died, when none comes back
+    /// Shell command that writes the data a dead daemon left, if no daemon starts again
     #[arg(long, value_name = "COMMAND", default_value = "rushes recover", value_hint = ValueHint::CommandString)]
     pub(crate) recover: String,
-    /// So long after its death; a bare number is seconds
+    /// Time from the daemon's death to --recover; a bare number is seconds
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_time)]
     pub(crate) recover_after: std::time::Duration,
-    /// The pool is idle, and may tidy itself where `rushes pool policy --tidy` says so, when nobody has asked for bytes for so long; a bare number is seconds
+    /// Time without reads and writes after which the pool is idle and tidies itself, if `rushes pool policy --tidy` says so; a bare number is seconds
     #[arg(long, value_name = "TIME", default_value = "1min", value_parser = parse_time)]
     pub(crate) tidy_after: std::time::Duration,
-    /// Serve it by a process of its own, and start another one when that dies: who works on the mount waits meanwhile. Not with it: the kernel reading files
-    /// by itself
+    /// Serve the mount by a separate process, and start another when it dies; programs on the mount wait meanwhile. Turns off
+    /// passthrough
     #[arg(long)]
     pub(crate) keeper: bool,
-    /// Make the folder immutable, as `chattr +i` does, so that nobody writes to it while the pool is not mounted there. It stays so until `chattr -i`
+    /// Make the folder immutable, as `chattr +i` does, so that no program writes to it while the pool is not mounted there. It stays so until `chattr -i`
     #[arg(long)]
     pub(crate) protect: bool,
-    /// Serve it for the keeper at standard input
+    /// Serve the mount for the keeper at standard input
     #[arg(long, hide = true)]
     pub(crate) kept: bool,
-    /// Print JSON, one line, when it is mounted
+    /// Print one line of JSON when the pool is mounted
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -414,7 +414,7 @@ pub(crate) struct PoolWhereArgs {
     /// Files of a pool that is mounted (or, if it is not, in its catalogue's `tree`)
     #[arg(value_name = "FILE", required = true, value_hint = ValueHint::FilePath)]
     pub(crate) files: Vec<PathBuf>,
-    /// Print JSON; the names of its fields are promised
+    /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -458,7 +458,7 @@ fn parse_class(text: &str) -> Result<(MemberNumber, Option<Class>), String> {
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArg,
-    /// What to log: error, warn, info, debug, trace, or a filter such as `info,rushes_daemon=debug`
+    /// Log level: error, warn, info, debug, trace, or a filter such as `info,rushes_daemon=debug`
     #[arg(
         long,
         env = "RUSHES_LOG",
@@ -472,22 +472,22 @@ pub(crate) struct ServeArgs {
 pub(crate) struct RecoverArgs {
     #[command(flatten)]
     pub(crate) config: ConfigArg,
-    /// Say what is left, and write nothing; the exit code is 1 when something is left
+    /// List the data that is left, and write nothing; exit code 1 if there is any
     #[arg(long, conflicts_with = "give_up")]
     pub(crate) list: bool,
-    /// Show what is left in this lane; with --yes delete it: bytes that clients were told are safe are lost
+    /// Show the data left in this lane; with --yes delete it: acknowledged bytes are lost
     #[arg(long, value_name = "LANE")]
     pub(crate) give_up: Option<u32>,
-    /// With --give-up: do it
+    /// With --give-up: delete the data
     #[arg(long, requires = "give_up")]
     pub(crate) yes: bool,
     /// With --list: print JSON
     #[arg(long, requires = "list")]
     pub(crate) json: bool,
-    /// End a daemon that holds everything and has given no answer for so long
+    /// End a daemon that holds the lanes and has not answered for this long
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
     pub(crate) hung_after: std::time::Duration,
-    /// What to log: error, warn, info, debug, trace, or a filter such as `info,rushes_daemon=debug`
+    /// Log level: error, warn, info, debug, trace, or a filter such as `info,rushes_daemon=debug`
     #[arg(
         long,
         env = "RUSHES_LOG",
@@ -499,15 +499,15 @@ pub(crate) struct RecoverArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ConfigArg {
-    /// The configuration
+    /// Configuration file
     #[arg(short, long, env = "RUSHES_CONFIG", default_value = DEFAULT_CONFIG, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) config: PathBuf,
 }
 
-/// Which daemon is asked.
+/// The daemon that the command asks.
 #[derive(Debug, Args)]
 pub(crate) struct DaemonArg {
-    /// Folder with the daemon's sockets; otherwise what the configuration says
+    /// Folder with the daemon's sockets; default: from the configuration
     #[arg(long, env = "RUSHES_RUNTIME_DIR", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) runtime_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -530,7 +530,7 @@ pub(crate) struct CheckArgs {
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     pub(crate) daemon: DaemonArg,
-    /// Print JSON; the names of its fields are promised
+    /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -539,16 +539,16 @@ pub(crate) struct StatusArgs {
 pub(crate) struct TopArgs {
     #[command(flatten)]
     pub(crate) daemon: DaemonArg,
-    /// Time between two pictures
+    /// Time between two updates
     #[arg(long, default_value = "1s", value_parser = parse_period, value_name = "TIME")]
     pub(crate) interval: std::time::Duration,
-    /// Print one picture and end
+    /// Print one screen and exit
     #[arg(long)]
     pub(crate) once: bool,
-    /// Width of that one picture in columns
+    /// Width of that screen in columns
     #[arg(long, default_value_t = 120, value_name = "COLUMNS", requires = "once")]
     pub(crate) width: u16,
-    /// Print one JSON object a picture instead
+    /// Print one JSON object per update instead
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -557,13 +557,13 @@ pub(crate) struct TopArgs {
 pub(crate) struct AdmitArgs {
     #[command(flatten)]
     pub(crate) daemon: DaemonArg,
-    /// Of one stream: 100M, 1.5G, 48k (bits a second)
+    /// Rate of one stream: 100M, 1.5G, 48k (bits a second)
     #[arg(long, value_parser = parse_bitrate, value_name = "RATE")]
     pub(crate) bitrate: u64,
-    /// How many more streams
+    /// Number of additional streams
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) count: u32,
-    /// A file or folder on the device that is meant; otherwise every device of a share is asked
+    /// A file or folder on the device; without it every device of a share is asked about
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: Option<PathBuf>,
     /// Print JSON
@@ -582,10 +582,10 @@ pub(crate) struct CalibrateArgs {
     /// Fewer requests of each size: about 8 s instead of a minute, and a rougher model
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Measure reads only; writes are then concluded from them
+    /// Measure reads only; write speed is then estimated from them
     #[arg(long)]
     pub(crate) no_writes: bool,
-    /// Where calibrations are kept; otherwise what the configuration says
+    /// Folder of calibrations; default: from the configuration
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
     #[command(flatten)]

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What every file of the project keeps to. Each test names the file, the line and the remedy.
 
-use rushes_tests::rust_text::{code_only, without_tests, word_lines};
+use rushes_tests::rust_text::{code_only, has_word, without_tests, word_lines};
 use rushes_tests::tree::{SourceFile, root, source_files};
 use std::path::Path;
 
@@ -269,6 +269,69 @@ fn every_decision_has_a_number_of_its_own_and_fits_a_page() {
         let lines = file.text.lines().count();
         if lines > 80 {
             complaints.add(format!("{}: {lines} lines are more than a page", file.path));
+        }
+    }
+    complaints.none();
+}
+
+/// Lines whose prose starts a sentence with a headless "who" clause. May only fall.
+const HEADLESS_WHO_MAX: usize = 289;
+/// Lines whose prose starts a sentence with a headless "what" clause. May only fall.
+const HEADLESS_WHAT_MAX: usize = 1607;
+/// Lines whose prose uses a personal pronoun for a program, client or device. May only fall.
+const PRONOUN_MAX: usize = 265;
+
+/// Comments and string literals of a file; every other character is a blank.
+fn prose_only(text: &str) -> String {
+    text.chars()
+        .zip(code_only(text).chars())
+        .map(|(full, code)| if full == code { ' ' } else { full })
+        .zip(text.chars())
+        .map(|(prose, full)| if full == '\n' { '\n' } else { prose })
+        .collect()
+}
+
+/// A sentence in this line starts with one of the words. A question is not a clause.
+fn starts_a_sentence_with(line: &str, words: &[&str]) -> bool {
+    line.split(['.', ':', ';', '?'])
+        .zip(line.split_inclusive(['.', ':', ';', '?']))
+        .filter(|(_, ended)| !ended.ends_with('?'))
+        .filter_map(|(sentence, _)| {
+            let sentence = sentence.trim_start_matches(|c: char| !c.is_alphanumeric());
+            sentence.split(|c: char| !c.is_alphanumeric()).next()
+        })
+        .any(|first| words.contains(&first))
+}
+
+#[test]
+fn the_worst_english_only_falls() {
+    // Rules 1 and 2 of docs/style.md. Pieces, so that this file does not count itself.
+    let who = [concat!("W", "ho"), concat!("W", "hoever")];
+    let what = [concat!("W", "hat"), concat!("W", "hatever")];
+    let pronouns = [concat!("h", "e"), concat!("h", "is"), concat!("h", "im")];
+    let mut counts = [0; 3];
+    for file in rust_files() {
+        for line in prose_only(&file.text).lines() {
+            counts[0] += usize::from(starts_a_sentence_with(line, &who));
+            counts[1] += usize::from(starts_a_sentence_with(line, &what));
+            counts[2] += usize::from(pronouns.iter().any(|word| has_word(line, word)));
+        }
+    }
+    let limits = [
+        ("HEADLESS_WHO_MAX", HEADLESS_WHO_MAX),
+        ("HEADLESS_WHAT_MAX", HEADLESS_WHAT_MAX),
+        ("PRONOUN_MAX", PRONOUN_MAX),
+    ];
+    let mut complaints = Complaints::default();
+    for ((name, limit), count) in limits.into_iter().zip(counts) {
+        if count > limit {
+            complaints.add(format!(
+                "{count} lines, more than {name} = {limit}; name the subject as docs/style.md says"
+            ));
+        } else if count < limit {
+            complaints.add(format!(
+                "{count} lines, fewer than {name} = {limit}; lower it to {count}"
+            ));
         }
     }
     complaints.none();
