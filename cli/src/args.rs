@@ -154,9 +154,9 @@ them; 2 the pool could not be read.")]
     Status(PoolLsArgs),
     /// Show or set where files go: for the pool, a pattern of names, a folder or a file
     #[command(after_help = "\
-WORDS, in any order: `single`, `striped`, `striped=N`, `striped=GxN`, `unit=SIZE`, `group_unit=SIZE`, `choose=POLICY`, `class=CLASS`. A new file takes each word from \
-its folder's policy, else from the first placement rule whose pattern matches its name, else from the pool's policy. No bytes are moved: files that have bytes stay where they are. For the pool \
-itself give its catalogue; to change its policy, except by --tidy, unmount it first. To show it, the pool may be mounted. Exit code: 0 shown or set, 2 the command failed.")]
+WORDS, in any order: `single`, `striped`, `striped=N`, `striped=GxN`, `unit=SIZE`, `group_unit=SIZE`, `choose=POLICY`, `class=CLASS`. A new file takes \
+its folder's policy; if the folder has none, that of the first placement rule whose pattern matches its name. A word that is missing there comes from the pool's policy. No bytes are moved: files that have bytes stay where they are. For the pool \
+itself give its catalogue; to change its policy, except by --class or --tidy, unmount it first. To show it, the pool may be mounted. Exit code: 0 shown or set, 2 the command failed.")]
     Policy(PoolPolicyArgs),
     /// Serve a mounted pool to other machines: by NFS, or a file of it as a disk
     Export {
