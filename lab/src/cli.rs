@@ -28,101 +28,101 @@ use std::time::Duration;
 #[derive(Debug, Parser)]
 #[command(name = "rushes lab", version, about)]
 pub struct Cli {
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// What the lab can do.
+/// The commands of the lab.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Play N streams against one server and say who was late
+    /// Play N streams from one server and report late frames
     Play(Box<PlayArgs>),
-    /// People at work: timelines with cuts, multicam, scrubbing, conforming and mixes, against several servers in turn
+    /// Editors at work: timelines with cuts, multicam, scrubbing, conforming and mixes, on several servers in turn
     Edit(Box<EditArgs>),
-    /// Record N streams through one server: acknowledged in time, on the disk in time, in one piece, right
+    /// Record N streams through one server; check acknowledgement, durability, extents and bytes
     Record(Box<RecordArgs>),
-    /// Players, writers and copiers at once
+    /// Players, recorders and copiers at once
     Mixed(Box<MixedArgs>),
-    /// Players on a pool that others fill until there is no room
+    /// Players on a pool while other clients fill it completely
     Fill(Box<FillArgs>),
-    /// Clients that copy large files in, as fast as it goes
+    /// Clients that copy large files to the server at full speed
     CopyIn(Box<CopyInArgs>),
-    /// Small writes anywhere in a file that exists, by clients or by fio, then everything to the disk
+    /// Small random writes into an existing file, by clients or by fio, then a flush
     Scatter(Box<ScatterArgs>),
-    /// Names: how many files a second are made, looked at, listed, renamed and removed in some folders
+    /// Metadata: files created, examined, listed, renamed and deleted per second in given folders
     Metadata(MetadataArgs),
-    /// What one call costs: frames and small writes of one program in some folders, microseconds each
+    /// Microseconds per call: frames and small writes of one program in given folders
     Strokes(StrokesArgs),
-    /// Clients that read and write files of their own as fast as it goes
+    /// Clients that read and write their own files at full speed
     Throughput(Box<ThroughputArgs>),
-    /// How many streams a server keeps without a late frame
+    /// Find the largest number of streams without a late frame
     Most(Box<MostArgs>),
-    /// Several servers and stream counts, interleaved and repeated, with plots
+    /// Compare servers and stream counts, interleaved and repeated, with plots
     Compare(Box<CompareArgs>),
-    /// The smallest preroll that keeps N players started at once
+    /// Find the smallest preroll with which N players that start at once have no late frame
     Preroll(Box<PrerollArgs>),
-    /// A file from cache: server CPU per GiB and throughput, beside stock
+    /// Read a cached file: server CPU per GiB and throughput, compared with stock Samba
     Hits(Box<TrialArgs>),
-    /// Random mixed load (70 % reads of 4 to 256 KiB), beside stock
+    /// Random mixed load (70 % reads of 4 to 256 KiB), compared with stock Samba
     Mixedio(Box<TrialArgs>),
-    /// Our module without its daemon, beside stock
+    /// The Samba module without its daemon, compared with stock Samba
     Absent(Box<TrialArgs>),
-    /// Real footage, many players, copies beside them: who drops frames?
+    /// Play real footage to many players, with copies beside them, and plot dropped frames
     Demo(Box<DemoArgs>),
-    /// Cut the power of a disk at many instants: is what was promised there?
+    /// Cut the power of a disk at many instants, and check that acknowledged data is there
     PowerCuts(PowerArgs),
-    /// Slow disks by themselves
+    /// Use a slow disk without a server
     #[command(subcommand)]
     Disk(DiskCommand),
-    /// Remove what runs that were killed left behind
+    /// Delete mounts, loop devices and files that killed runs left
     Clean {
-        /// And the disk that `--keep DIR` kept in this folder
+        /// Also delete the disk that `--keep DIR` kept in this folder
         #[arg(long, value_name = "DIR")]
         kept: Option<PathBuf>,
     },
-    /// All its words, as JSON (asked for by `rushes completions`)
+    /// Print all words of the command line as JSON, for `rushes completions`
     #[command(hide = true)]
     Words,
-    /// A player (started by the lab itself)
+    /// Internal: a player
     #[command(hide = true)]
     Player,
-    /// An editor (started by the lab itself)
+    /// Internal: an editor
     #[command(hide = true)]
     Editor,
-    /// A writer (started by the lab itself)
+    /// Internal: a writer
     #[command(hide = true)]
     Writer,
-    /// A client that fills (started by the lab itself)
+    /// Internal: a client that fills a pool
     #[command(hide = true)]
     Filler,
-    /// A storm client (started by the lab itself)
+    /// Internal: a client that lists and examines files
     #[command(hide = true)]
     Storm,
-    /// A client that works (started by the lab itself)
+    /// Internal: a client that reads and writes at full speed
     #[command(hide = true)]
     Work,
 }
 
-/// Folders, and how many files.
+/// Folders, and numbers of files.
 #[derive(Clone, Debug, Args)]
 pub struct MetadataArgs {
     /// Folders to measure in turn, each with a name for the report
     #[arg(value_name = "LABEL=FOLDER", required = true)]
     pub places: Vec<LabelledFolder>,
-    /// Files of each client
+    /// Number of files per client
     #[arg(long, default_value_t = 4000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub files: u64,
-    /// Clients at once; each number is measured
+    /// Numbers of clients at once; each is measured in turn
     #[arg(long, value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u64).range(1..=256))]
     pub clients: Vec<u64>,
-    /// How often all of it is done
+    /// Number of repetitions
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=100))]
     pub rounds: u64,
-    /// Folders over which the files of each client are spread
+    /// Number of folders for the files of each client
     #[arg(long, value_name = "F", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub folders: u64,
-    /// Each N-th file has 4 KiB of bytes; 0: all are empty
+    /// Write 4 KiB into each N-th file; 0: all files are empty
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub bytes_every: u64,
     /// Leave out renaming
@@ -134,7 +134,7 @@ pub struct MetadataArgs {
 }
 
 impl MetadataArgs {
-    /// What they ask for.
+    /// The request.
     pub fn metadata(&self) -> Metadata {
         Metadata {
             places: self.places.clone(),
@@ -148,22 +148,22 @@ impl MetadataArgs {
     }
 }
 
-/// Folders, and how many strokes.
+/// Folders, and numbers of calls.
 #[derive(Clone, Debug, Args)]
 pub struct StrokesArgs {
     /// Folders to measure in turn, each with a name for the report; on file systems with direct I/O
     #[arg(value_name = "LABEL=FOLDER", required = true)]
     pub places: Vec<LabelledFolder>,
-    /// Frames of each round
+    /// Frames per round
     #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub frames: u64,
-    /// Pages of 4 KiB in a frame; as it is, 2K film: 2,048 by 1,556 of four bytes, and a header
+    /// Pages of 4 KiB per frame; the default is 2K film: 2,048 × 1,556 pixels of four bytes, and a header
     #[arg(long, value_name = "N", default_value_t = 3113, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     pub frame_pages: u64,
-    /// Small writes of each round
+    /// Small writes per round
     #[arg(long, value_name = "N", default_value_t = 2000, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub small: u64,
-    /// How often all of it is done
+    /// Number of repetitions
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=100))]
     pub rounds: u64,
     /// Print one JSON object
@@ -172,7 +172,7 @@ pub struct StrokesArgs {
 }
 
 impl StrokesArgs {
-    /// What they ask for.
+    /// The request.
     pub fn strokes(&self) -> Strokes {
         Strokes {
             places: self.places.clone(),
@@ -184,110 +184,110 @@ impl StrokesArgs {
     }
 }
 
-/// How many disks, and what makes one place for files of them.
+/// Number of disks, and the layout that joins them.
 #[derive(Clone, Debug, Args)]
 pub struct ArrayArgs {
-    /// So many disks, all alike; more than one wants --layout
+    /// Number of equal disks; more than one requires --layout
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=64))]
     pub disks: u64,
-    /// What makes one place of the disks
+    /// Layout that joins the disks
     #[arg(long, value_enum, default_value_t = Layout::Plain)]
     pub layout: Layout,
-    /// What a pool is told of where files go, in the words of `rushes pool policy`, such as "choose=least_loaded"
+    /// Policy of the pool, in the words of `rushes pool policy`, such as "choose=least_loaded"
     #[arg(long, value_name = "WORDS")]
     pub wish: Option<String>,
 }
 
-/// Which disk, and what lies on it.
+/// The disk and its footage.
 #[derive(Clone, Debug, Args)]
 pub struct StageArgs {
-    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (the same with so much of its rates), `ssd`
-    /// (a modelled drive without moving parts), `memory` (a device that takes no time) or a folder on a disk of yours
+    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (at a half, a quarter, an eighth of its rates), `ssd`
+    /// (a modelled solid-state drive), `memory` (a device that takes no time) or a folder on your own disk
     #[arg(long, default_value = "table5")]
     pub disk: Place,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub array: ArrayArgs,
-    /// Keep the modelled disk with its footage in this folder, and use it again when it fits
+    /// Keep the modelled disk and its footage in this folder, and use it again if it fits
     #[arg(long, value_name = "DIR")]
     pub keep: Option<PathBuf>,
-    /// Prepare footage for at least so many streams (to share a kept disk between runs)
+    /// Least number of streams to prepare footage for, so that runs can share a kept disk
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub footage_streams: u64,
-    /// Prepare footage for at least so many copiers
+    /// Least number of copiers to prepare footage for
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub footage_copies: u64,
-    /// Prepare footage of at least so many seconds
+    /// Least length of the footage in seconds
     #[arg(long, value_name = "S", default_value_t = 0.0)]
     pub footage_seconds: f64,
-    /// Prepare the folder that storms list, whether or not there is one
+    /// Prepare the folder for --storm, also without --storm
     #[arg(long)]
     pub footage_archive: bool,
-    /// Of the footage's content
+    /// Seed of the footage's content
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 
-/// How players play.
+/// Players.
 #[derive(Clone, Debug, Args)]
 pub struct PlayersArgs {
-    /// Bits a second of each stream
+    /// Rate of each stream, bits per second
     #[arg(long, default_value = "100M", value_parser = parse_bitrate)]
     pub bitrate: u64,
-    /// How long each plays
+    /// Time that each player plays
     #[arg(long, default_value = "60", value_parser = parse_seconds)]
     pub seconds: f64,
     /// Time between a player's open and its first deadline
     #[arg(long, default_value = "500ms", value_parser = parse_span)]
     pub preroll: Duration,
-    /// Frames a second; 25, and 24 with --sequence
+    /// Frames per second; default 25, with --sequence 24
     #[arg(long)]
     pub fps: Option<f64>,
-    /// When players start
+    /// Pattern of starts
     #[arg(long, value_enum, default_value_t = Start::Staggered)]
     pub start: Start,
-    /// Between two starts
+    /// Time between two starts
     #[arg(long, default_value = "250ms", value_parser = parse_span)]
     pub stagger: Duration,
-    /// One file a frame
+    /// One file per frame
     #[arg(long)]
     pub sequence: bool,
-    /// Names, inodes and extents are cold too, as after a restart of the machine; without this the folders
-    /// were looked through before, as people do, and only the footage itself is cold
+    /// Also drop names, inodes and extents from memory, as after a restart of the machine; by default the folders
+    /// were listed before, and only the footage is cold
     #[arg(long)]
     pub cold_metadata: bool,
-    /// How long a run that collapsed goes on
+    /// Time beyond its length after which a run that cannot keep up is ended
     #[arg(long, default_value = "10s", value_parser = parse_span)]
     pub grace: Duration,
 }
 
-/// Who else is there.
+/// Other clients.
 #[derive(Clone, Debug, Args)]
 pub struct OthersArgs {
-    /// Clients that download cold files larger than the cache
+    /// Number of clients that copy cold files larger than the cache
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub copies: u64,
-    /// Clients that stat and list a folder
+    /// Number of clients that examine and list files in a folder
     #[arg(long, value_name = "C", default_value_t = 0)]
     pub storm: u64,
-    /// Look-ups a second of each
+    /// Look-ups per second of each
     #[arg(long, value_name = "R", default_value_t = 50.0)]
     pub storm_rate: f64,
-    /// Each lists the whole folder so often; 0 never
+    /// Time between two listings of the whole folder by each; 0: never
     #[arg(long, value_name = "SPAN", default_value = "20s", value_parser = parse_span)]
     pub storm_list_every: Duration,
-    /// Entries of that folder
+    /// Number of entries in that folder
     #[arg(long, value_name = "N", default_value_t = 100_000)]
     pub storm_entries: u64,
-    /// The folder was listed before, so its metadata is in memory
+    /// List the folder first, so that its metadata is in memory
     #[arg(long)]
     pub storm_warm: bool,
 }
 
-/// How a server is set up.
+/// The server.
 #[derive(Clone, Debug, Args)]
 pub struct ServerArgs {
-    /// How clients come
+    /// Protocol of the clients
     #[arg(long, value_enum, default_value_t = Way::Smb)]
     pub door: Way,
     /// Memory for cached data
@@ -296,13 +296,13 @@ pub struct ServerArgs {
     /// Rushes without its pattern analyser
     #[arg(long)]
     pub no_analyser: bool,
-    /// Do not tell Rushes the bitrate; it has to find out
+    /// Do not tell Rushes the bitrate; it has to measure it
     #[arg(long)]
     pub no_rule: bool,
-    /// Device model for Rushes, as `rushes calibrate` wrote it; else it is measured first
+    /// Device model for Rushes, written by `rushes calibrate`; by default it is measured first
     #[arg(long, value_name = "FILE")]
     pub model: Option<PathBuf>,
-    /// The Samba module to try
+    /// Path of the Samba module
     #[arg(long, value_name = "FILE")]
     pub module: Option<PathBuf>,
     /// A line for the share in smb.conf, such as "strict locking=no"; may be repeated
@@ -319,10 +319,10 @@ pub struct ServerArgs {
 /// `lab play`.
 #[derive(Clone, Debug, Args)]
 pub struct PlayArgs {
-    /// Against which server
+    /// The server
     #[arg(long, value_enum, default_value_t = Kind::Rushes)]
     pub server: Kind,
-    /// How many players
+    /// Number of players
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..))]
     pub streams: u64,
     #[command(flatten)]
@@ -340,16 +340,16 @@ pub struct PlayArgs {
     /// Print one JSON object and nothing else
     #[arg(long)]
     pub json: bool,
-    /// Put the lateness of every frame into the JSON
+    /// Include the lateness of every frame in the JSON
     #[arg(long)]
     pub timeline: bool,
 }
 
-/// The disk of a run that writes. It is made for the run and never kept.
+/// The disk of a run that writes. It is created for the run and never kept.
 #[derive(Clone, Debug, Args)]
 pub struct GroundArgs {
-    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (the same with so much of its rates), `ssd`
-    /// (a modelled drive without moving parts), `memory` (a device that takes no time) or a folder on a disk of yours
+    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (at a half, a quarter, an eighth of its rates), `ssd`
+    /// (a modelled solid-state drive), `memory` (a device that takes no time) or a folder on your own disk
     #[arg(long, default_value = "table5")]
     pub disk: Place,
     #[command(flatten)]
@@ -358,41 +358,41 @@ pub struct GroundArgs {
     /// File system of the modelled disk
     #[arg(long, value_enum, default_value_t = FileSystem::Ext4)]
     pub fs: FileSystem,
-    /// ext4 is made and mounted as docs/guide/recording.md recommends it for media: its own tables all in one place, so that large
-    /// files are not cut in pieces by them; its journal committed every 30 s. Else as mkfs.ext4 and mount do by themselves
+    /// Make and mount ext4 as docs/guide/recording.md recommends for media: with its tables in one place, so that they do not split large
+    /// files, and a journal commit every 30 s. By default mkfs.ext4 and mount use their own defaults
     #[arg(long)]
     pub media_format: bool,
-    /// The modelled disk has a volatile write cache of 256 MB, as the array of the paper; `--write-back=false`: none
+    /// Volatile write cache of 256 MB on the modelled disk, as in the paper's array; `--write-back=false`: none
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set, num_args = 0..=1,
           require_equals = true, default_missing_value = "true")]
     pub write_back: bool,
-    /// Where the bytes of the modelled disk lie, if memory is too small for them: a folder of a disk that is several times as quick
+    /// Folder for the bytes of the modelled disk, if memory is too small; it has to be on a disk several times as fast
     #[arg(long, value_name = "DIR")]
     pub disk_folder: Option<PathBuf>,
-    /// What Rushes may hold for writers beside its cache, 0: its daemon takes no writes. Rivals get as much more page cache
+    /// Write buffer of Rushes; 0: its daemon takes no writes. Rivals get the same amount of additional page cache
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_amount)]
     pub write_buffer: u64,
     /// A line for [write] in rushes.toml, such as 'age="2s"'; may be repeated
     #[arg(long, value_name = "KEY=VALUE", value_parser = parse_pair)]
     pub write_option: Vec<(String, String)>,
-    /// Of all content
+    /// Seed of all content
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
 }
 
-/// How writers record.
+/// Writers.
 #[derive(Clone, Debug, Args)]
 pub struct WritersArgs {
-    /// What is written in one call without pacing
+    /// Bytes per call without pacing
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_pieces)]
     pub write_bytes: u64,
-    /// What each writer writes without pacing
+    /// Bytes per writer without pacing
     #[arg(long, default_value = "1GiB", value_parser = parse_pieces)]
     pub bytes: u64,
-    /// Each writer flushes its file (SMB2 FLUSH, which smbd answers with fsync) before it closes it
+    /// Flush each file (SMB2 FLUSH, which smbd answers with fsync) before it is closed
     #[arg(long)]
     pub flush: bool,
-    /// Put the lateness of every written frame into the JSON
+    /// Include the lateness of every written frame in the JSON
     #[arg(long)]
     pub timeline: bool,
 }
@@ -400,31 +400,31 @@ pub struct WritersArgs {
 /// `lab record`.
 #[derive(Clone, Debug, Args)]
 pub struct RecordArgs {
-    /// Against which server
+    /// The server
     #[arg(long, value_enum, default_value_t = Kind::Rushes)]
     pub server: Kind,
-    /// How many writers
+    /// Number of writers
     #[arg(long, default_value_t = 12, value_parser = clap::value_parser!(u64).range(1..))]
     pub streams: u64,
-    /// Bits a second of each, or `max`: --bytes as fast as it goes
+    /// Bits per second of each, or `max`: write --bytes at full speed
     #[arg(long, default_value = "100M", value_parser = parse_rate)]
     pub bitrate: Rate,
-    /// How long each records
+    /// Time that each writer records
     #[arg(long, default_value = "60", value_parser = parse_seconds)]
     pub seconds: f64,
     /// Time between a writer's open and its first deadline
     #[arg(long, default_value = "500ms", value_parser = parse_span)]
     pub preroll: Duration,
-    /// Frames a second
+    /// Frames per second
     #[arg(long, default_value_t = 25.0)]
     pub fps: f64,
-    /// When writers start
+    /// Pattern of starts
     #[arg(long, value_enum, default_value_t = Start::Staggered)]
     pub start: Start,
-    /// Between two starts
+    /// Time between two starts
     #[arg(long, default_value = "250ms", value_parser = parse_span)]
     pub stagger: Duration,
-    /// How long a run that collapsed goes on
+    /// Time beyond its length after which a run that cannot keep up is ended
     #[arg(long, default_value = "10s", value_parser = parse_span)]
     pub grace: Duration,
     #[command(flatten)]
@@ -441,28 +441,28 @@ pub struct RecordArgs {
     pub json: bool,
 }
 
-/// A pool that has something to tidy, and tidies itself while others play and record.
+/// A pool that tidies itself while clients play and record.
 #[derive(Clone, Debug, Args)]
 pub struct TidyArgs {
-    /// The pool has so much to tidy: files beside the footage, in pieces or on members that others are added to
+    /// Work for tidying: files beside the footage, in several segments or on members to which others are added
     #[arg(long, value_name = "WHAT", value_enum)]
     pub tidy: Option<Untidy>,
-    /// How many files that is
+    /// Number of these files
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=1000))]
     pub tidy_files: u64,
     /// Size of each
     #[arg(long, value_name = "SIZE", default_value = "64MiB", value_parser = parse_pieces)]
     pub tidy_bytes: u64,
-    /// When the pool tidies itself, in the words of `rushes pool policy`; `off` to compare
+    /// Time of tidying, in the words of `rushes pool policy --tidy`; `off` to compare
     #[arg(long, value_name = "WHEN", default_value = "always")]
     pub tidy_when: String,
-    /// So many of the disks are members only when all files are there; 1, or with `--tidy grow` 2, unless it is said
+    /// Number of disks that become members only after all files are written; default 1, with `--tidy grow` 2
     #[arg(long, value_name = "N")]
     pub added: Option<u64>,
 }
 
 impl TidyArgs {
-    /// What they ask for.
+    /// The request.
     pub fn tidy(&self, seed: u64) -> Option<Tidy> {
         Some(Tidy {
             untidy: self.tidy?,
@@ -473,7 +473,7 @@ impl TidyArgs {
         })
     }
 
-    /// Disks of which some are added.
+    /// Disks, some of which are added later.
     pub fn on(&self, ground: Ground) -> Ground {
         let added_count = match self.tidy {
             None => return ground,
@@ -493,13 +493,13 @@ impl TidyArgs {
 /// `lab mixed`.
 #[derive(Clone, Debug, Args)]
 pub struct MixedArgs {
-    /// Against which server
+    /// The server
     #[arg(long, value_enum, default_value_t = Kind::Rushes)]
     pub server: Kind,
-    /// How many play
+    /// Number of players
     #[arg(long, value_name = "R", default_value_t = 6, value_parser = clap::value_parser!(u64).range(1..))]
     pub readers: u64,
-    /// How many record
+    /// Number of recorders
     #[arg(long, value_name = "W", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..))]
     pub writers: u64,
     #[command(flatten)]
@@ -520,7 +520,7 @@ pub struct MixedArgs {
     /// Print one JSON object and nothing else
     #[arg(long)]
     pub json: bool,
-    /// Put the lateness of every frame, played and written, into the JSON
+    /// Include the lateness of every frame, played and written, in the JSON
     #[arg(long)]
     pub timeline: bool,
 }
@@ -528,25 +528,25 @@ pub struct MixedArgs {
 /// `lab fill`.
 #[derive(Clone, Debug, Args)]
 pub struct FillArgs {
-    /// Against which server
+    /// The server
     #[arg(long, value_enum, default_value_t = Kind::Rushes)]
     pub server: Kind,
-    /// How many play
+    /// Number of players
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     pub streams: u64,
-    /// How many fill
+    /// Number of clients that fill the pool
     #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
     pub fillers: u64,
-    /// Size of each file they write
+    /// Size of each written file
     #[arg(long, default_value = "256MiB", value_parser = parse_pieces)]
     pub bytes: u64,
-    /// What is written in one call
+    /// Bytes per write call
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_pieces)]
     pub write_bytes: u64,
-    /// Of each disk, with commas: they need not be alike; --disks is their number then
+    /// Sizes of the disks, separated by commas; --disks is then their number
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "1GiB,2GiB,3GiB,4GiB", value_parser = parse_pieces)]
     pub sizes: Vec<u64>,
-    /// When fillers give up
+    /// Time after which the filling clients stop
     #[arg(long, default_value = "300", value_parser = parse_seconds)]
     pub limit: f64,
     #[command(flatten)]
@@ -564,7 +564,7 @@ pub struct FillArgs {
 }
 
 impl FillArgs {
-    /// Players, and those who fill.
+    /// Players and filling clients.
     pub fn play(&self) -> Play {
         let mut play = play_of(
             self.server,
@@ -595,12 +595,12 @@ impl FillArgs {
     }
 }
 
-/// What a copying client does before it writes a file.
+/// Preparation of a file by a copying client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum ExtendArg {
-    /// One byte at the end of each --extend-step, as the redirector of Windows does
+    /// Write one byte at the end of each --extend-step, as the redirector of Windows does
     OneByte,
-    /// Set the end of file
+    /// Set the end of the file
     SetEof,
     /// Nothing
     None,
@@ -609,28 +609,28 @@ pub enum ExtendArg {
 /// `lab copy-in`.
 #[derive(Clone, Debug, Args)]
 pub struct CopyInArgs {
-    /// Against which server
+    /// The server
     #[arg(long, value_enum, default_value_t = Kind::Rushes)]
     pub server: Kind,
-    /// How many copy
+    /// Number of copying clients
     #[arg(long, value_name = "K", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
     pub clients: u64,
-    /// Files in the folder that each copies
+    /// Number of files in the folder that each client copies
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u64).range(1..))]
     pub files: u64,
     /// Size of each file
     #[arg(long, default_value = "256MiB", value_parser = parse_pieces)]
     pub bytes: u64,
-    /// What is written in one call
+    /// Bytes per write call
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_pieces)]
     pub write_bytes: u64,
-    /// What is done to each file before it is written
+    /// Preparation of each file before it is written
     #[arg(long, value_enum, default_value_t = ExtendArg::OneByte)]
     pub extend: ExtendArg,
-    /// Distance of those bytes: the allocation unit that a server tells its clients
+    /// Distance of these bytes: the allocation unit that a server reports to its clients
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_pieces)]
     pub extend_step: u64,
-    /// Each file is flushed (SMB2 FLUSH, which smbd answers with fsync) before it is closed
+    /// Flush each file (SMB2 FLUSH, which smbd answers with fsync) before it is closed
     #[arg(long)]
     pub flush: bool,
     #[command(flatten)]
@@ -647,31 +647,31 @@ pub struct CopyInArgs {
 /// `lab scatter`.
 #[derive(Clone, Debug, Args)]
 pub struct ScatterArgs {
-    /// Against which server
+    /// The server
     #[arg(long, value_enum, default_value_t = Kind::Rushes)]
     pub server: Kind,
-    /// No server: threads of fio write into the file itself, buffered
+    /// Use no server: threads of fio write into the file, buffered
     #[arg(long, conflicts_with = "server")]
     pub fio: bool,
-    /// How many clients, or threads of fio
+    /// Number of clients, or of threads of fio
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..))]
     pub clients: u64,
-    /// What all together write
+    /// Bytes that all write together
     #[arg(long, default_value = "256MiB", value_parser = parse_pieces)]
     pub bytes: u64,
-    /// Size of the file they write into
+    /// Size of the file
     #[arg(long, default_value = "1GiB", value_parser = parse_pages)]
     pub file_bytes: u64,
-    /// Smallest write; whole pages of 4 KiB
+    /// Smallest write, a multiple of 4 KiB
     #[arg(long, value_name = "BYTES", default_value = "4KiB", value_parser = parse_pages)]
     pub block_min: u64,
-    /// Largest write; whole pages of 4 KiB
+    /// Largest write, a multiple of 4 KiB
     #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = parse_pages)]
     pub block_max: u64,
-    /// Nobody has read the file before
+    /// The file is not in memory at the start
     #[arg(long)]
     pub cold: bool,
-    /// Rushes goes over no gap
+    /// Rushes bridges no gaps
     #[arg(long)]
     pub no_coalesce: bool,
     #[command(flatten)]
@@ -688,22 +688,22 @@ pub struct ScatterArgs {
 /// `lab throughput`.
 #[derive(Clone, Debug, Args)]
 pub struct ThroughputArgs {
-    /// Against which server
+    /// The server
     #[arg(long, value_enum, default_value_t = Kind::Rushes)]
     pub server: Kind,
-    /// How many read
+    /// Number of readers
     #[arg(long, value_name = "R", default_value_t = 1)]
     pub readers: u64,
-    /// How many write
+    /// Number of writers
     #[arg(long, value_name = "W", default_value_t = 0)]
     pub writers: u64,
-    /// Size of each one's file
+    /// Size of each client's file
     #[arg(long, default_value = "1GiB", value_parser = parse_pages)]
     pub bytes: u64,
-    /// What is read or written in one call; whole pages of 4 KiB
+    /// Bytes per call, a multiple of 4 KiB
     #[arg(long, value_name = "BYTES", default_value = "1MiB", value_parser = parse_pages)]
     pub block: u64,
-    /// Everybody stops then; else at the end of his file
+    /// Time after which all clients stop; by default each stops at the end of its file
     #[arg(long, value_parser = parse_seconds)]
     pub seconds: Option<f64>,
     #[command(flatten)]
@@ -720,16 +720,16 @@ pub struct ThroughputArgs {
 /// `lab most`.
 #[derive(Clone, Debug, Args)]
 pub struct MostArgs {
-    /// Which server
+    /// The server
     #[arg(long, default_value = "rushes")]
     pub server: Contender,
-    /// Look for no fewer
+    /// Smallest number to try
     #[arg(long, default_value_t = 1)]
     pub least: u64,
-    /// Ask for no more
+    /// Largest number to try
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..=512))]
     pub most: u64,
-    /// Clients that download cold files larger than the cache meanwhile
+    /// Number of clients that copy cold files larger than the cache meanwhile
     #[arg(long, value_name = "K", default_value_t = 0)]
     pub copies: u64,
     #[command(flatten)]
@@ -749,20 +749,20 @@ pub struct MostArgs {
 /// `lab compare`.
 #[derive(Clone, Debug, Args)]
 pub struct CompareArgs {
-    /// Which: rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring, io_uring, absent
+    /// Servers: rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring, io_uring, absent
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "rushes,stock,stock-tuned"
     )]
     pub servers: Vec<Contender>,
-    /// How many players, in turn
+    /// Numbers of players, in turn
     #[arg(long, value_delimiter = ',', default_value = "3,5,7,9,11,12,13,15")]
     pub streams: Vec<u64>,
-    /// How often each
+    /// Runs of each
     #[arg(long, default_value_t = 3)]
     pub repeat: u64,
-    /// Where raw reports and plots go
+    /// Folder for raw reports and plots
     #[arg(long, value_name = "DIR", default_value = "build/lab/compare")]
     pub out: PathBuf,
     #[command(flatten)]
@@ -785,20 +785,20 @@ pub struct CompareArgs {
 /// `lab preroll`.
 #[derive(Clone, Debug, Args)]
 pub struct PrerollArgs {
-    /// Which servers
+    /// The servers
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "rushes,stock,stock-tuned"
     )]
     pub servers: Vec<Contender>,
-    /// How many players
+    /// Number of players
     #[arg(long, value_delimiter = ',', default_value = "9,10,11,12")]
     pub streams: Vec<u64>,
-    /// No longer than this
+    /// Longest preroll to try
     #[arg(long, default_value = "8s", value_parser = parse_span)]
     pub max: Duration,
-    /// So exactly
+    /// Step of the search
     #[arg(long, default_value = "100ms", value_parser = parse_span)]
     pub step: Duration,
     #[command(flatten)]
@@ -818,28 +818,28 @@ pub struct PrerollArgs {
 /// `lab hits`, `lab mixedio`, `lab absent`.
 #[derive(Clone, Debug, Args)]
 pub struct TrialArgs {
-    /// The server on trial (not for `absent`)
+    /// The server to compare (not for `absent`)
     #[arg(long, default_value = "rushes")]
     pub server: Contender,
-    /// Runs of each server; enough for a median, else the trial's own number
+    /// Runs of each server; default: enough for a median
     #[arg(long)]
     pub repeat: Option<u64>,
     /// Length of a run (mixedio)
     #[arg(long, default_value = "20s", value_parser = parse_seconds)]
     pub seconds: f64,
-    /// Clients (mixedio)
+    /// Number of clients (mixedio)
     #[arg(long, default_value_t = 4)]
     pub clients: u64,
-    /// Data read in a run (hits)
+    /// Bytes read in a run (hits)
     #[arg(long, value_name = "GIB", default_value_t = 4)]
     pub gib: u64,
-    /// Where raw results go
+    /// Folder for raw results
     #[arg(long, value_name = "DIR", default_value = "build/lab/trials")]
     pub out: PathBuf,
     #[command(flatten)]
     #[allow(missing_docs)]
     pub setup: ServerArgs,
-    /// `table5` or a folder on a disk of yours
+    /// `table5` or a folder on your own disk
     #[arg(long, default_value = "table5")]
     pub disk: Place,
     /// Print JSON instead of the table
@@ -850,19 +850,19 @@ pub struct TrialArgs {
 /// `lab demo`.
 #[derive(Clone, Debug, Args)]
 pub struct DemoArgs {
-    /// How many players
+    /// Number of players
     #[arg(long, default_value_t = 10)]
     pub streams: u64,
-    /// Clients that copy beside them
+    /// Number of copying clients
     #[arg(long, default_value_t = 2)]
     pub copies: u64,
-    /// How long each plays
+    /// Time that each player plays
     #[arg(long, default_value = "60", value_parser = parse_seconds)]
     pub seconds: f64,
-    /// Where footage, reports and the plot go
+    /// Folder for footage, reports and the plot
     #[arg(long, value_name = "DIR", default_value = "build/demo")]
     pub out: PathBuf,
-    /// `table5` or a folder on a disk of yours
+    /// `table5` or a folder on your own disk
     #[arg(long, default_value = "table5")]
     pub disk: Place,
     #[command(flatten)]
@@ -876,34 +876,34 @@ pub struct DemoArgs {
 /// `lab power-cuts`.
 #[derive(Clone, Debug, Args)]
 pub struct PowerArgs {
-    /// On which file system
+    /// The file system
     #[arg(long)]
     pub fs: FileSystem,
-    /// On a file system, or on the mount of a pool: a catalogue on ext4 and three members, one of them on ext4
+    /// A file system, or the mount of a pool: a catalogue on ext4 and three members, one of them on ext4
     #[arg(long, value_enum, default_value_t = power::Layout::Plain)]
     pub layout: power::Layout,
-    /// Through whom the workload writes
+    /// Door through which the workload writes
     #[arg(long, value_enum, default_value_t = power::Server::Rushes)]
     pub server: power::Server,
-    /// How many power cuts
+    /// Number of power cuts
     #[arg(long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     pub points: u64,
-    /// Of workloads and points
+    /// Seed of workloads and instants
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// This point only, as a violation names it
+    /// Only this instant, as a reported violation names it
     #[arg(long, value_name = "P", conflicts_with = "points")]
     pub point: Option<u64>,
-    /// Recordings that show a violation are kept in this folder
+    /// Folder for recordings that show a violation
     #[arg(long, value_name = "DIR", default_value = "build/lab/power-cuts")]
     pub keep: PathBuf,
-    /// Take recordings that were kept in this folder: the kernel's own timing makes each new one a little different
+    /// Use recordings kept in this folder; each new recording differs a little, because of the kernel's timing
     #[arg(long, value_name = "DIR")]
     pub from: Option<PathBuf>,
     /// Mount options to try, such as barrier=0
     #[arg(long, value_name = "OPTIONS", default_value = "")]
     pub mount_options: String,
-    /// Let the disk or the door lie, to see that it is found out
+    /// Let the disk or the door lie, to check that this is found
     #[arg(long, value_enum, default_value_t = Lie::None)]
     pub lie: Lie,
     /// Print one JSON object and nothing else
@@ -911,7 +911,7 @@ pub struct PowerArgs {
     pub json: bool,
 }
 
-/// What every experiment that takes no player flags plays.
+/// Playback of experiments without player options.
 pub fn default_players() -> PlayersArgs {
     PlayersArgs {
         bitrate: 100_000_000,
@@ -926,7 +926,7 @@ pub fn default_players() -> PlayersArgs {
     }
 }
 
-/// Nobody else is there.
+/// No other clients.
 pub fn no_others() -> OthersArgs {
     OthersArgs {
         copies: 0,
@@ -938,7 +938,7 @@ pub fn no_others() -> OthersArgs {
     }
 }
 
-/// Put a run together from its parts.
+/// Builds a run from its parts.
 pub fn play_of(
     kind: Kind,
     streams: u64,
@@ -997,23 +997,23 @@ pub fn play_of(
     }
 }
 
-/// How fast a writer writes.
+/// Rate of a writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rate {
     /// Units: bits a second.
     Bits(u64),
-    /// As fast as it goes.
+    /// Full speed.
     Max,
 }
 
 impl GroundArgs {
-    /// What the server is given for writers.
+    /// Memory of the server for writers.
     pub fn buffer(&self, server: &mut server::Spec) {
         server.write_buffer_bytes = self.write_buffer;
         server.write_options.clone_from(&self.write_option);
     }
 
-    /// What to put the stage on, with room for so many bytes.
+    /// Place for the stage, with space for so many bytes.
     pub fn ground(&self, room_bytes: u64) -> Ground {
         Ground {
             file_system: self.fs,
@@ -1072,7 +1072,7 @@ impl RecordArgs {
         }
     }
 
-    /// The server and nobody who plays.
+    /// The server, without players.
     pub fn play(&self) -> Play {
         let players = PlayersArgs {
             bitrate: match self.bitrate {
@@ -1166,7 +1166,7 @@ impl CopyInArgs {
         }
     }
 
-    /// The server and nobody who plays.
+    /// The server, without players.
     pub fn play(&self) -> Play {
         let setup = ServerArgs {
             no_rule: true,
@@ -1200,7 +1200,7 @@ impl ThroughputArgs {
         }
     }
 
-    /// The server; nothing is said of rates.
+    /// The server, without rates.
     pub fn server(&self) -> server::Spec {
         let setup = ServerArgs {
             no_rule: true,
@@ -1234,7 +1234,7 @@ impl ScatterArgs {
         }
     }
 
-    /// Who brings it.
+    /// Source of the load.
     pub fn writers(&self) -> Writers {
         if self.fio {
             return Writers::Fio(self.setup.cache + self.ground.write_buffer);
@@ -1262,7 +1262,7 @@ impl ScatterArgs {
     }
 }
 
-/// What to prepare for a run, or for the largest of several.
+/// Footage for a run, or for the largest of several.
 pub fn plan_of(play: &Play, stage: &StageArgs) -> crate::stage::Plan {
     let largest = Play {
         stream_count: play.stream_count.max(stage.footage_streams),
@@ -1286,7 +1286,7 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
     }
 }
 
-/// Something to be written: not nothing.
+/// A number of bytes, not zero.
 fn parse_pieces(text: &str) -> Result<u64, String> {
     match parse_amount(text)? {
         0 => Err("nothing to write shows nothing".to_owned()),
