@@ -244,7 +244,7 @@ fn a_file_that_comes_together_where_nothing_of_it_was_is_begun_afresh_when_that_
     world.end();
     // Before the new object has a name in the record, as it gets one, and while it is filled.
     let begins = [
-        ("openat", 40),
+        ("openat", 35),
         ("fsetxattr", 1),
         ("fsync", 1),
         ("fsync", 2),
