@@ -56,21 +56,17 @@ clean: ## Remove what was built
 ## Testing
 
 # Cheap and certain first: a formatting mistake should not cost a quarter of an hour.
-PHASES := check-format check-tidy check-lints check-licences test-crates test-sim test-mount test-smb test-doors
+FIRST := setup build check-format check-tidy check-lints check-licences test-crates
+# None of these keeps time, and test-smb mostly waits.
+TOGETHER := test-sim test-mount test-doors-together
+LAST := test-doors-alone test-kills
 
 test: ## Everything: setup, build, checks, all tests. Needs root (mounts, smbd)
 	@if [ "$$(id -u)" -ne 0 ]; then \
 		echo "make test: needs root, because it mounts disks and runs smbd: sudo -E make test" >&2; exit 1; fi
-	@start=$$SECONDS; \
-	for phase in setup build $(PHASES); do \
-		phase_start=$$SECONDS; \
-		echo "==== $$phase"; \
-		$(MAKE) $$phase || { echo "make test: FAILED in $$phase (alone: make $$phase)" >&2; exit 1; }; \
-		echo "==== $$phase passed in $$((SECONDS - phase_start)) s"; \
-	done; \
-	echo "make test: all $(words setup build $(PHASES)) phases passed in $$((SECONDS - start)) s"
+	@MAKE="$(MAKE)" tests/all.sh $(FIRST) --beside test-smb $(TOGETHER) --then $(LAST)
 
-.PHONY: test sim-swarm sim-admission sim-thousand sim-torture $(PHASES)
+.PHONY: test sim-swarm sim-admission sim-thousand sim-torture test-smb test-doors $(FIRST) $(TOGETHER) $(LAST)
 check-format: ## Is the source formatted?
 	$(CARGO) fmt --all --check
 
@@ -159,8 +155,15 @@ hunt-stale: build ## Files changed by local programs in every way, read over SMB
 	"$(BIN)/smb-stale" --fs ext4 --analyser 1 $(HUNT)
 	"$(BIN)/smb-stale" --fs xfs --buffer 64MiB $(HUNT)
 
-test-doors: ## End to end through the real doors, two programs at a time; those that keep time alone
-	tests/doors.sh
+test-doors: test-doors-together test-doors-alone test-kills ## End to end through the real doors
+
+test-doors-together: ## Those that keep no time, two programs at a time
+	tests/doors.sh --together
+
+test-doors-alone: ## Those that keep time, one at a time
+	tests/doors.sh --alone
+
+test-kills: ## A daemon killed under all kinds of load; a pool's mount killed
 	"$(BIN)/smb-mixed-kills"
 	"$(BIN)/pool-kills"
 

@@ -6,9 +6,11 @@
 # at the end.
 #
 #   doors.sh               all
+#   doors.sh --together    only those that may run beside others
+#   doors.sh --alone       only those that keep time
 #   doors.sh NAME...       these (pool_mount, failure, ...)
 #
-# A test whose source says "runs alone" in its header keeps time: it runs when
+# A program whose source says "runs alone" in its header keeps time: it runs when
 # the others are done. RUSHES_TEST_JOBS says how many run at a time (2 if unset).
 set -euo pipefail
 
@@ -18,6 +20,18 @@ jobs=${RUSHES_TEST_JOBS:-2}
 case $jobs in
 '' | *[!0-9]* | 0)
 	echo "$script: RUSHES_TEST_JOBS is '$jobs'; expected a number from 1 on" >&2
+	exit 2
+	;;
+esac
+
+which=all
+case ${1:-} in
+--together | --alone)
+	which=${1#--}
+	shift
+	;;
+-*)
+	echo "$script: unknown option '$1'; expected --together, --alone or names of tests" >&2
 	exit 2
 	;;
 esac
@@ -47,9 +61,9 @@ alone=()
 while read -r name program source; do
 	is_wanted "$name" || continue
 	if grep -q '^//!.* runs alone' "$source"; then
-		alone+=("$name $program")
+		[[ $which == together ]] || alone+=("$name $program")
 	else
-		together+=("$name $program")
+		[[ $which == alone ]] || together+=("$name $program")
 	fi
 done <"$scratch/all"
 ((${#together[@]} + ${#alone[@]} > 0)) || {
