@@ -345,7 +345,7 @@ static void rushes_session_recover(struct rushes_session *session,
 		return;
 	}
 	session->recover_started = true;
-	DBG_ERR("share %s: no daemon came back; starting \"%s\"\n",
+	DBG_ERR("share %s: no daemon has started; starting \"%s\"\n",
 		session->share, session->recover_command);
 	/* Whose: its sockets lie in its runtime folder. */
 	runtime_dir = talloc_strdup(talloc_tos(), session->socket_path);
@@ -395,7 +395,7 @@ static bool rushes_session_look_for(struct rushes_session *session,
 		if (!rushes_session_is_whole(session)) {
 			return true;
 		}
-		DBG_ERR("share %s: there is a daemon again\n", session->share);
+		DBG_ERR("share %s: a daemon has started\n", session->share);
 		rushes_session_collect(session);
 		return true;
 	}

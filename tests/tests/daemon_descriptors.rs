@@ -120,7 +120,7 @@ fn a_daemon_without_descriptors_leaves_reads_to_its_clients_and_serves_again() {
         hand.close(held);
     }
     let log = world.daemon().log();
-    assert!(!log.contains("was put out"), "{log}");
+    assert!(!log.contains("was closed by the daemon"), "{log}");
 
     // Files that are closed make room for those that are opened, also with what was read of them in the cache.
     let again = hand.open(&name(20));

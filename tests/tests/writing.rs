@@ -226,7 +226,7 @@ fn a_daemon_whose_lanes_were_taken_over_ends_at_once() {
         std::thread::sleep(Duration::from_millis(50));
     }
     let log = world.daemon().log();
-    assert!(log.contains("another has taken over"), "{log}");
+    assert!(log.contains("another daemon has taken over"), "{log}");
     world.daemon().start_again();
     go_on(&world, &mut hand, &mut other, reading);
 }

@@ -244,7 +244,7 @@ impl NfsServer {
         let before = std::fs::read_to_string(&file).unwrap_or_default();
         if !before.is_empty() && before.trim() != now {
             tracing::warn!(
-                "{} has another device number than before: clients that had it mounted may hear \"stale file handle\" and have to mount it again",
+                "{} has a new device number: clients that have it mounted may get \"stale file handle\" and have to mount it again",
                 folder.display()
             );
         }
@@ -310,7 +310,7 @@ impl Server for NfsServer {
             }
             std::thread::sleep(Duration::from_millis(20));
         }
-        tracing::warn!("ganesha.nfsd did not end within {STOP_WITHIN:?} and is killed");
+        tracing::warn!("ganesha.nfsd did not stop within {STOP_WITHIN:?}; it is killed");
         let _ = child.kill();
         let _ = child.wait();
     }

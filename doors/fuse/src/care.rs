@@ -331,7 +331,7 @@ impl Door {
 
     fn members_changed(&self) {
         if let Err(error) = self.engine.follow(&self.pool) {
-            tracing::warn!("a new member is read without the daemon: {error}");
+            tracing::warn!("a new member is used without the daemon: {error}");
         }
         self.names.members_changed();
     }
@@ -475,10 +475,7 @@ impl Door {
             return;
         };
         match self.pool.give_back(layout) {
-            Ok(bytes) => tracing::info!(
-                "{}: {bytes} reserved bytes are room again",
-                self.name_of(node)
-            ),
+            Ok(bytes) => tracing::info!("{}: freed {bytes} reserved bytes", self.name_of(node)),
             Err(error) => tracing::warn!("{}: {error}", self.name_of(node)),
         }
     }

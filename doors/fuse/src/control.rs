@@ -24,7 +24,7 @@ pub(crate) fn start(door: &Arc<Door>) -> Option<JoinHandle<()>> {
     hearing
         .inspect_err(|error| {
             tracing::warn!(
-                "commands cannot ask this mount to change the pool's members: {error}; they are refused while it is mounted"
+                "this mount cannot take commands that change the pool's members: {error}; they are refused until it is unmounted"
             );
         })
         .ok()
@@ -44,7 +44,7 @@ impl Door {
                     Ok(Some(asked)) => drop(scope.spawn(move || self.answer(asked))),
                     Ok(None) => {}
                     Err(error) => {
-                        tracing::warn!("a command cannot be heard: {error}");
+                        tracing::warn!("cannot read a command: {error}");
                         // Out of descriptors, most likely: the same would come again at once.
                         std::thread::sleep(Duration::from_millis(LOOK_EVERY_MS as u64));
                     }

@@ -471,7 +471,7 @@ impl Door {
             .give_back_since(stub, &mut layout, size, before, is_passed);
         if let Err(error) = given {
             tracing::warn!(
-                "{}: room that was taken for what did not fit stays taken until it is cut or removed: {error}",
+                "{}: cannot free space that was allocated for a write that failed: {error}; it stays allocated until the file is cut or deleted",
                 self.name_of(node)
             );
         }

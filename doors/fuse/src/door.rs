@@ -104,7 +104,7 @@ impl Door {
             crate::unwritten::may_go_by(&pool, place)?;
             if let Err(error) = crate::unwritten::leave_place(&pool, place) {
                 tracing::warn!(
-                    "{}: tools will not know of this mount's daemon: {error}",
+                    "{}: commands will not find this mount's daemon: {error}",
                     pool.catalogue().path().display()
                 );
             }
@@ -219,7 +219,7 @@ impl Door {
             let is_well = self.names.write(&self.pool, || self.take_changed());
             if lag.is_to_be_told(Instant::now(), is_well) {
                 tracing::warn!(
-                    "the log of names is behind, or on fewer members than it should be, for {} s now; without it a lost catalogue is not made anew",
+                    "the log of names has been late, or on fewer members than it should be, for {} s; a lost catalogue cannot be rebuilt without it",
                     TOLD_AFTER.as_secs()
                 );
             }

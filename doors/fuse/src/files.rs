@@ -523,8 +523,8 @@ impl Door {
                 }
                 Err(error) => {
                     tracing::warn!(
-                        "a file that a program opened before this mount is not found again, nor its name (its number is {}): {error}; \
-                         that program has to open it anew",
+                        "file number {}, which a program opened before this mount, cannot be found again: {error}; \
+                         the program has to open it again",
                         open.number
                     );
                 }
@@ -895,7 +895,7 @@ impl Door {
         let mut held = match self.hold(node, &state, |_| true) {
             Ok(held) => held,
             Err(error) => {
-                tracing::warn!("a file stays striped over the members it has: {error}");
+                tracing::warn!("a file stays striped over its present members: {error}");
                 return;
             }
         };
@@ -906,7 +906,7 @@ impl Door {
         file.set_layout(&mut state, layout);
         drop(held);
         if let Err(error) = done {
-            tracing::warn!("a file stays striped over the members it has: {error}");
+            tracing::warn!("a file stays striped over its present members: {error}");
         }
     }
 
@@ -1029,7 +1029,7 @@ impl Door {
             && let Err(error) = self.pool.give_back_behind(&layout, ByteCount(size))
         {
             tracing::warn!(
-                "{}: what is reserved behind its end stays until it is removed: {error}",
+                "{}: cannot free the space reserved behind its end: {error}; it stays allocated until the file is deleted",
                 self.name_of(node)
             );
         }

@@ -50,7 +50,7 @@ impl Replacing {
     pub fn replace(&self) {
         if !self.is_kept.load(Ordering::Acquire) {
             tracing::warn!(
-                "the process that serves the mount is not replaced: no other one could go on with it (Linux 6.9 or later has what that needs). The new \
+                "the process that serves the mount is not replaced, because no other process could continue (that needs Linux 6.9 or later). The new \
                  program serves from the next mount on"
             );
             return;
@@ -116,7 +116,7 @@ pub fn keep(
             (Ok(child), _) => child,
             (Err(error), Some(device)) if quick_count + 1 < QUICK_COUNT_MAX => {
                 // No memory for it, say; or no program, while one is installed.
-                tracing::warn!("a process that is to serve the mount cannot be started: {error}");
+                tracing::warn!("cannot start a process that serves the mount: {error}");
                 quick_count += 1;
                 is_installed = false;
                 if is_unmounted(device, pause(quick_count))? {
@@ -315,7 +315,7 @@ impl Kept {
                 let (mounted, device, asks_again) = session::mount_kept(door, folder)?;
                 if !asks_again {
                     tracing::warn!(
-                        "this kernel cannot be asked for requests again (Linux 6.9 can): when the mount's process dies, the mount is dead"
+                        "this kernel cannot repeat requests (Linux 6.9 can): if the mount's process dies, the mount is dead"
                     );
                 }
                 send(&self.keeper, &[&[u8::from(asks_again)]], &[device.as_fd()])?;

@@ -79,12 +79,12 @@ pub(crate) fn ask_of_the_machine() {
     rushes_sys::heap::map_large_buffers();
     // A shell's thousand is less than a mount keeps open.
     if let Err(error) = rushes_sys::limits::raise_descriptor_limit() {
-        tracing::warn!("the number of open files stays as it was: {error}");
+        tracing::warn!("cannot raise the limit of open files: {error}");
     }
     // Who writes has been measured by his own.
     if let Err(error) = rushes_sys::limits::lift_file_size_limit() {
         tracing::warn!(
-            "files cannot be longer than the limit of this process (ulimit -f): it could not be lifted: {error}"
+            "cannot raise the limit of file sizes (ulimit -f), so files cannot be longer: {error}"
         );
     }
 }

@@ -90,7 +90,7 @@ pub(crate) fn unmount_lazily(folder: &Path) {
     match unmount(folder, flags) {
         // Somebody was first.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
-        Err(error) => tracing::warn!("{}: it cannot be unmounted: {error}", folder.display()),
+        Err(error) => tracing::warn!("{}: cannot unmount: {error}", folder.display()),
     }
 }
 
@@ -161,7 +161,7 @@ fn warn_of_hidden(folder: &Path) {
     let is_empty = std::fs::read_dir(folder).map_or(true, |mut all| all.next().is_none());
     if !is_empty {
         tracing::warn!(
-            "{}: the folder itself is not empty; what is in it cannot be seen as long as the pool is mounted there. Look at it when it is not, and move it \
+            "{}: the folder below the mount is not empty, and its files are hidden while the pool is mounted. Unmount the pool, look at them, and move them \
              into the pool",
             folder.display()
         );

@@ -144,7 +144,7 @@ fn mounting(door: &Door, folder: &Path) -> io::Result<(Mounting, OwnedFd)> {
 
 fn raise_read_ahead_on(folder: &Path) {
     if let Err(error) = raise_read_ahead(folder) {
-        tracing::warn!("reading ahead stays as short as the kernel has it: {error}");
+        tracing::warn!("cannot raise the kernel's read-ahead: {error}");
     }
 }
 

@@ -100,7 +100,7 @@ impl Stop {
         unmount_lazily(&folder);
         if let Some(open) = self.open() {
             tracing::info!(
-                "{}: unmounted; it ends with the last of {open}. Told to end again, it does not wait for that",
+                "{}: unmounted; the process ends when {open} are closed. A second signal ends it at once",
                 self.folder.display()
             );
         }
@@ -118,7 +118,9 @@ impl Stop {
             within(HURRY_PATIENCE, move || stop.end_now());
             // Whatever of that hangs: a thread that a disk keeps from ending would keep the kernel's connection, and with it who waits for an answer.
             if let Err(error) = let_go_of_connection() {
-                tracing::warn!("the kernel's connection ends with the process: {error}");
+                tracing::warn!(
+                    "cannot close the kernel's connection before the process ends: {error}"
+                );
             }
         }
     }
@@ -126,11 +128,11 @@ impl Stop {
     fn end_now(&self) {
         let open = self.open();
         tracing::warn!(
-            "{}: told to end again; it waits for nobody{}. What was acknowledged is on the members, or with the daemon; room of removed files, \
-             and the log of names, are seen to by the next mount",
+            "{}: second signal: the process ends now{}. Acknowledged writes are on the members or with the daemon; the next mount frees the space of \
+             deleted files and completes the log of names",
             self.folder.display(),
             open.as_ref().map_or(String::new(), |open| format!(
-                ", and ends the use of {open}, where programs hear errors"
+                ", and programs get errors from {open}"
             ))
         );
         if open.is_some() {

@@ -57,7 +57,10 @@ impl Door {
         match followed {
             Ok(true) => self.changed(node),
             Ok(false) => {}
-            Err(error) => tracing::warn!("{}: its time stays: {error}", self.name_of(node)),
+            Err(error) => tracing::warn!(
+                "{}: cannot set its modification time: {error}",
+                self.name_of(node)
+            ),
         }
     }
 

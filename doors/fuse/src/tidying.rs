@@ -153,7 +153,7 @@ impl Door {
         if (all.is_whole || all.rebalanced.moved_bytes + all.gathered.moved_bytes > 0)
             && let Err(error) = self.pool.set_tidied(&all)
         {
-            tracing::warn!("how the pool was tidied is not remembered: {error}");
+            tracing::warn!("cannot save the result of tidying: {error}");
         }
         *locked(&self.tidying.wait) = ended.or(Some(Wait::Done));
     }

@@ -213,7 +213,10 @@ impl Syncs {
                 syncs.ended.notify_all();
             });
         if let Err(error) = &started {
-            tracing::warn!("member {} is synced later: {error}", number.0);
+            tracing::warn!(
+                "cannot sync member {} now: {error}; retried later",
+                number.0
+            );
         }
         started.is_ok()
     }
@@ -248,7 +251,7 @@ impl Door {
             Ok(false) => {}
             Ok(true) => {
                 tracing::warn!(
-                    "{}: it was being made when the power went and was never synced; it reads as zeroes. What is there of it `rushes pool fsck` puts into lost+found",
+                    "{}: the power failed while it was being created, and it was never synced; it reads as zeros. `rushes pool fsck` puts its remaining bytes into lost+found",
                     self.name_of(node)
                 );
                 if let Ok(node) = self.nodes.get(node.number) {

@@ -69,7 +69,9 @@ pub(crate) fn leave_place(pool: &Pool, place: &DaemonPlace) -> io::Result<()> {
 pub(crate) fn may_go_by(pool: &Pool, next: &DaemonPlace) -> io::Result<()> {
     match place(pool.catalogue().path())? {
         Some(last) if last != next.runtime_dir => {
-            let say = |unwritten: &Unwritten| tracing::info!("{unwritten}: waiting for them");
+            let say = |unwritten: &Unwritten| {
+                tracing::info!("{unwritten}; waiting until they are written")
+            };
             wait_until_written(pool, OTHER_PATIENCE, &say).map_err(|unwritten| {
                 io::Error::other(format!(
                     "{unwritten}; expected none before this pool goes by way of {}: start that daemon, or write them with `rushes recover`",

@@ -98,7 +98,7 @@ fn wish_of(folder: impl AsFd) -> Option<Vec<u8>> {
         Ok(length) => Some(value[..length].to_vec()),
         Err(Errno::NODATA | Errno::OPNOTSUPP) => None,
         Err(error) => {
-            tracing::warn!("the wish of a folder cannot be read: {error}");
+            tracing::warn!("cannot read the policy of a folder: {error}");
             None
         }
     }
@@ -108,7 +108,7 @@ fn give(wish: &[u8], made: impl AsFd) {
     let made = by_descriptor(made);
     if let Err(error) = setxattr(made, WISH_ATTRIBUTE, wish, XattrFlags::empty()) {
         // It is there, and works: its bytes go where the pool says.
-        tracing::warn!("a file or folder does not get what is wished for it: {error}");
+        tracing::warn!("cannot set the policy of a file or folder: {error}");
     }
 }
 

@@ -38,7 +38,7 @@ impl Daemon {
                 None
             }
             Ask::Stop {} => {
-                tracing::info!("asked to stop");
+                tracing::info!("stop requested");
                 self.stopping = true;
                 Some(Answer::Done {
                     notes: vec![String::from("the daemon stops")],
@@ -624,7 +624,7 @@ fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
 /// systemd, if it started us; that it cannot be told is no reason to stop serving.
 pub(crate) fn tell_manager(state: &str) {
     if let Err(error) = notify::notify(state) {
-        tracing::warn!("the service manager could not be told {state:?}: {error}");
+        tracing::warn!("cannot notify the service manager of {state:?}: {error}");
     }
 }
 

@@ -228,7 +228,9 @@ fn listen(doors: &[Door], clerk: &Arc<Clerk>, close: &OwnedFd) {
         if let Err(error) = poll(&mut waiting, None)
             && error != rustix::io::Errno::INTR
         {
-            tracing::error!("the control desk cannot wait for questions: {error}; it is closed");
+            tracing::error!(
+                "the control socket cannot wait for connections: {error}; it is closed, and `rushes status` and the other commands get no answer until the daemon is restarted"
+            );
             return;
         }
         let closed = waiting
@@ -241,7 +243,7 @@ fn listen(doors: &[Door], clerk: &Arc<Clerk>, close: &OwnedFd) {
             if let Err(error) = welcome(door, clerk)
                 && error.kind() != io::ErrorKind::WouldBlock
             {
-                tracing::warn!("a question was not taken: {error}");
+                tracing::warn!("a connection to the control socket was not accepted: {error}");
                 // Out of descriptors, most likely: the same would come again at once.
                 std::thread::sleep(Duration::from_millis(50));
             }

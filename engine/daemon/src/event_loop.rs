@@ -388,7 +388,7 @@ impl Daemon {
             )
         {
             tracing::warn!(
-                "names of share {:?} are not looked up ahead: no thread could be started: {error}",
+                "cannot start a thread that reads the names of share {:?} ahead: {error}",
                 share.config.name
             );
         }
@@ -453,7 +453,7 @@ impl Daemon {
         let late = now >= self.drain_end || is_vain;
         if late {
             tracing::error!(
-                "what clients wrote could not all be written; it is left for the next daemon"
+                "some acknowledged writes could not be written to their disks; they stay in the lanes for the next daemon or `rushes recover`"
             );
         }
         late
@@ -711,7 +711,7 @@ impl Daemon {
     fn try_submit(&mut self, read: &IoRead, slots: &[SlotIndex]) -> bool {
         let (Some(fd), Some(file)) = (self.reads_by(read), self.files.get(read.file)) else {
             tracing::error!(
-                "a read of file {} was asked for, which is not open; expected the core to know it",
+                "the core asked for a read of file {}, which is not open; expected an open file",
                 read.file.0
             );
             self.fail_io(read.io, Errno::BAD_HANDLE);
@@ -741,7 +741,7 @@ impl Daemon {
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => false,
             Err(error) => {
-                tracing::error!("a read of {:?} could not be sent: {error}", file.path);
+                tracing::error!("cannot submit a read of {:?}: {error}", file.path);
                 self.fail_io(read.io, Errno::INVALID);
                 true
             }
@@ -780,7 +780,7 @@ impl Daemon {
             let file = *file;
             self.disk_failed(file);
             tracing::warn!(
-                "reading {} bytes at {} of {:?} failed: {}",
+                "a read of {} bytes at {} of {:?} failed: {}",
                 range.length.0,
                 range.start.0,
                 self.files
@@ -952,7 +952,7 @@ impl Daemon {
             self.start_reload();
         }
         if wanted.stop {
-            tracing::info!("told to stop");
+            tracing::info!("signal to stop received");
             self.stopping = true;
         }
     }

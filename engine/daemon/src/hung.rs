@@ -35,7 +35,7 @@ pub(crate) fn take_or_end(path: &Path, patience: Duration) -> Result<RuntimeDir,
         return Err(running);
     }
     tracing::error!(
-        "the daemon (pid {}) has given no answer for {} s; it is ended, and what it has is written",
+        "the daemon (pid {}) has not answered for {} s; it is killed, and its acknowledged writes are written",
         pid.as_raw_nonzero(),
         patience.as_secs()
     );

@@ -609,7 +609,7 @@ pub(crate) fn calibration_for(state_dir: &Path, share: &Share) -> Option<Calibra
     let loaded = Calibration::load_for(state_dir, share.identity.as_ref()?);
     loaded.unwrap_or_else(|error| {
         tracing::warn!(
-            "the calibration for share {:?} is not used: {error}",
+            "the calibration of share {:?} is ignored: {error}",
             share.config.name
         );
         None

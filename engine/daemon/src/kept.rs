@@ -513,7 +513,7 @@ impl Daemon {
     /// Nobody can read it any more: it has no name, and nobody has it open.
     fn forget_kept(&mut self, kept: KeptFile) {
         tracing::warn!(
-            "{} is gone, with {} writes that a former daemon left for it",
+            "{} no longer exists; {} acknowledged writes to it that an earlier daemon left are dropped",
             kept.name(),
             kept.pieces.len()
         );

@@ -324,7 +324,7 @@ impl Lanes {
         let found = lane.file.epoch();
         if found != self.epoch {
             tracing::error!(
-                "lane {} is of epoch {found}, and this daemon of epoch {}: another has taken over; this one ends at once",
+                "lane {} has epoch {found}, this daemon has epoch {}: another daemon has taken over, so this one exits now",
                 id.0,
                 self.epoch
             );
@@ -351,7 +351,7 @@ impl Lanes {
             && let Err(error) = lane.make_ready(record)
         {
             tracing::error!(
-                "the runtime folder has no room to say that bytes are to be written again: {error}; should this daemon die before they are, they are lost"
+                "the runtime folder has no space to record that bytes have to be written again: {error}; if this daemon dies before it has written them, they are lost. Free space in the runtime folder"
             );
             return true;
         }
@@ -457,7 +457,7 @@ impl Lanes {
         if let Some(lane) = (self.lanes.get_mut(&id)).filter(|lane| lane.kept.is_empty()) {
             lane.backed_to = lane.backed_to.min(run.first);
             if let Err(error) = lane.file.give_memory_back(run.first, run.count) {
-                tracing::warn!("lane {}: memory cannot be given back: {error}", id.0);
+                tracing::warn!("lane {}: cannot free memory: {error}", id.0);
             }
         }
     }

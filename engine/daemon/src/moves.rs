@@ -79,7 +79,11 @@ impl Moves {
     /// A daemon that cannot watch mounts finds out when doors bring files, and at a reload.
     pub(crate) fn new() -> Moves {
         let watch = MountWatch::new()
-            .map_err(|error| tracing::warn!("mounts are not watched: {error}"))
+            .map_err(|error| {
+                tracing::warn!(
+                    "cannot watch mounts: {error}; a file system that comes back is found later"
+                )
+            })
             .ok();
         Moves {
             watch,
@@ -365,7 +369,7 @@ impl Daemon {
             let is_used = left.is_used(files) || !are_exchanged;
             if !is_used {
                 tracing::info!(
-                    "share {:?}: nothing of the file system that was mounted on {} (device {}) is in use any more",
+                    "share {:?}: the file system that was mounted on {} (device {}) is no longer in use",
                     left.name,
                     left.point,
                     left.device

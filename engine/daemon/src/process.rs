@@ -31,12 +31,12 @@ pub(crate) fn kib(status: &str, name: &str) -> u64 {
 /// Every session and every file is a descriptor; and how long a file may be is between its client and its file system.
 pub(crate) fn raise_limits() {
     if let Err(error) = rushes_sys::limits::raise_descriptor_limit() {
-        tracing::warn!("the number of open files stays as it was: {error}");
+        tracing::warn!("cannot raise the limit of open files: {error}");
     }
     if let Err(error) = rushes_sys::limits::lift_file_size_limit() {
         tracing::warn!(
-            "clients' files cannot be longer than the limit of this process (ulimit -f; LimitFSIZE= of its service): \
-             it could not be lifted: {error}"
+            "cannot raise the limit of file sizes (ulimit -f; LimitFSIZE= of the service): {error}; clients' files cannot \
+             be longer than it"
         );
     }
 }

@@ -86,7 +86,7 @@ impl Daemon {
         self.give_left_back(started);
         if count > 0 {
             tracing::warn!(
-                "a daemon that ended left {count} writes of {file_count} files, {} MB, in lanes; they are being written ({} ms)",
+                "an earlier daemon left {count} acknowledged writes of {file_count} files, {} MB; they are being written ({} ms)",
                 bytes / 1_000_000,
                 clock::now().since(started).ms()
             );
@@ -118,7 +118,7 @@ impl Daemon {
         if let Some(file) = self.ring_lock.take() {
             let file = OwnedFd::from(file);
             if let Err(error) = self.ring.hold(&file) {
-                tracing::error!("the ring cannot hold its lock: {error}");
+                tracing::error!("cannot lock the ring: {error}");
                 // Then we hold it ourselves: requests of ours that outlive us are not seen by who comes next.
                 self.ring_lock_kept = Some(file);
             }

@@ -91,8 +91,8 @@ impl Reserved {
             Err(fault) => {
                 if !matches!(fault, HeadFault::Magic(0)) {
                     tracing::warn!(
-                        "the list of files with reserved blocks cannot be read ({fault:?}): what a former daemon reserved is \
-                         not given back; see \"Space\" in docs/guide/recording.md"
+                        "cannot read the list of files with reserved blocks ({fault:?}); blocks that an earlier daemon reserved \
+                         are not freed; see \"Space\" in docs/guide/recording.md"
                     );
                 }
                 self.file.set_len(0)?;
@@ -113,7 +113,9 @@ impl Reserved {
                 }
                 Ok(None) => self.free.push(record),
                 Err(damage) => {
-                    tracing::warn!("a file with reserved blocks cannot be told: {damage:?}");
+                    tracing::warn!(
+                        "an entry of the list of files with reserved blocks is damaged: {damage:?}"
+                    );
                     self.strike(record)?;
                 }
             }
@@ -187,7 +189,7 @@ impl Reserved {
 
     fn strike_or_say(&mut self, record: u32) {
         if let Err(error) = self.strike(record) {
-            tracing::warn!("a record of reserved blocks could not be cleared: {error}");
+            tracing::warn!("cannot clear a record of reserved blocks: {error}");
         }
     }
 
@@ -295,16 +297,16 @@ impl Daemon {
                      back when one is",
                 )),
                 Err(error) => self.say_once(format!(
-                    "what was reserved for a file could not be given back: {error}"
+                    "cannot free the blocks reserved for a file: {error}"
                 )),
             }
         }
         if done_count > 0 {
-            tracing::info!("blocks that were reserved for {done_count} files were given back");
+            tracing::info!("freed the blocks that were reserved for {done_count} files");
         }
         if busy_count > 0 {
             tracing::info!(
-                "blocks are reserved for {busy_count} files that somebody has open: they are given back later"
+                "{busy_count} files with reserved blocks are open; their blocks are freed later"
             );
             self.give_back_at = clock::now() + TRY_AGAIN;
         }

@@ -51,7 +51,7 @@ impl RuntimeDir {
                 Err(ServeError::Recovering { pid, .. }) => {
                     if !is_told && begun.elapsed() >= NAME_PATIENCE {
                         tracing::info!(
-                            "what a former daemon left is being written (by pid {pid}): waiting for that"
+                            "pid {pid} is writing what an earlier daemon left; waiting for it"
                         );
                         is_told = true;
                     }

@@ -204,7 +204,7 @@ fn no_plain_changes(lanes: &Path, notes: &mut Vec<String>) -> Option<NoPlainChan
         .and_then(|()| NoPlainChanges::wait(lanes, PLAIN_CHANGES_MAX));
     let waited_ms = clock::now().since(start).ms();
     if waited_ms > 100 {
-        tracing::warn!("waited {waited_ms} ms for changes that doors had begun without a daemon");
+        tracing::warn!("waited {waited_ms} ms for writes that doors had begun without a daemon");
     }
     // (That there is no room is said by who needs it next.)
     if let Err(error) = &found

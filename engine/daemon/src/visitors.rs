@@ -182,7 +182,7 @@ impl Daemon {
         // A socket that is closed with something unread gives its peer ECONNRESET before our sentence.
         let _ = newcomer.receive();
         tracing::warn!(
-            "a session was refused to pid {}: {reason}",
+            "refused a session for pid {}: {reason}",
             newcomer.peer().pid
         );
         newcomer.refuse(errno, reason);
@@ -247,7 +247,7 @@ impl Daemon {
             Ok(served) => served,
             Err(error) => {
                 self.counts.refused += 1;
-                tracing::warn!("a session with pid {pid} did not come about: {error}");
+                tracing::warn!("a session with pid {pid} could not be set up: {error}");
                 return;
             }
         };
@@ -635,7 +635,7 @@ impl Daemon {
             error => {
                 self.counts.expelled += 1;
                 tracing::warn!(
-                    "session {} ({} of {:?} from {:?}, pid {}) was put out: {error}",
+                    "session {} ({} of {:?} from {:?}, pid {}) was closed by the daemon: {error}",
                     id.0,
                     seat.door_name(),
                     seat.user,

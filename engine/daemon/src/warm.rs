@@ -59,13 +59,13 @@ pub(crate) fn start(
             let seen = walk(&share, &theirs, finds_blocks);
             theirs.walking_count.fetch_sub(1, Ordering::Relaxed);
             tracing::info!(
-                "share {:?}: {} names and {} files' extents are known after {:.1} s{}",
+                "share {:?}: {} names and the extents of {} files are in memory after {:.1} s{}",
                 share.config.name,
                 seen.entry_count,
                 seen.mapped_count,
                 begin.elapsed().as_secs_f64(),
                 if seen.entry_count >= ENTRY_COUNT_MAX {
-                    "; the rest when it is opened"
+                    "; the other files follow when they are opened"
                 } else {
                     ""
                 }

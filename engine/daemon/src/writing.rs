@@ -38,7 +38,7 @@ impl Daemon {
         let made = lanes.and_then(|lanes| match lanes.create() {
             Ok(lane) => Some(lane),
             Err(error) => {
-                tracing::warn!("a session writes by itself, it got no lane: {error}");
+                tracing::warn!("a session got no lane, so its writes go past the daemon: {error}");
                 None
             }
         });
@@ -165,8 +165,8 @@ impl Daemon {
             // A place is kept for each file that is written through a lane; only a daemon of version 1 of the table may have left one
             // that never had any.
             tracing::error!(
-                "the length of {:?}, of which a former daemon left bytes, cannot be told to doors: its bucket of the facts is full; \
-                 expected a place for each file with bytes in a lane. Clients that read or change it before these bytes are \
+                "cannot tell doors the length of {:?}, to which an earlier daemon left acknowledged writes: its bucket of the facts is full; \
+                 expected a place for each file with bytes in a lane. Clients that read or change the file before these bytes are \
                  written do not see them",
                 file.path
             );
@@ -197,7 +197,10 @@ impl Daemon {
             .get_mut(id)
             .and_then(|file| file.written.as_mut())
         else {
-            tracing::error!("{chore:?} for file {}, which nobody writes", id.0);
+            tracing::error!(
+                "the core asked for {chore:?} of file {}, which has no writer; expected one",
+                id.0
+            );
             self.pending.push_back(match chore {
                 Chore::Reserve { .. } => Event::Reserved {
                     file: id,
@@ -332,7 +335,7 @@ impl Daemon {
             }
             Chore::Settle { .. } => {
                 if let Err(error) = result {
-                    tracing::warn!("the time of a file that was written could not be set: {error}");
+                    tracing::warn!("cannot set the modification time of a written file: {error}");
                 }
                 self.clear_fact(key, goes_on);
                 if known {
@@ -343,9 +346,9 @@ impl Daemon {
                 match (result, &mut self.lanes) {
                     (Ok(_), Some(lanes)) if !reserves_again => lanes.reserve_ended(key),
                     (Ok(_), _) => {}
-                    (Err(error), _) => tracing::warn!(
-                        "what was reserved for a file could not be given back: {error}"
-                    ),
+                    (Err(error), _) => {
+                        tracing::warn!("cannot free the blocks reserved for a file: {error}")
+                    }
                 }
                 self.clear_fact(key, goes_on);
                 if known {
@@ -444,9 +447,7 @@ impl Daemon {
                     .devices
                     .get(device)
                     .map_or("a device", |known| &known.name);
-                tracing::warn!(
-                    "{name} cannot be told to write out what it has in its memory: {error}"
-                );
+                tracing::warn!("cannot ask {name} to write back its memory: {error}");
                 Flushed::Never
             }
         };
@@ -474,17 +475,14 @@ impl Daemon {
             written.is_some_and(|written| written.may_be_no_disks(errno, is_told_past, count))
         });
         if is_doubtful {
-            tracing::info!(
-                "file {}: a sync was told {error}, which may be no disk's",
-                id.0
-            );
+            tracing::info!("file {}: a sync got {error}, perhaps not from a disk", id.0);
             self.doubt(id);
             if self.server.may_have_bytes_of_others(id)
                 && let Some(file) = self.files.get(id)
             {
                 tracing::warn!(
-                    "{:?}: a flush fails with an error that may be no disk's ({error}): a write past the kernel's cache met a page of it there. \
-                     Others have written to the file since it was last synced; whether the kernel lost any of that it does not say",
+                    "{:?}: a flush fails with an error that may be no disk's ({error}), because a direct write met a cached page. \
+                     Other programs have written to the file since its last sync, and the kernel does not say whether it lost any of their bytes",
                     file.path
                 );
             }
@@ -520,7 +518,7 @@ impl Daemon {
             // Its session has cut its own memory short; what it wrote there is gone.
             other => {
                 tracing::error!(
-                    "bytes of a lane that its device does not have yet cannot be read: {other:?}, expected {length} bytes; whoever reads them is told so. Look at the disk of the runtime folder"
+                    "cannot read bytes of a lane that are not on their disk yet: {other:?}, expected {length} bytes; their readers get an error. Check the disk of the runtime folder"
                 );
                 // (What was in the buffer before may be another client's.)
                 self.zero(slot, offset, length);
@@ -566,7 +564,7 @@ impl Daemon {
         let written = file.and_then(|file| file.written.as_ref());
         let (Some(written), Some(lanes)) = (written, &mut self.lanes) else {
             tracing::error!(
-                "a write to file {} was asked for, which nobody writes",
+                "the core asked for a write to file {}, which has no writer; expected one",
                 write.file.0
             );
             self.fail_io(write.io, Errno::BAD_HANDLE);

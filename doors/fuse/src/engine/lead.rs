@@ -86,8 +86,8 @@ impl Daemons {
         let mut missed = locked(&self.missed);
         let since = *missed.since.get_or_insert_with(|| {
             tracing::warn!(
-                "the daemon is gone, and acknowledged bytes wait to be written: the next one does it, or \"{}\" in {} s; who needs them \
-                 waits until then",
+                "the daemon is gone, and acknowledged bytes are not written yet: the next daemon writes them, or \"{}\" in {} s; programs that need them \
+                 wait until then",
                 self.recover,
                 self.recover_after.as_secs()
             );
@@ -118,7 +118,7 @@ impl Daemons {
         if since.elapsed() < self.recover_after || is_early {
             return;
         }
-        tracing::warn!("no daemon came back; starting \"{}\"", self.recover);
+        tracing::warn!("no daemon has started; starting \"{}\"", self.recover);
         match Command::new("/bin/sh")
             .args(["-c", &self.recover])
             .env("RUSHES_RUNTIME_DIR", &self.runtime_dir)
@@ -126,7 +126,7 @@ impl Daemons {
         {
             Ok(child) => missed.recovering = Some(child),
             Err(error) => {
-                tracing::warn!("it cannot be started: {error}");
+                tracing::warn!("cannot start it: {error}");
                 missed.next = Some(Instant::now() + RECOVER_EVERY);
             }
         }
@@ -166,7 +166,7 @@ impl Lead {
                     self.serve(session);
                     if !self.queue.is_closing() {
                         tracing::info!(
-                            "{}: the daemon is gone, and has left nothing; used without it",
+                            "{}: the daemon is gone and has left no data; the member is used without a daemon",
                             self.member.display()
                         );
                     }
@@ -182,7 +182,7 @@ impl Lead {
                 {
                     self.logged = true;
                     tracing::info!(
-                        "{}: used without the daemon: {sentence}",
+                        "{}: the member is used without a daemon: {sentence}",
                         self.member.display()
                     );
                 }
@@ -232,7 +232,7 @@ impl Lead {
         let client = Client::connect_within(&socket, &who, PATIENCE)
             .map_err(|error| Unserved::NotLetIn(format!("it does not let us in: {error:?}")))?;
         tracing::info!(
-            "{}: used by way of the daemon, share {:?}{}",
+            "{}: the member is used through the daemon, share {:?}{}",
             self.member.display(),
             share.name,
             if client.takes_writes() {
@@ -298,7 +298,7 @@ impl Lead {
         if !self.queue.is_untouched() {
             session.be_reluctant();
         } else if session.reconnect().is_ok() {
-            tracing::info!("{}: there is a daemon again", self.member.display());
+            tracing::info!("{}: a daemon has started", self.member.display());
             self.daemons.look_at_facts();
             self.daemons.is_there();
             self.takes_writes(session);
