@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The door as a whole: one pool, its nodes, and what goes on in the background.
 
-use crate::answer::Answer;
-use crate::care::Care;
-use crate::data::Full;
-use crate::descriptors::Descriptors;
-use crate::engine::{DaemonPlace, Engine};
-use crate::lines::Lines;
-use crate::nodes::{Node, Nodes, locked};
-use crate::reads::Finishers;
-use crate::removals::Burials;
-use crate::session::Notices;
-use crate::table::{Left, Table};
-use crate::tidying::Tidying;
-use crate::unsettled::Unsettled;
+use crate::bytes::data::Full;
+use crate::bytes::descriptors::Descriptors;
+use crate::bytes::lines::Lines;
+use crate::bytes::reads::Finishers;
+use crate::bytes::unsettled::Unsettled;
+use crate::daemon::{DaemonPlace, Engine};
+use crate::kernel::answer::Answer;
+use crate::kernel::session::Notices;
+use crate::kernel::table::{Left, Table};
+use crate::lock::locked;
+use crate::tree::nodes::{Node, Nodes};
+use crate::tree::removals::Burials;
+use crate::upkeep::care::Care;
+use crate::upkeep::tidying::Tidying;
 use rushes_pool::{Class, Inode, NameLog, Pool};
 use rustix::fs::{FileType, fstat, fstatvfs};
 use std::collections::BTreeSet;
@@ -101,8 +102,8 @@ impl Door {
         let descriptors = Descriptors::new();
         let nodes = Nodes::new(pool.catalogue().tree(), table.clone(), &descriptors)?;
         if let Some(place) = place {
-            crate::unwritten::may_go_by(&pool, place)?;
-            if let Err(error) = crate::unwritten::leave_place(&pool, place) {
+            crate::daemon::unwritten::may_go_by(&pool, place)?;
+            if let Err(error) = crate::daemon::unwritten::leave_place(&pool, place) {
                 tracing::warn!(
                     "{}: commands will not find this mount's daemon: {error}",
                     pool.catalogue().path().display()

@@ -3,44 +3,19 @@
 //!
 //! Node ids, rights, coherence, and what is refused: docs/decisions/0022.
 
-mod answer;
-mod attributes;
-mod care;
-mod control;
-mod crew;
-mod data;
-mod descriptors;
+mod bytes;
+mod daemon;
 mod door;
-mod engine;
-mod failing;
-mod files;
-mod keeper;
-mod kept;
-mod lines;
-mod listing;
-mod loads;
-mod mounting;
-mod names;
-mod nodes;
-mod passthrough;
-mod reads;
-mod removals;
-mod session;
-mod signs;
-mod spare;
-mod stopping;
-mod stored;
-mod table;
-mod tidying;
-mod unsettled;
-mod unwritten;
-mod wishes;
+mod kernel;
+mod lock;
+mod tree;
+mod upkeep;
 
-pub use engine::DaemonPlace;
-pub use keeper::{Ended, HURRIED, Kept, Replacing, keep};
-pub use session::Mounted;
-pub use stopping::Stop;
-pub use unwritten::{Unwritten, wait_until_members_have_all, wait_until_written};
+pub use daemon::DaemonPlace;
+pub use daemon::unwritten::{Unwritten, wait_until_members_have_all, wait_until_written};
+pub use kernel::keeper::{Ended, HURRIED, Kept, Replacing, keep};
+pub use kernel::session::Mounted;
+pub use kernel::stopping::Stop;
 
 use rushes_pool::Pool;
 use std::io;
@@ -60,7 +35,7 @@ pub fn mount(
     folder: &Path,
 ) -> io::Result<Mounted> {
     ask_of_the_machine();
-    session::mount(
+    kernel::session::mount(
         Arc::new(door::Door::new(pool, daemon, tidy_after, None)?),
         folder,
     )
@@ -70,7 +45,7 @@ pub fn mount(
 ///
 /// Errors   a sentence: its file system does not know that, say
 pub fn protect(folder: &Path) -> Result<(), String> {
-    mounting::protect(folder)
+    kernel::mounting::protect(folder)
 }
 
 /// What a process that serves a mount needs for itself.

@@ -1,0 +1,646 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bytes to the objects that the layout names, piece by piece; and what else is done to them. Reads: reads.rs.
+//!
+//! Nobody hears "no space" while a member has room: what does not fit goes on elsewhere, in the middle of a file if need be. Bytes
+//! that no object has are zero.
+
+use crate::bytes::files::{OpenFile, State, range};
+use crate::daemon::{Changed, Done};
+use crate::door::Door;
+use crate::kernel::answer::Answer;
+use crate::lock::locked;
+use crate::tree::nodes::Node;
+use crate::tree::removals::RoomSought;
+use rushes_pool::{
+    Access, ByteCount, ByteOffset, Layout, Located, Object, PoolError, RoomBefore, SpillReason,
+};
+use rustix::fs::{
+    FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate,
+    fdatasync, futimens, seek,
+};
+use rustix::io::{Errno, pwrite};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Copied by one request at most; the kernel asks again. Units: bytes.
+const COPY_BYTES_MAX: u64 = 16 << 20;
+/// At a time. Units: bytes.
+const COPY_CHUNK_BYTES: usize = 1 << 20;
+/// What a pool reserves at least where it gives bytes a place. Units: bytes.
+const BLOCK_BYTES: u64 = 4096;
+/// FALLOC_FL_… that are answered: keep the size, punch a hole, make zero.
+const KEEP_SIZE: u32 = 1;
+const PUNCH_HOLE: u32 = 2;
+const ZERO_RANGE: u32 = 16;
+/// Between two looks for room in a pool that has none.
+const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_millis(100);
+/// What a daemon reserved for files that were just closed is room again when they are written, by then.
+const ROOM_COMES_BY: Duration = Duration::from_millis(1500);
+const SEEK_DATA: i32 = 3;
+const SEEK_HOLE: i32 = 4;
+
+/// Since when no member has had room for a byte.
+#[derive(Debug, Default)]
+pub(crate) struct Full(Mutex<Option<Instant>>);
+
+impl Full {
+    /// No member has room. Whether some may have soon, so that it is worth looking again: only beside a daemon, and once, not for each write.
+    fn may_end(&self, beside_daemon: bool) -> bool {
+        let since = *locked(&self.0).get_or_insert_with(Instant::now);
+        beside_daemon && since.elapsed() < ROOM_COMES_BY
+    }
+
+    /// A member has room.
+    fn ended(&self) {
+        *locked(&self.0) = None;
+    }
+}
+
+/// What others know of an object by what is done to it.
+#[derive(Clone, Copy, Debug)]
+enum Known {
+    /// It reaches to the end of the piece at least.
+    Written,
+    /// Nothing: a reservation behind its end leaves it as long as it was.
+    Nothing,
+}
+
+/// What came of one piece of a write or an allocation.
+enum Piece {
+    /// So many bytes are done.
+    Done(u64),
+    /// It needs a place, or another one.
+    NoPlace(Option<(Object, SpillReason)>),
+}
+
+/// Do it to the whole length, or to as much from the start on as there is room for, down to one block.
+///
+/// A file system may refuse a long write whole although its first block is reserved. Were that taken for a full member, two full
+/// ones would hand the same bytes to and fro for ever.
+fn less_and_less(start: u64, length: u64, mut act: impl FnMut(u64) -> Answer<u64>) -> Answer<u64> {
+    let least = (BLOCK_BYTES - start % BLOCK_BYTES).min(length);
+    let mut tried = length;
+    loop {
+        match act(tried) {
+            Ok(0) | Err(Errno::NOSPC | Errno::DQUOT) if tried > least => {
+                tried = (tried / 2).max(least)
+            }
+            Ok(0) => return Err(Errno::NOSPC),
+            done => return done,
+        }
+    }
+}
+
+/// What is to be done behind the end goes elsewhere when its member cannot do it.
+fn piece_of(done: Answer<u64>, located: &Located, behind_end: bool) -> Answer<Piece> {
+    let moved = |reason| Ok(Piece::NoPlace(Some((located.object, reason))));
+    match done {
+        Ok(count) => Ok(Piece::Done(count)),
+        Err(Errno::NOSPC) => moved(SpillReason::Full),
+        Err(Errno::DQUOT) => moved(SpillReason::OverQuota),
+        Err(Errno::ROFS) if behind_end => moved(SpillReason::Unwritable),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a program hears when members refuse again and again what the pool has reserved there.
+fn refused_with(why: Option<(Object, SpillReason)>) -> Errno {
+    match why {
+        Some((_, SpillReason::OverQuota)) => Errno::DQUOT,
+        Some((_, SpillReason::Failing)) => Errno::IO,
+        _ => Errno::NOSPC,
+    }
+}
+
+impl Door {
+    pub(crate) fn write(
+        &self,
+        number: u64,
+        offset: u64,
+        data: &[u8],
+        drop_set_id: bool,
+    ) -> Answer<usize> {
+        let node = self.nodes.get(number)?;
+        let file = self.file(&node)?;
+        if drop_set_id {
+            self.drop_set_id(&node)?;
+        }
+        let done = self.write_to(&node, &file, offset, data);
+        self.changed(&node);
+        done
+    }
+
+    fn write_to(&self, node: &Node, file: &OpenFile, offset: u64, data: &[u8]) -> Answer<usize> {
+        if offset > file.size() {
+            self.clean_tail(node, file)?;
+        }
+        let size_before = file.size();
+        if offset + data.len() as u64 > size_before {
+            self.widen(node, file);
+        }
+        let (done, result) =
+            self.piece_by_piece(node, file, (offset, data.len() as u64), |done, rest| {
+                self.write_piece(
+                    node,
+                    file,
+                    offset + done,
+                    &data[done as usize..][..rest as usize],
+                )
+            });
+        if result.is_err() {
+            file.tail_is_unclean();
+        }
+        if done == 0 {
+            return result.map(|()| 0);
+        }
+        // One that grew has the time of that.
+        if offset + done <= size_before {
+            self.written(file, 0)?;
+        }
+        Ok(done as usize)
+    }
+
+    /// Through the daemon's lane, else on the object itself.
+    fn write_piece(&self, node: &Node, file: &OpenFile, at: u64, data: &[u8]) -> Answer<Piece> {
+        let state = file.state();
+        let (located, fd) = match self.place_of(node, file, &state, at)? {
+            Ok(place) => place,
+            Err(no_place) => return Ok(no_place),
+        };
+        let length = located.length.0.min(data.len() as u64);
+        let start = located.object_offset.0;
+        let mut is_plain = !file.asks_daemon() || file.may_be_passed();
+        let done = less_and_less(start, length, |length| {
+            if is_plain {
+                return Err(Errno::AGAIN);
+            }
+            let part = &data[..length as usize];
+            match self.engine.write(located.object, &fd, part, start) {
+                Done::Whole => Ok(length),
+                Done::Failed(error) => Err(error),
+                Done::Plain => {
+                    is_plain = true;
+                    Err(Errno::AGAIN)
+                }
+            }
+        });
+        file.was_taken(!is_plain);
+        if is_plain {
+            drop(state);
+            return self.change_piece(
+                node,
+                file,
+                (at, length),
+                Known::Written,
+                |fd, start, length| {
+                    pwrite(fd, &data[..length as usize], start).map(|count| count as u64)
+                },
+            );
+        }
+        if let Ok(count) = done {
+            // Before somebody can change the layout: what is behind the end has no place.
+            file.grow(at + count)?;
+        }
+        // The daemon may mean bytes that it took before: who wrote those is to hear of it, so that nothing goes elsewhere in silence.
+        self.note_failure(located.object, "write to an object", &done);
+        piece_of(done, &located, at >= file.size())
+    }
+
+    /// An answer to what was done to an object: its member is known to fail if it says so.
+    fn note_failure<T>(&self, object: Object, operation: &'static str, done: &Answer<T>) -> bool {
+        let member = self.pool.member(object.member);
+        let failed = done.as_ref().err().zip(member);
+        failed.is_some_and(|(error, member)| member.note_failure(operation, *error))
+    }
+
+    /// Where a byte is, opened for writing.
+    #[allow(clippy::type_complexity)]
+    fn place_of(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        state: &State,
+        at: u64,
+    ) -> Answer<Result<(Located, Arc<OwnedFd>), Piece>> {
+        let Some(located) = state
+            .layout
+            .as_ref()
+            .and_then(|layout| layout.locate(ByteOffset(at)))
+        else {
+            return Ok(Err(Piece::NoPlace(None)));
+        };
+        // A member that is emptied gets nothing new, also of what is there already. It is as if it were full.
+        let number = located.object.member;
+        if at >= file.size() && !self.pool.takes_bytes(number) && !self.pool.is_lost(number) {
+            let why = (located.object, SpillReason::Full);
+            return Ok(Err(Piece::NoPlace(Some(why))));
+        }
+        match self.object(node, state, located.object, Access::Write) {
+            Ok(fd) => Ok(Ok((located, fd))),
+            Err(
+                PoolError::Missing { .. } | PoolError::Lost { .. } | PoolError::ReadOnly { .. },
+            ) if at >= file.size() => {
+                let why = (located.object, SpillReason::Unwritable);
+                Ok(Err(Piece::NoPlace(Some(why))))
+            }
+            Err(PoolError::Failing { .. }) if at >= file.size() => {
+                let why = (located.object, SpillReason::Failing);
+                Ok(Err(Piece::NoPlace(Some(why))))
+            }
+            Err(error) => Err(self.trouble(node, &error)),
+        }
+    }
+
+    /// Size and time of the stub follow what was written.
+    fn written(&self, file: &OpenFile, end: u64) -> Answer<()> {
+        if file.grow(end)? {
+            return Ok(());
+        }
+        let omit = Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_OMIT,
+        };
+        let now = Timespec {
+            tv_sec: 0,
+            tv_nsec: UTIME_NOW,
+        };
+        futimens(
+            &*file.stub,
+            &Timestamps {
+                last_access: omit,
+                last_modification: now,
+            },
+        )
+    }
+
+    /// No member has room. Whether some may have by now, or soon, so that it is worth looking again.
+    ///
+    /// `full`  since when there is none
+    fn room_may_come(&self, sought: &mut RoomSought, full: &Full) -> bool {
+        if self.room_comes(sought) {
+            // What of that the daemon has open comes a little later.
+            full.ended();
+            return true;
+        }
+        let may_end = full.may_end(self.engine.serves_any());
+        if may_end {
+            std::thread::sleep(LOOK_FOR_ROOM_EVERY);
+        }
+        may_end
+    }
+
+    /// Do something to a range in each object it lies in, making places as they are needed.
+    ///
+    /// Returns  how much is done from the start on, and what ended it
+    fn piece_by_piece(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        (offset, total): (u64, u64),
+        mut act: impl FnMut(u64, u64) -> Answer<Piece>,
+    ) -> (u64, Answer<()>) {
+        let mut done = 0;
+        let mut sought = RoomSought::default();
+        // A member that writes to new places may refuse even what was reserved there: each is asked twice at most for one byte.
+        let tries_max = 2 * self.pool.members().len() + 2;
+        let mut tries = 0;
+        while done < total {
+            let went_on = match act(done, total - done) {
+                Ok(Piece::Done(count)) => {
+                    done += count;
+                    tries = 0;
+                    Ok(())
+                }
+                Ok(Piece::NoPlace(why)) if tries >= tries_max => Err(refused_with(why)),
+                Ok(Piece::NoPlace(why)) => {
+                    tries += 1;
+                    match self.make_place(node, file, range(offset + done, total - done), why) {
+                        Err(Errno::NOSPC | Errno::DQUOT)
+                            if self.room_may_come(&mut sought, &self.full) =>
+                        {
+                            tries = 0;
+                            Ok(())
+                        }
+                        made => {
+                            if made.is_ok() {
+                                self.full.ended();
+                            }
+                            made
+                        }
+                    }
+                }
+                Err(error) => Err(error),
+            };
+            if let Err(error) = went_on {
+                return (done, Err(error));
+            }
+        }
+        (done, Ok(()))
+    }
+
+    /// One piece, on the object itself: nobody else reads or writes the file meanwhile.
+    fn change_piece(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        (at, length): (u64, u64),
+        known: Known,
+        mut act: impl FnMut(&OwnedFd, u64, u64) -> Answer<u64>,
+    ) -> Answer<Piece> {
+        let state = file.change();
+        let (located, fd) = match self.place_of(node, file, &state, at)? {
+            Ok(place) => place,
+            Err(no_place) => return Ok(no_place),
+        };
+        let behind_end = at >= file.size();
+        let start = located.object_offset.0;
+        let mut held = self.engine.hold(vec![(located.object, Arc::clone(&fd))])?;
+        held.what = Changed::From { offset: start };
+        state.note_owed_sync(located.object);
+        let length = located.length.0.min(length);
+        let done = less_and_less(start, length, |length| act(&fd, start, length));
+        if let (Known::Written, Ok(count)) = (known, &done) {
+            held.what = Changed::Bytes {
+                offset: start,
+                length: *count,
+            };
+            file.grow(at + count)?;
+        }
+        drop(held);
+        if self.note_failure(located.object, "write to an object", &done) && behind_end {
+            let why = (located.object, SpillReason::Failing);
+            return Ok(Piece::NoPlace(Some(why)));
+        }
+        piece_of(done, &located, behind_end)
+    }
+
+    pub(crate) fn allocate(
+        &self,
+        number: u64,
+        offset: u64,
+        length: u64,
+        mode: u32,
+        by_user: bool,
+    ) -> Answer<()> {
+        let node = self.nodes.get(number)?;
+        let file = self.file(&node)?;
+        let end = offset
+            .checked_add(length)
+            .filter(|_| length > 0)
+            .ok_or(Errno::INVAL)?;
+        let action = match mode & !KEEP_SIZE {
+            0 => FallocateFlags::empty(),
+            PUNCH_HOLE if mode & KEEP_SIZE != 0 => FallocateFlags::PUNCH_HOLE,
+            ZERO_RANGE => FallocateFlags::ZERO_RANGE,
+            _ => return Err(Errno::OPNOTSUPP),
+        } | FallocateFlags::KEEP_SIZE;
+        if by_user {
+            self.drop_set_id(&node)?;
+        }
+        if end > file.size()
+            && let Err(error) = self.clean_tail(&node, &file)
+        {
+            self.changed(&node);
+            return Err(error);
+        }
+        if mode & PUNCH_HOLE != 0 && file.state().layout.is_none() {
+            return Ok(());
+        }
+        let takes_room = mode & PUNCH_HOLE == 0;
+        let before = self
+            .pool
+            .room_before(file.state().layout.as_ref(), range(offset, length));
+        if takes_room && let Err(error) = self.may_fit(&file, &before) {
+            self.changed(&node);
+            return Err(error);
+        }
+        let (_, result) = self.piece_by_piece(&node, &file, (offset, length), |done, rest| {
+            let piece = (offset + done, rest);
+            self.change_piece(&node, &file, piece, Known::Nothing, |fd, start, length| {
+                fallocate(fd, action, start, length).map(|()| length)
+            })
+        });
+        if takes_room && result.is_err() {
+            self.give_back_since(&node, &file, &before);
+        }
+        let end = if mode & KEEP_SIZE == 0 { end } else { 0 };
+        let done = result
+            .and_then(|()| match end > file.size() && file.may_be_passed() {
+                true => self.stretch(&node, &file, &file.change(), end),
+                false => Ok(()),
+            })
+            .and_then(|()| self.written(&file, end));
+        self.changed(&node);
+        done
+    }
+
+    /// Whether there may be room for all that is asked: what cannot fit is not begun, or others would hear "no space" meanwhile.
+    fn may_fit(&self, file: &OpenFile, before: &RoomBefore) -> Answer<()> {
+        // (Others may have room enough.)
+        let (mut sought, full) = (RoomSought::default(), Full::default());
+        loop {
+            let room = {
+                let state = file.state();
+                self.pool
+                    .room_at_most(file.stub.as_fd(), state.layout.as_ref())
+            };
+            if before.lacking() <= room {
+                return Ok(());
+            }
+            if !self.room_may_come(&mut sought, &full) {
+                return Err(Errno::NOSPC);
+            }
+        }
+    }
+
+    /// It did not fit after all: what was taken for it is room for others again. (What somebody else reserved in the same file at the same time may go with it.)
+    fn give_back_since(&self, node: &Node, file: &OpenFile, before: &RoomBefore) {
+        let mut state = file.change();
+        let Some(mut layout) = state.layout.clone() else {
+            return;
+        };
+        let is_passed = self.is_passed(node, file, &state);
+        // What the daemon has of it is written first; afterwards it learns anew which blocks there are.
+        let Ok(held) = self.hold(node, &state, |_| true) else {
+            return;
+        };
+        let size = ByteCount(file.size());
+        let stub = file.stub.as_fd();
+        let given = self
+            .pool
+            .give_back_since(stub, &mut layout, size, before, is_passed);
+        if let Err(error) = given {
+            tracing::warn!(
+                "{}: cannot free space that was allocated for a write that failed: {error}; it stays allocated until the file is cut or deleted",
+                self.name_of(node)
+            );
+        }
+        self.let_go(&state, &layout);
+        file.set_layout(&mut state, layout);
+        drop(held);
+    }
+
+    pub(crate) fn seek(&self, number: u64, offset: i64, whence: i32) -> Answer<i64> {
+        let node = self.nodes.get(number)?;
+        let file = self.file(&node)?;
+        self.settle(&node, &file)?;
+        let state = file.state();
+        let size = file.size();
+        let start = u64::try_from(offset).map_err(|_| Errno::NXIO)?;
+        if !matches!(whence, SEEK_DATA | SEEK_HOLE) {
+            return Err(Errno::INVAL);
+        }
+        if start >= size {
+            return Err(Errno::NXIO);
+        }
+        let mut at = start;
+        while at < size {
+            let Some(located) = state
+                .layout
+                .as_ref()
+                .and_then(|layout| layout.locate(ByteOffset(at)))
+            else {
+                break;
+            };
+            let fd = self.object(&node, &state, located.object, Access::Read);
+            let fd = fd.map_err(|error| self.trouble(&node, &error))?;
+            let from = located.object_offset.0;
+            let found = if whence == SEEK_DATA {
+                seek(&*fd, SeekFrom::Data(from))
+            } else {
+                seek(&*fd, SeekFrom::Hole(from))
+            };
+            let found = match found {
+                Ok(found) => Some(found),
+                // Behind the object's end there is only a hole.
+                Err(Errno::NXIO) => (whence == SEEK_HOLE).then_some(from),
+                Err(error) => return Err(error),
+            };
+            let end = (at.saturating_add(located.length.0)).min(size);
+            if let Some(found) = found
+                .map(|found| at + (found - from))
+                .filter(|found| *found < end)
+            {
+                return Ok(found as i64);
+            }
+            at = end;
+        }
+        match whence {
+            // No object, or data to the end: the end counts as a hole.
+            SEEK_HOLE
+                if state
+                    .layout
+                    .as_ref()
+                    .is_none_or(|layout| layout.segments().is_empty()) =>
+            {
+                Ok(start as i64)
+            }
+            SEEK_HOLE => Ok(size as i64),
+            _ => Err(Errno::NXIO),
+        }
+    }
+
+    /// Returns fewer bytes than asked when it is much: the kernel asks again.
+    pub(crate) fn copy(
+        self: &Arc<Door>,
+        from: (u64, u64),
+        to: (u64, u64),
+        length: u64,
+        by_user: bool,
+    ) -> Answer<usize> {
+        let (source_node, target_node) = (self.nodes.get(from.0)?, self.nodes.get(to.0)?);
+        let (source, target) = (self.file(&source_node)?, self.file(&target_node)?);
+        if by_user {
+            self.drop_set_id(&target_node)?;
+        }
+        let length = length.min(COPY_BYTES_MAX);
+        let mut done = 0;
+        let mut result = Ok(());
+        while done < length {
+            let chunk = (length - done).min(COPY_CHUNK_BYTES as u64) as usize;
+            let copied = self
+                .read_and_wait(&source_node, &source, from.1 + done, chunk)
+                .and_then(|bytes| self.write_to(&target_node, &target, to.1 + done, &bytes));
+            match copied {
+                Ok(0) => break,
+                Ok(count) => done += count as u64,
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        self.changed(&target_node);
+        // What ended it is heard by who goes on.
+        if done > 0 {
+            return Ok(done as usize);
+        }
+        result.map(|()| 0)
+    }
+
+    /// Before a write is answered of an open whose flags (O_SYNC, O_DSYNC) say that it is to be durable then. Behind a write by way of its cache the kernel
+    /// asks for a sync by itself; behind one past it, it leaves that to us. (Also where only the open is past it, by O_DIRECT: behind what is
+    /// sent with AIO or io_uring nobody asks, fs/fuse/file.c. RWF_DSYNC on such a write is nothing that we are told of.)
+    pub(crate) fn sync_if_asked(&self, number: u64, handle: u64, flags: i32) -> Answer<()> {
+        let flags = OFlags::from_bits_retain(flags as u32);
+        if !flags.intersects(OFlags::SYNC) {
+            return Ok(());
+        }
+        if !flags.contains(OFlags::DIRECT) && self.is_cached(number, handle)? {
+            return Ok(());
+        }
+        self.sync(number, handle, !flags.contains(OFlags::SYNC))
+    }
+
+    /// Objects first, then the stub that names them. Also those that another open wrote. What the kernel could not write each open hears of once, as of a
+    /// file system of its own: all of them go by one descriptor, to which the kernel says it once.
+    pub(crate) fn sync(&self, number: u64, handle: u64, data_only: bool) -> Answer<()> {
+        let node: Arc<Node> = self.nodes.get(number)?;
+        let file = self.file(&node)?;
+        let done = self.sync_all(&node, &file, data_only);
+        file.wait_for_who_asks();
+        let heard = self.hear_of_sync(&node, &file, handle);
+        done.and(heard)
+    }
+
+    fn sync_all(&self, node: &Arc<Node>, file: &OpenFile, data_only: bool) -> Answer<()> {
+        let state = file.state();
+        for object in state.layout.iter().flat_map(|layout| layout.objects()) {
+            let fd = match self.object(node, &state, object, Access::Read) {
+                Ok(fd) => fd,
+                Err(PoolError::Lost { .. }) => {
+                    // What was written to it and not synced went with it, which each open is to hear once. All else of the file becomes durable.
+                    if state.forget_written(object) {
+                        file.sync_failed(Errno::IO);
+                    }
+                    continue;
+                }
+                // Nothing of ours waits on a member that is not there, unless somebody has it in memory.
+                Err(PoolError::Missing { .. }) if !self.engine.lacks_any() => continue,
+                Err(error) => return Err(self.trouble(node, &error)),
+            };
+            // (Of a daemon that nobody hears of, bytes and all, nothing is known of the device.)
+            let synced = match self.engine.sync(object, &fd)? {
+                Done::Failed(error) => Err(error),
+                done => match state.take_owed_sync(object) || matches!(done, Done::Plain) {
+                    true => fdatasync(&*fd),
+                    false => Ok(()),
+                },
+            };
+            // What the daemon has in memory it says again until it is written; of what the drive did not write it knows no more.
+            let synced = synced.inspect_err(|error| file.sync_failed(*error));
+            self.note_failure(object, "make an object durable", &synced);
+            synced?;
+        }
+        let is_unsettled = state.layout.as_ref().is_some_and(Layout::is_unsettled);
+        let synced = if is_unsettled {
+            drop(state);
+            self.make_durable(node, file)
+                .and_then(|()| file.sync_stub(file.state(), data_only))
+        } else {
+            file.sync_stub(state, data_only)
+        };
+        synced.inspect_err(|error| file.sync_failed(*error))
+    }
+}

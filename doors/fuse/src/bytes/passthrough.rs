@@ -1,0 +1,386 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How the kernel reads and writes each open of a file: through its cache, past it, or straight from the object (passthrough).
+//!
+//! Straight from the object nobody here sees a read. So it is for who opens a file only to read it, while nobody writes to it, no daemon is to
+//! have its reads, and all its bytes are in one object, byte for byte. As long as somebody has such an open, or a mapping that such an open left
+//! behind (the kernel tells of its close, not of its mappings), the object stays where it is and as long as the file is. Decision:
+//! docs/decisions/0033.
+//!
+//! The kernel (fs/fuse/iomode.c) lets an inode be open through its cache or by passthrough, not both: while there are opens by passthrough,
+//! each further one is one, too, if need be for its mappings alone.
+
+use crate::bytes::files::{OpenFile, State};
+use crate::bytes::lines::Line;
+use crate::bytes::stored::Stored;
+use crate::daemon::Changed;
+use crate::door::Door;
+use crate::kernel::answer::Answer;
+use crate::kernel::session::Backing;
+use crate::lock::locked;
+use crate::tree::nodes::Node;
+use rushes_pool::{Access, ByteOffset, MemberNumber, Object, PoolError};
+use rushes_sys::lease;
+use rustix::fs::{OFlags, fstat, ftruncate};
+use rustix::io::Errno;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// How the kernel does reads and writes of one open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// Through its cache.
+    Cached,
+    /// Past it. Only for writing: without a cache of writes it would cost a copy.
+    Direct,
+    /// By passthrough; or for mappings alone, and reads and writes come to the door.
+    Passed { writes: bool },
+}
+
+/// What the kernel is told of an open.
+pub(crate) struct Opened {
+    pub(crate) way: Way,
+    /// Of one that is passed: the object, as the kernel knows it, and whether reads and writes are passed, too, beside mappings.
+    pub(crate) backing: Option<(Arc<Backing>, bool)>,
+}
+
+impl Opened {
+    /// As all are where the mount outlives the process.
+    pub(crate) fn cached() -> Opened {
+        Opened {
+            way: Way::Cached,
+            backing: None,
+        }
+    }
+}
+
+/// The kernel's opens of a file.
+#[derive(Debug, Default)]
+pub(crate) struct Ways {
+    cached: u64,
+    direct: u64,
+    passed: u64,
+    /// The object that was passed. It may still be mapped when no such open is left.
+    object: Option<Object>,
+    /// As the kernel knows that object, while such opens are there.
+    backing: Option<Arc<Backing>>,
+}
+
+impl Ways {
+    /// Nobody has it open; what may be mapped is as it was at the last close.
+    pub(crate) fn of_mapped(object: Option<Object>) -> Ways {
+        Ways {
+            object,
+            ..Ways::default()
+        }
+    }
+
+    /// What somebody may read without the door.
+    pub(crate) fn object(&self) -> Option<Object> {
+        self.object
+    }
+
+    /// See [`OpenFile::pass`].
+    pub(crate) fn set_object(&mut self, object: Option<Object>) {
+        self.object = object;
+    }
+
+    /// No such open is left.
+    fn is_mapped_at_most(&self) -> bool {
+        self.object.is_some() && self.passed == 0
+    }
+
+    fn add(&mut self, way: Way) -> Way {
+        *self.count(way) += 1;
+        way
+    }
+
+    fn count(&mut self, way: Way) -> &mut u64 {
+        match way {
+            Way::Cached => &mut self.cached,
+            Way::Direct => &mut self.direct,
+            Way::Passed { .. } => &mut self.passed,
+        }
+    }
+}
+
+impl Door {
+    /// Do what may look at the object that a file begins in (each open does, where it may be passed): in the member's line where many wait for its disk, and
+    /// in the file's while somebody changes that.
+    pub(crate) fn at_home(&self, number: u64, act: impl FnOnce() + Send + 'static) {
+        if self.is_changing(number) {
+            return self.lines.put(Line::File(number), act);
+        }
+        let member = match self.can_pass.load(Ordering::Acquire) {
+            true => self.home(number),
+            false => None,
+        };
+        let Some(member) = member.filter(|number| !self.pool.is_lost(*number)) else {
+            return act();
+        };
+        match self.lines.enter(member) {
+            Some(_inside) => act(),
+            None => self.lines.put(Line::Disk(member), act),
+        }
+    }
+
+    fn is_changing(&self, number: u64) -> bool {
+        let file = self.nodes.get(number).ok();
+        let file = file.and_then(|node| locked(&node.file).open_file());
+        file.is_some_and(|file| file.shared_state_now().is_none())
+    }
+
+    /// The member that has its first byte, as its record says.
+    fn home(&self, number: u64) -> Option<MemberNumber> {
+        let node = self.nodes.get(number).ok()?;
+        let fd = self.nodes.descriptor(&node).ok()?;
+        let layout = self.layout_by_path(&fd)?;
+        Some(layout.locate(ByteOffset(0))?.object.member)
+    }
+
+    /// How this open is done. `register` tells the kernel of an object.
+    ///
+    /// Assumes  `file` was opened for it
+    pub(crate) fn way(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        flags: i32,
+        register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
+    ) -> Answer<Opened> {
+        let flags = OFlags::from_bits_retain(flags as u32);
+        let access = flags & OFlags::ACCMODE;
+        let is_mapped_at_most = locked(&file.ways).is_mapped_at_most();
+        if is_mapped_at_most {
+            // Perhaps nobody has it any more.
+            self.is_passed(node, file, &file.change());
+        }
+        // Who changes the layout has it alone: he comes before this, or sees it.
+        let state = file.state();
+        let mut ways = locked(&file.ways);
+        let is_first = ways.object.is_none();
+        if is_first {
+            let object = match access == OFlags::RDONLY && !flags.contains(OFlags::DIRECT) {
+                true if ways.cached + ways.direct == 0 => self.may_pass(node, file, &state),
+                _ => None,
+            };
+            file.pass(&mut ways, object);
+        }
+        let Some(object) = ways.object else {
+            let is_direct = access == OFlags::WRONLY && self.can_pass.load(Ordering::Acquire);
+            let way = ways.add(if is_direct { Way::Direct } else { Way::Cached });
+            return Ok(Opened { way, backing: None });
+        };
+        let is_lost = self.pool.is_lost(object.member);
+        if is_lost && access != OFlags::WRONLY {
+            // As long as somebody has it open the kernel would have each mapping of the file lead to what was given up.
+            return Err(Errno::IO);
+        }
+        let mut is_away = false;
+        let backing = match &ways.backing {
+            Some(backing) => Ok(Arc::clone(backing)),
+            None => self
+                .object(node, &state, object, Access::Read)
+                .map_err(|error| {
+                    is_away = matches!(error, PoolError::Missing { .. } | PoolError::Lost { .. });
+                    self.trouble(node, &error)
+                })
+                .and_then(|fd| {
+                    register(&fd).map(Arc::new).map_err(|error| {
+                        // (Of a member that is stacked on another file system that is at each open.)
+                        tracing::debug!("file {}: no passthrough: {error}", node.number);
+                        Errno::IO
+                    })
+                }),
+        };
+        let backing = match backing {
+            Ok(backing) => backing,
+            Err(_) if is_first => {
+                file.pass(&mut ways, None);
+                let way = ways.add(Way::Cached);
+                return Ok(Opened { way, backing: None });
+            }
+            // Somebody may have it mapped still, and cannot be asked about. Who opens it now hears what he hears of any file there, and what he adds has a place elsewhere.
+            Err(_) if is_away && ways.passed == 0 => {
+                let way = ways.add(Way::Cached);
+                return Ok(Opened { way, backing: None });
+            }
+            Err(error) => return Err(error),
+        };
+        let is_whole =
+            access == OFlags::RDONLY && self.is_whole(node, file, &state) == Some(object);
+        let writes = access != OFlags::RDONLY;
+        if writes && !is_lost {
+            self.may_be_stored(node, file, &state, object)?;
+        }
+        ways.backing = Some(Arc::clone(&backing));
+        let way = ways.add(Way::Passed { writes });
+        self.tidying.passed_begins();
+        Ok(Opened {
+            way,
+            backing: Some((backing, is_whole)),
+        })
+    }
+
+    /// Who opens it may map the object and store there.
+    fn may_be_stored(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        state: &State,
+        object: Object,
+    ) -> Answer<()> {
+        let mut stored = locked(&file.stored);
+        if stored.is_none() {
+            let fd = self.object(node, state, object, Access::Read);
+            let fd = fd.map_err(|error| self.trouble(node, &error))?;
+            *stored = Some(Stored::begin(&fd)?);
+            // What it was told of the file's times it would believe for a while.
+            if let Some(notices) = self.notices.get() {
+                notices.forget_attributes(node.number);
+            }
+        }
+        Ok(())
+    }
+
+    /// The kernel closes one.
+    pub(crate) fn way_ends(&self, node: &Arc<Node>, file: &OpenFile, way: Way) {
+        if way == (Way::Passed { writes: true }) {
+            self.follow_stores_open(node, file);
+        }
+        let mut ways = locked(&file.ways);
+        let count = ways.count(way);
+        *count = count.saturating_sub(1);
+        if matches!(way, Way::Passed { .. }) {
+            self.tidying.passed_ends();
+        }
+        let last = match ways.passed {
+            0 => ways.backing.take(),
+            _ => None,
+        };
+        drop(ways);
+        // The kernel is told with no lock held.
+        drop(last);
+    }
+
+    fn follow_stores_open(&self, node: &Arc<Node>, file: &OpenFile) {
+        if let Some(stored) = &mut *locked(&file.stored) {
+            self.follow_stores(node, &*file.stub, stored);
+        }
+    }
+
+    /// The object that has all bytes of the file, byte for byte, and no more.
+    fn is_whole(&self, node: &Node, file: &OpenFile, state: &State) -> Option<Object> {
+        let [segment] = state.layout.as_ref()?.segments() else {
+            return None;
+        };
+        let [object] = segment.objects[..] else {
+            return None;
+        };
+        let fd = self.object(node, state, object, Access::Read).ok()?;
+        let length = fstat(&*fd).ok()?.st_size as u64;
+        (segment.origin.0 == 0 && length == file.size()).then_some(object)
+    }
+
+    /// The object that the kernel may read itself. None: somebody needs to see it.
+    fn may_pass(&self, node: &Node, file: &OpenFile, state: &State) -> Option<Object> {
+        if !self.can_pass.load(Ordering::Acquire) || file.size() == 0 {
+            return None;
+        }
+        let object = self.is_whole(node, file, state)?;
+        let fd = self.object(node, state, object, Access::Read).ok()?;
+        // What is to go elsewhere would have to wait for its readers.
+        let stays = self.pool.takes_bytes(object.member);
+        (stays && self.engine.may_pass(object, &fd)).then_some(object)
+    }
+
+    /// Whether somebody may read the file's object without the door. When no such open is left the kernel is asked for mappings, and what is
+    /// found out is remembered.
+    ///
+    /// Assumes  `state`: locked alone
+    pub(crate) fn is_passed(&self, node: &Node, file: &OpenFile, state: &State) -> bool {
+        let mut ways = locked(&file.ways);
+        let Some(object) = ways.object else {
+            return false;
+        };
+        if ways.passed > 0 {
+            // Given up with its member: whoever has it open has what is left of it, and the file goes on without it.
+            return !self.pool.is_lost(object.member);
+        }
+        // Nobody uses our own descriptors now: they would look like somebody else's.
+        state.forget(object);
+        let is_elsewhere = match self.object(node, state, object, Access::Read) {
+            Ok(fd) => lease::is_open_elsewhere(&fd).unwrap_or(true),
+            // Whoever has it mapped has what is left of it.
+            Err(PoolError::Object { .. } | PoolError::NoRoom | PoolError::Lost { .. }) => false,
+            Err(_) => true,
+        };
+        if !is_elsewhere {
+            if let Ok(node) = self.nodes.get(node.number) {
+                self.follow_stores_open(&node, file);
+            }
+            *locked(&file.stored) = None;
+            file.pass(&mut ways, None);
+        }
+        is_elsewhere
+    }
+
+    /// An object that is read without the door reaches to the file's end: what is behind its own would be the end for them.
+    ///
+    /// Assumes  `state`: locked alone
+    pub(crate) fn stretch(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        state: &State,
+        size: u64,
+    ) -> Answer<()> {
+        let Some(last) = size.checked_sub(1) else {
+            return Ok(());
+        };
+        if !self.is_passed(node, file, state) {
+            return Ok(());
+        }
+        let passed = locked(&file.ways).object;
+        let located = state
+            .layout
+            .as_ref()
+            .and_then(|layout| layout.locate(ByteOffset(last)));
+        let Some(located) = located.filter(|located| Some(located.object) == passed) else {
+            return Ok(());
+        };
+        let fd = self.object(node, state, located.object, Access::Write);
+        let fd = fd.map_err(|error| self.trouble(node, &error))?;
+        let length = fstat(&*fd)?.st_size as u64;
+        if length < size {
+            let mut held = self.engine.hold(vec![(located.object, Arc::clone(&fd))])?;
+            ftruncate(&*fd, size)?;
+            held.what = Changed::Bytes {
+                offset: length,
+                length: size - length,
+            };
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_passed_may_be_mapped_until_the_kernel_says_otherwise() {
+        let object = Object {
+            member: rushes_pool::MemberNumber(1),
+            id: rushes_pool::ObjectId(2),
+        };
+        let mut ways = Ways::of_mapped(Some(object));
+        assert!(ways.is_mapped_at_most());
+        ways.add(Way::Passed { writes: true });
+        assert!(!ways.is_mapped_at_most(), "it is open");
+        *ways.count(Way::Passed { writes: false }) -= 1;
+        assert!(ways.is_mapped_at_most());
+        assert!(!Ways::of_mapped(None).is_mapped_at_most());
+    }
+}

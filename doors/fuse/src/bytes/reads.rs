@@ -1,0 +1,416 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Reads: pieces are asked for, and whoever has the last one sees to the answer.
+//!
+//! A reader without a contract may wait for seconds, with all that the kernel reads ahead for him. So no thread that takes requests waits for the
+//! daemon: it asks for the pieces of a read and goes on to the next request. What the daemon does not bring is read from its object in the line of that
+//! member (lines.rs): a disk that is slow, or hangs, keeps nobody from another one. Without a daemon a thread reads itself where few do.
+
+use crate::bytes::files::{OpenFile, SharedState};
+use crate::bytes::lines::Line;
+use crate::daemon::{Served, Waiter, only_object};
+use crate::door::Door;
+use crate::kernel::answer::Answer;
+use crate::lock::locked;
+use crate::tree::nodes::Node;
+use rushes_pool::{Access, ByteOffset, Object, PoolError};
+use rustix::buffer::spare_capacity;
+use rustix::fs::OFlags;
+use rustix::io::{Errno, pread};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
+use std::sync::{Arc, Mutex};
+
+/// Threads that hand on what the daemon has brought. Each copies one answer at a time to the kernel.
+const ANSWERING_COUNT: usize = 4;
+
+/// Who gets a read's bytes; called once, by any thread.
+pub(crate) type Reply = Box<dyn FnOnce(Answer<Vec<u8>>) + Send>;
+
+/// Who finishes reads.
+pub(crate) struct Finishers {
+    answering: Sender<Gathered>,
+}
+
+/// A part of a read, in one object.
+#[derive(Clone, Copy)]
+struct Piece {
+    object: Object,
+    start: u64,
+    length: usize,
+}
+
+/// A file that the daemon is to hear of.
+pub(crate) struct Opened {
+    object: Object,
+    node: Arc<Node>,
+    file: Arc<OpenFile>,
+    /// It is not closed meanwhile. (Last: descriptors go before it.)
+    state: SharedState,
+}
+
+/// A read whose pieces are on their way.
+struct Reading {
+    door: Arc<Door>,
+    node: Arc<Node>,
+    file: Arc<OpenFile>,
+    pieces: Vec<Piece>,
+    /// Of all there is to answer; what no piece has is zero. Units: bytes.
+    length: usize,
+    gathering: Mutex<Gathering>,
+    /// Nobody changes the file before it is answered. (Last: descriptors go before it.)
+    state: SharedState,
+}
+
+struct Gathering {
+    left: usize,
+    /// As far as they are there.
+    bytes: Vec<Answer<Vec<u8>>>,
+    reply: Option<Reply>,
+}
+
+/// A read whose pieces are there.
+struct Gathered {
+    reading: Arc<Reading>,
+    bytes: Vec<Answer<Vec<u8>>>,
+    reply: Reply,
+}
+
+impl Gathered {
+    fn answer(self) {
+        let length = self.reading.length;
+        let mut bytes = Vec::new();
+        for piece in self.bytes {
+            match piece {
+                // Mostly it is all there is to read.
+                Ok(piece) if bytes.is_empty() => bytes = piece,
+                Ok(piece) => bytes.extend_from_slice(&piece),
+                Err(error) => return (self.reply)(Err(error)),
+            }
+        }
+        bytes.resize(length, 0);
+        (self.reply)(Ok(bytes));
+    }
+}
+
+impl Finishers {
+    pub(crate) fn start() -> io::Result<Finishers> {
+        Ok(Finishers {
+            answering: finishing("answers", ANSWERING_COUNT)?,
+        })
+    }
+}
+
+/// Threads that end with the door.
+fn finishing(name: &str, count: usize) -> io::Result<Sender<Gathered>> {
+    let (sender, receiver) = channel();
+    let receiver: Arc<Mutex<Receiver<Gathered>>> = Arc::new(Mutex::new(receiver));
+    for number in 0..count {
+        let receiver = Arc::clone(&receiver);
+        std::thread::Builder::new()
+            .name(format!("{name}-{number}"))
+            .spawn(move || {
+                loop {
+                    let next = locked(&receiver).recv();
+                    let Ok(gathered) = next else {
+                        return;
+                    };
+                    gathered.answer();
+                }
+            })?;
+    }
+    Ok(sender)
+}
+
+/// Who has a piece.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum By {
+    /// A thread that may answer as well.
+    Reader,
+    /// A member's thread, which has others to serve.
+    Lead,
+}
+
+/// The rest of a piece, of which these bytes are there; where the object ends before the file does is a hole.
+fn read_rest(fd: &OwnedFd, piece: Piece, mut bytes: Vec<u8>) -> Answer<Vec<u8>> {
+    // Also what the daemon's answer lacks: where the object ends is the object's to say.
+    bytes.reserve_exact(piece.length - bytes.len().min(piece.length));
+    while bytes.len() < piece.length {
+        let at = piece.start + bytes.len() as u64;
+        if pread(fd, spare_capacity(&mut bytes), at)? == 0 {
+            break;
+        }
+    }
+    bytes.resize(piece.length, 0);
+    Ok(bytes)
+}
+
+impl Reading {
+    /// A piece is there. With the last of them the read is answered.
+    fn came(self: Arc<Self>, index: usize, bytes: Answer<Vec<u8>>, by: By) {
+        let mut now = locked(&self.gathering);
+        now.bytes[index] = bytes;
+        now.left -= 1;
+        if now.left > 0 {
+            return;
+        }
+        let bytes = std::mem::take(&mut now.bytes);
+        let reply = now.reply.take();
+        drop(now);
+        let Some(reply) = reply else {
+            return;
+        };
+        let finishers = Arc::clone(&self.door);
+        let gathered = Gathered {
+            reading: self,
+            bytes,
+            reply,
+        };
+        match by {
+            By::Reader => gathered.answer(),
+            // Those threads live as long as the door, which who waits has.
+            By::Lead => drop(finishers.finishers.answering.send(gathered)),
+        }
+    }
+
+    /// Do what may wait for the member's disk: at once while few of us wait for it, else in its line.
+    fn on_disk(
+        self: Arc<Self>,
+        index: usize,
+        may_stay: bool,
+        act: impl FnOnce(Arc<Self>) + Send + 'static,
+    ) {
+        let door = Arc::clone(&self.door);
+        let member = self.pieces[index].object.member;
+        let inside = match may_stay {
+            true => door.lines.enter(member),
+            false => None,
+        };
+        match inside {
+            Some(_inside) => act(self),
+            None => door.lines.put(Line::Disk(member), move || act(self)),
+        }
+    }
+
+    /// Ask for a piece.
+    ///
+    /// `may_stay` whether this thread may wait for a disk, where few do
+    fn begin(self: Arc<Self>, index: usize, may_stay: bool) {
+        let piece = self.pieces[index];
+        let member = piece.object.member;
+        if self.door.pool.is_lost(member) {
+            let error = self.door.trouble(&self.node, &PoolError::Lost { member });
+            return self.came(index, Err(error), By::Reader);
+        }
+        if let Some(fd) = self.state.known(piece.object) {
+            return self.begin_with(index, &fd, may_stay);
+        }
+        self.on_disk(index, may_stay, move |this| {
+            let fd = this
+                .door
+                .object(&this.node, &this.state, piece.object, Access::Read);
+            match fd.map_err(|error| this.door.trouble(&this.node, &error)) {
+                Ok(fd) => this.begin_with(index, &fd, may_stay),
+                Err(error) => this.came(index, Err(error), By::Reader),
+            }
+        });
+    }
+
+    fn begin_with(self: Arc<Self>, index: usize, fd: &Arc<OwnedFd>, may_stay: bool) {
+        let piece = self.pieces[index];
+        // Of what is also read, or stored by a mapping, without the door the daemon does not know enough.
+        if self.file.may_be_passed() || !self.door.engine.serves(piece.object) {
+            return self.brought(index, Arc::clone(fd), Served::Plain, may_stay);
+        }
+        let door = Arc::clone(&self.door);
+        let own = Arc::clone(fd);
+        let waiter = Waiter::new(move |served| self.brought(index, own, served, false));
+        door.engine
+            .read(piece.object, fd, piece.length, piece.start, waiter);
+    }
+
+    /// What the daemon gave of a piece. The rest is read from the object; not while that lacks what a daemon has. Waits for nothing, unless it may.
+    fn brought(self: Arc<Self>, index: usize, fd: Arc<OwnedFd>, served: Served, may_stay: bool) {
+        let piece = self.pieces[index];
+        let bytes = match served {
+            Served::Bytes(bytes) if bytes.len() >= piece.length => Ok(bytes),
+            Served::Bytes(bytes) => return self.read_rest(index, fd, bytes, may_stay),
+            Served::Plain if !self.door.engine.has_fact(&fd) => {
+                return self.read_rest(index, fd, Vec::new(), may_stay);
+            }
+            Served::Plain => {
+                let door = Arc::clone(&self.door);
+                let until = door.engine.patience();
+                let work = move || {
+                    let engine = &self.door.engine;
+                    let served = engine
+                        .read_when_known((piece.object, &fd), piece.length, piece.start, until)
+                        .unwrap_or_else(Served::Failed);
+                    match served {
+                        Served::Plain => self.read_rest(index, fd, Vec::new(), false),
+                        served => self.brought(index, fd, served, false),
+                    }
+                };
+                return door.lines.put(Line::Daemon(piece.object.member), work);
+            }
+            Served::Failed(error) => Err(error),
+        };
+        // The lock on the file goes after it: nobody looks whether others have the object open meanwhile.
+        drop(fd);
+        self.came(index, bytes, By::Lead);
+    }
+
+    fn read_rest(self: Arc<Self>, index: usize, fd: Arc<OwnedFd>, bytes: Vec<u8>, may_stay: bool) {
+        let piece = self.pieces[index];
+        self.on_disk(index, may_stay, move |this| {
+            let read = read_rest(&fd, piece, bytes);
+            drop(fd);
+            this.came(index, read, By::Reader);
+        });
+    }
+}
+
+impl Door {
+    /// Read, and reply from whatever thread has the bytes.
+    pub(crate) fn read(self: &Arc<Door>, number: u64, offset: u64, length: usize, reply: Reply) {
+        let found = self.nodes.get(number).and_then(|node| {
+            let file = self.file(&node)?;
+            Ok((node, file))
+        });
+        let (node, file) = match found {
+            Ok(found) => found,
+            Err(error) => return reply(Err(error)),
+        };
+        if let Some(state) = file.shared_state_now() {
+            return self.read_of((node, file, state), (offset, length), reply, true);
+        }
+        // Who changes the file may himself wait for a disk.
+        let door = Arc::clone(self);
+        self.lines.put(Line::File(number), move || {
+            let state = file.shared_state();
+            door.read_of((node, file, state), (offset, length), reply, false);
+        });
+    }
+
+    fn read_of(
+        self: &Arc<Door>,
+        (node, file, state): (Arc<Node>, Arc<OpenFile>, SharedState),
+        (offset, length): (u64, usize),
+        reply: Reply,
+        may_stay: bool,
+    ) {
+        let end = offset.saturating_add(length as u64).min(file.size());
+        let mut pieces = Vec::new();
+        let mut at = offset;
+        while at < end {
+            let layout = state.layout.as_ref();
+            let Some(located) = layout.and_then(|layout| layout.locate(ByteOffset(at))) else {
+                break;
+            };
+            let length = located.length.0.min(end - at);
+            pieces.push(Piece {
+                object: located.object,
+                start: located.object_offset.0,
+                length: length as usize,
+            });
+            at += length;
+        }
+        let count = pieces.len();
+        let reading = Arc::new(Reading {
+            door: Arc::clone(self),
+            node,
+            file,
+            pieces,
+            length: end.saturating_sub(offset) as usize,
+            gathering: Mutex::new(Gathering {
+                left: count,
+                bytes: vec![Ok(Vec::new()); count],
+                reply: Some(reply),
+            }),
+            state,
+        });
+        if count == 0 {
+            return reading.answer_nothing();
+        }
+        // All are asked for before the first is there: those of a stripe are on several disks. This thread stays for the last one at most.
+        for index in 0..count - 1 {
+            Arc::clone(&reading).begin(index, false);
+        }
+        reading.begin(count - 1, may_stay);
+    }
+
+    /// A file was opened to be read: the daemon hears of it before its first read. That one, with the header, may be answered by the kernel's cache, and then
+    /// those that come could not be told from reads here and there. Of a file in several objects none has a header. Waits for nothing.
+    ///
+    /// Asked before the kernel hears that it is open: whoever has all he reads in the kernel's cache has closed it a moment later, and here it stays open as
+    /// long as the daemon is not told ([`Door::tell_of_open`]).
+    pub(crate) fn is_opened_to_be_read(&self, number: u64, flags: i32) -> Option<Opened> {
+        let flags = OFlags::from_bits_retain(flags as u32);
+        if flags & OFlags::ACCMODE == OFlags::WRONLY {
+            return None;
+        }
+        let node = self.nodes.get(number).ok()?;
+        let file = locked(&node.file).open_file()?;
+        // (While somebody changes the file, its first read tells of it.)
+        let state = file.shared_state_now()?;
+        let object = state.layout.as_ref().and_then(only_object)?;
+        if file.may_be_passed() || !self.engine.serves(object) {
+            return None;
+        }
+        Some(Opened {
+            object,
+            node,
+            file,
+            state,
+        })
+    }
+
+    /// The daemon hears of it. Waits for nothing.
+    pub(crate) fn tell_of_open(self: &Arc<Door>, opened: Opened) {
+        let object = opened.object;
+        if let Some(fd) = opened.state.known(object) {
+            return self.engine.tell_of(object, fd);
+        }
+        let door = Arc::clone(self);
+        self.lines.put(Line::Disk(object.member), move || {
+            let Opened {
+                node, file, state, ..
+            } = opened;
+            // Who reads it hears what is wrong with it.
+            if let Ok(fd) = door.object(&node, &state, object, Access::Read) {
+                door.engine.tell_of(object, fd);
+            }
+            drop((state, file));
+        });
+    }
+
+    /// Read, for who has nothing else to do.
+    pub(crate) fn read_and_wait(
+        self: &Arc<Door>,
+        node: &Arc<Node>,
+        file: &Arc<OpenFile>,
+        offset: u64,
+        length: usize,
+    ) -> Answer<Vec<u8>> {
+        let (answer, answered) = sync_channel(1);
+        let reply = Box::new(move |bytes| drop(answer.send(bytes)));
+        let of = (Arc::clone(node), Arc::clone(file), file.shared_state());
+        self.read_of(of, (offset, length), reply, true);
+        answered.recv().unwrap_or(Err(Errno::IO))
+    }
+}
+
+impl Reading {
+    /// No object has any of it.
+    fn answer_nothing(self: Arc<Self>) {
+        let reply = locked(&self.gathering).reply.take();
+        if let Some(reply) = reply {
+            Gathered {
+                reading: self,
+                bytes: Vec::new(),
+                reply,
+            }
+            .answer();
+        }
+    }
+}

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A member's thread: it finds the daemon, has a session with it, loses it, and finds the next one.
+
+use super::finder::Finder;
+use super::queue::{Names, Queue};
+use super::session::{Session, Told};
+use super::stations::Stations;
+use super::{LOOK_EVERY, STATUS_PATIENCE, share_of};
+use crate::lock::locked;
+use rushes_control::{Answer, Ask, Status};
+use rushes_core::format::door;
+use rushes_core::units;
+use rushes_shm::Connect;
+use rushes_shm::client::Client;
+use rushes_shm::facts::FactsView;
+use rushes_sys::bell;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::PathBuf;
+use std::process::{Child, Command};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A daemon that does not let us in by then is asked again later.
+const PATIENCE: units::Duration = units::Duration::from_ms(500);
+/// Between two looks at the heartbeat while somebody waits.
+const BEAT_EVERY: Duration = Duration::from_secs(5);
+/// Between two tries of recovering what a daemon left.
+const RECOVER_EVERY: Duration = Duration::from_secs(10);
+/// One that is there and lets nobody in may have parts of objects in its cache, and writes them: so long nobody changes objects without it after the mount began
+/// (as smbd does, see docs/decisions/0015).
+const NOT_LET_IN: Duration = Duration::from_secs(5);
+/// Between two tries until then.
+const TRY_EVERY: Duration = Duration::from_millis(50);
+/// Between two looks for a daemon after the last one has died.
+const AGAIN_EVERY: Duration = Duration::from_millis(20);
+
+/// What all threads of the door know of daemons.
+pub(super) struct Daemons {
+    pub(super) runtime_dir: PathBuf,
+    /// A shell command that writes what a daemon left, when none comes back.
+    pub(super) recover: String,
+    /// So long after the last one died it is started.
+    pub(super) recover_after: Duration,
+    /// Of objects that do not have all their bytes. None: there never was a daemon that took writes.
+    pub(super) facts: Mutex<Option<Arc<FactsView>>>,
+    pub(super) missed: Mutex<Missed>,
+    pub(super) names: Arc<Names>,
+    /// By which the daemon knows that sessions are those of one door. Drawn when that starts; never 0.
+    pub(super) pool: u64,
+    pub(super) finder: Finder,
+    pub(super) stations: Arc<Stations>,
+}
+
+/// How long there has been none although one is needed.
+#[derive(Default)]
+pub(super) struct Missed {
+    since: Option<Instant>,
+    recovering: Option<Child>,
+    /// Not to be started again before.
+    next: Option<Instant>,
+}
+
+impl Daemons {
+    pub(super) fn look_at_facts(&self) {
+        if let Some(view) = FactsView::open(&self.runtime_dir) {
+            *locked(&self.facts) = Some(Arc::new(view));
+        }
+    }
+
+    pub(super) fn facts(&self) -> Option<Arc<FactsView>> {
+        locked(&self.facts).clone()
+    }
+
+    fn is_there(&self) {
+        let missed = std::mem::take(&mut *locked(&self.missed));
+        if let Some(mut child) = missed.recovering {
+            // It ends by itself.
+            std::thread::spawn(move || child.wait());
+        }
+    }
+
+    /// There is none, and it left something: start whoever writes that; again, when he could not.
+    fn is_missed(&self) {
+        let mut missed = locked(&self.missed);
+        let since = *missed.since.get_or_insert_with(|| {
+            tracing::warn!(
+                "the daemon is gone, and acknowledged bytes are not written yet: the next daemon writes them, or \"{}\" in {} s; programs that need them \
+                 wait until then",
+                self.recover,
+                self.recover_after.as_secs()
+            );
+            Instant::now()
+        });
+        if let Some(child) = &mut missed.recovering {
+            match child.try_wait() {
+                Ok(None) => return,
+                Ok(Some(status)) if status.success() => {}
+                ended => {
+                    let why = match ended {
+                        Ok(Some(status)) => status.to_string(),
+                        Ok(None) => String::from("it has not ended"),
+                        Err(error) => error.to_string(),
+                    };
+                    tracing::warn!(
+                        "\"{}\" has not written all that a daemon left ({why}; another may be at it: an smbd starts one, too); if something is left in {} s, it \
+                         is started again",
+                        self.recover,
+                        RECOVER_EVERY.as_secs()
+                    );
+                }
+            }
+            missed.recovering = None;
+            missed.next = Some(Instant::now() + RECOVER_EVERY);
+        }
+        let is_early = missed.next.is_some_and(|next| Instant::now() < next);
+        if since.elapsed() < self.recover_after || is_early {
+            return;
+        }
+        tracing::warn!("no daemon has started; starting \"{}\"", self.recover);
+        match Command::new("/bin/sh")
+            .args(["-c", &self.recover])
+            .env("RUSHES_RUNTIME_DIR", &self.runtime_dir)
+            .spawn()
+        {
+            Ok(child) => missed.recovering = Some(child),
+            Err(error) => {
+                tracing::warn!("cannot start it: {error}");
+                missed.next = Some(Instant::now() + RECOVER_EVERY);
+            }
+        }
+    }
+}
+
+/// A member's thread.
+pub(super) struct Lead {
+    pub(super) queue: Arc<Queue>,
+    pub(super) daemons: Arc<Daemons>,
+    pub(super) member: PathBuf,
+    /// What hinders is in the log.
+    pub(super) logged: bool,
+}
+
+/// Why a daemon that is there has no session of ours.
+enum Unserved {
+    /// It has nothing to do with this member.
+    NotShared(String),
+    /// It may have.
+    NotLetIn(String),
+}
+
+impl Lead {
+    pub(super) fn run(mut self) {
+        let begun = Instant::now();
+        while !self.queue.is_closing() {
+            let found = self.connect();
+            let is_waited_for =
+                matches!(&found, Err(Unserved::NotLetIn(_))) && begun.elapsed() < NOT_LET_IN;
+            if !is_waited_for && !matches!(&found, Ok(Some(_))) {
+                self.queue.is_alone();
+            }
+            match found {
+                Ok(Some(session)) => {
+                    self.logged = false;
+                    self.serve(session);
+                    if !self.queue.is_closing() {
+                        tracing::info!(
+                            "{}: the daemon is gone and has left no data; the member is used without a daemon",
+                            self.member.display()
+                        );
+                    }
+                }
+                Ok(None) => {
+                    if self.daemons.facts().is_some_and(|facts| !facts.is_empty()) {
+                        self.daemons.is_missed();
+                    }
+                }
+                Err(_) if is_waited_for => {}
+                Err(Unserved::NotShared(sentence) | Unserved::NotLetIn(sentence))
+                    if !self.logged =>
+                {
+                    self.logged = true;
+                    tracing::info!(
+                        "{}: the member is used without a daemon: {sentence}",
+                        self.member.display()
+                    );
+                }
+                Err(_) => {}
+            }
+            let pause = match is_waited_for {
+                true => TRY_EVERY,
+                false => LOOK_EVERY,
+            };
+            self.wait(&[], pause);
+            self.refuse_all();
+        }
+        self.refuse_all();
+    }
+
+    /// A session of the share that the member lies in. None: there is no daemon.
+    fn connect(&self) -> Result<Option<Session>, Unserved> {
+        let runtime_dir = &self.daemons.runtime_dir;
+        let control = runtime_dir.join("control.sock");
+        let Ok(mut asked) = rushes_control::Client::connect(&control, STATUS_PATIENCE) else {
+            return Ok(None);
+        };
+        let status: Status = match asked.ask(&Ask::Status {}) {
+            Ok(Answer::Status(status)) => *status,
+            Ok(_) | Err(_) => {
+                let sentence = String::from("it does not say what shares it has");
+                return Err(Unserved::NotLetIn(sentence));
+            }
+        };
+        let member = self
+            .member
+            .canonicalize()
+            .map_err(|error| Unserved::NotShared(error.to_string()))?;
+        let Some((share, below)) = share_of(&status, &member) else {
+            return Err(Unserved::NotShared(String::from(
+                "none of its shares has this folder; add one to rushes.toml, and what is read and written on this member gets contracts",
+            )));
+        };
+        let who = Connect {
+            door: door::FUSE,
+            share: share.name.clone(),
+            user: String::from("pool"),
+            client: String::from("mount"),
+            pool: self.daemons.pool,
+        };
+        let socket = runtime_dir.join("session.sock");
+        let client = Client::connect_within(&socket, &who, PATIENCE)
+            .map_err(|error| Unserved::NotLetIn(format!("it does not let us in: {error:?}")))?;
+        tracing::info!(
+            "{}: the member is used through the daemon, share {:?}{}",
+            self.member.display(),
+            share.name,
+            if client.takes_writes() {
+                ""
+            } else {
+                ", which takes no writes"
+            }
+        );
+        let told = Told {
+            below,
+            names: Arc::clone(&self.daemons.names),
+            stations: Arc::clone(&self.daemons.stations),
+        };
+        Ok(Some(Session::new(client, who, socket, told)))
+    }
+
+    /// Until the session or the door ends.
+    fn serve(&self, mut session: Session) {
+        self.daemons.look_at_facts();
+        self.daemons.is_there();
+        self.takes_writes(&session);
+        self.queue.begin_to_serve();
+        while !self.queue.is_closing() && self.goes_on(&mut session) {
+            for job in self.queue.take() {
+                session.begin(job, &self.queue);
+            }
+            session.collect(&self.queue);
+            session.find(&self.daemons.finder, &self.queue);
+            session.close();
+            if !session.linger(|| self.queue.has_jobs()) {
+                self.pause(&session);
+            }
+        }
+        self.queue.takes_writes.store(false, Ordering::Release);
+        session.collect(&self.queue);
+        self.queue.end_serving();
+        drop(session);
+        self.refuse_all();
+    }
+
+    fn takes_writes(&self, session: &Session) {
+        let takes_writes = session.takes_writes();
+        self.queue
+            .takes_writes
+            .store(takes_writes, Ordering::Release);
+    }
+
+    /// With this daemon, or the next one. False: what the last one acknowledged is in the objects.
+    fn goes_on(&self, session: &mut Session) -> bool {
+        let has_daemon = session.has_daemon();
+        let is_lost = !has_daemon && session.is_lost();
+        self.queue.is_lost.store(is_lost, Ordering::Release);
+        if has_daemon {
+            return true;
+        }
+        if !is_lost {
+            return false;
+        }
+        if !session.may_look_again(AGAIN_EVERY) {
+            return true;
+        }
+        // One that begins to serve must not find an object half changed.
+        if !self.queue.is_untouched() {
+            session.be_reluctant();
+        } else if session.reconnect().is_ok() {
+            tracing::info!("{}: a daemon has started", self.member.display());
+            self.daemons.look_at_facts();
+            self.daemons.is_there();
+            self.takes_writes(session);
+            return true;
+        }
+        if session.is_recovered() {
+            session.give_up();
+            return false;
+        }
+        self.daemons.is_missed();
+        true
+    }
+
+    fn pause(&self, session: &Session) {
+        if session.is_lost() {
+            self.wait(&[], AGAIN_EVERY);
+        } else {
+            self.wait(&session.event_fds(), BEAT_EVERY);
+        }
+    }
+
+    /// Until somebody rings.
+    fn wait(&self, others: &[BorrowedFd<'_>], patience: Duration) {
+        let all = std::iter::once(self.queue.bell.as_fd()).chain(others.iter().copied());
+        let mut fds: Vec<PollFd<'_>> = all
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        let limit = Timespec {
+            tv_sec: patience.as_secs() as i64,
+            tv_nsec: i64::from(patience.subsec_nanos()),
+        };
+        // Interrupted or not: the caller looks at everything again.
+        let _ = poll(&mut fds, Some(&limit));
+        let _ = bell::silence(&self.queue.bell);
+    }
+
+    fn refuse_all(&self) {
+        // Who waits for the answer of one that is dropped hears so.
+        drop(self.queue.take());
+    }
+}

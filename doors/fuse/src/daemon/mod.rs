@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Bytes by way of the daemon: its cache, its reading ahead, its lanes, its contracts.
+//!
+//! A member whose folder lies in a share of the daemon has a thread with a session of that share; requests of all threads of the door go
+//! through it, so that the daemon sees each file's reads in one stream. Without a daemon, or a share, the door reads and writes the
+//! objects itself. Decisions: docs/decisions/0025 and 0026.
+//!
+//! **Who changes an object itself** has the file's lock for himself (`OpenFile::change`) and a [`Held`] of it: the daemon has written what
+//! it had of the object, or there is none and none begins to serve meanwhile. What goes through lanes has the lock with others.
+
+mod finder;
+mod lead;
+pub(crate) mod loads;
+mod queue;
+mod session;
+mod stations;
+pub(crate) mod unwritten;
+
+pub(crate) use finder::only_object;
+pub(crate) use queue::{Changed, Done, Served, Waiter};
+
+use crate::bytes::descriptors::Opener;
+use crate::kernel::answer::Answer;
+use crate::lock::locked;
+use finder::{Finder, Queues};
+use lead::{Daemons, Lead};
+use queue::{Hold, Job, Plain, Queue, TRY_EVERY};
+use rushes_control::{ShareStatus, Status};
+use rushes_core::units::FilePart;
+use rushes_pool::{MemberNumber, Object, Pool};
+use rushes_shm::client::lend;
+use rushes_shm::facts::FactsView;
+use rustix::io::Errno;
+use stations::Stations;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Between two looks for a daemon.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// For its answer to what shares it has.
+pub(crate) const STATUS_PATIENCE: Duration = Duration::from_secs(2);
+/// Who waits so long for bytes that only a daemon has, and gets neither, hears of it.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Which daemon a mount goes by, and what is done when it dies and none comes back.
+#[derive(Clone, Debug)]
+pub struct DaemonPlace {
+    /// Where it has its sockets.
+    pub runtime_dir: PathBuf,
+    /// A shell command that writes what it left.
+    pub recover: String,
+    /// So long after it died that is started.
+    pub recover_after: Duration,
+}
+
+/// The daemon, as a pool's door sees it.
+pub(crate) struct Engine {
+    members: Arc<Queues>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+    /// None: it is not asked.
+    daemons: Option<Arc<Daemons>>,
+}
+
+impl Engine {
+    /// A thread for each member; none without a place to look for a daemon.
+    pub(crate) fn start(pool: &Arc<Pool>, place: Option<&DaemonPlace>) -> io::Result<Engine> {
+        let members: Arc<Queues> = Arc::default();
+        let begin = |place: &DaemonPlace| {
+            let daemons = Daemons {
+                runtime_dir: place.runtime_dir.clone(),
+                recover: place.recover.clone(),
+                recover_after: place.recover_after,
+                facts: Mutex::default(),
+                missed: Mutex::default(),
+                names: Arc::default(),
+                pool: random()?.max(1),
+                finder: Finder::start(pool, &members)?,
+                stations: Stations::start(&members)?,
+            };
+            daemons.look_at_facts();
+            Ok::<_, io::Error>(Arc::new(daemons))
+        };
+        let daemons = place.map(begin).transpose()?;
+        let engine = Engine {
+            members,
+            threads: Mutex::default(),
+            daemons,
+        };
+        engine.follow(pool)?;
+        Ok(engine)
+    }
+
+    /// The pool has other members now: those that are new get a thread, those that left lose it.
+    pub(crate) fn follow(&self, pool: &Pool) -> io::Result<()> {
+        let Some(daemons) = &self.daemons else {
+            return Ok(());
+        };
+        let all = pool.members();
+        let mut members = self.members.write().unwrap_or_else(PoisonError::into_inner);
+        let mut threads = locked(&self.threads);
+        members.retain(|number, queue| {
+            let stays = all.iter().any(|member| member.number() == *number);
+            if !stays {
+                queue.close();
+            }
+            stays
+        });
+        for member in all.iter() {
+            if members.contains_key(&member.number()) {
+                continue;
+            }
+            let queue = Arc::new(Queue::new()?);
+            let lead = Lead {
+                queue: Arc::clone(&queue),
+                daemons: Arc::clone(daemons),
+                member: member.path().to_path_buf(),
+                logged: false,
+            };
+            let thread = std::thread::Builder::new()
+                .name(format!("member-{}", member.number().0))
+                .spawn(move || lead.run())?;
+            members.insert(member.number(), queue);
+            threads.push(thread);
+        }
+        Ok(())
+    }
+
+    /// Whether there is a daemon to ask for its bytes.
+    pub(crate) fn serves(&self, object: Object) -> bool {
+        self.serving(object.member).is_some()
+    }
+
+    fn queue(&self, member: MemberNumber) -> Option<Arc<Queue>> {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.get(&member).map(Arc::clone)
+    }
+
+    fn serving(&self, member: MemberNumber) -> Option<Arc<Queue>> {
+        self.queue(member).filter(|queue| queue.serves())
+    }
+
+    /// A daemon has a session of ours.
+    pub(crate) fn serves_any(&self) -> bool {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        members.values().any(|queue| queue.serves())
+    }
+
+    /// Whether reads of it are nobody's to see: there was no daemon for them since the mount began, and none has bytes of it. (Of one that died the next
+    /// one is to have them.)
+    pub(crate) fn may_pass(&self, object: Object, fd: &OwnedFd) -> bool {
+        let queue = self.queue(object.member);
+        queue.is_none_or(|queue| !queue.has_served()) && !self.has_fact(fd)
+    }
+
+    /// The object lacks bytes that a daemon has, or has left.
+    pub(crate) fn has_fact(&self, fd: &OwnedFd) -> bool {
+        let facts = self.daemons.as_ref().and_then(|daemons| daemons.facts());
+        facts.is_some_and(|facts| is_known(&facts, fd))
+    }
+
+    /// Some object lacks bytes, perhaps one that cannot be looked at.
+    pub(crate) fn lacks_any(&self) -> bool {
+        let facts = self.daemons.as_ref().and_then(|daemons| daemons.facts());
+        facts.is_some_and(|facts| !facts.is_empty())
+    }
+
+    /// The thread to ask. None: there is none, and the object has all its bytes.
+    fn asked(&self, object: Object, fd: &OwnedFd) -> Answer<Option<Arc<Queue>>> {
+        let begun = Instant::now();
+        loop {
+            if let Some(queue) = self.serving(object.member) {
+                return Ok(Some(queue));
+            }
+            if !self.has_fact(fd) {
+                return Ok(None);
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(Errno::IO);
+            }
+            std::thread::sleep(TRY_EVERY);
+        }
+    }
+
+    /// Ask for so many bytes from this offset of the object; `waiter` is told, at once where nobody is there to be asked. Waits for nothing.
+    pub(crate) fn read(
+        &self,
+        object: Object,
+        fd: &Arc<OwnedFd>,
+        length: usize,
+        offset: u64,
+        waiter: Waiter,
+    ) {
+        if let Some(queue) = self.serving(object.member) {
+            queue.push(Job::Read {
+                object: object.id,
+                fd: Arc::clone(fd),
+                length,
+                offset,
+                waiter,
+            });
+        }
+    }
+
+    /// Until when somebody waits who begins now to wait for bytes that only a daemon has.
+    pub(crate) fn patience(&self) -> Instant {
+        Instant::now() + PATIENCE
+    }
+
+    /// The same, for who was told to read the object itself: not while it lacks bytes that a daemon has. One that knows the file by another
+    /// name, or not yet, says so.
+    ///
+    /// Returns  Plain: it lacks none any more
+    /// Errors   EIO: it lacks some, and nobody gave them in time
+    pub(crate) fn read_when_known(
+        &self,
+        (object, fd): (Object, &Arc<OwnedFd>),
+        length: usize,
+        offset: u64,
+        until: Instant,
+    ) -> Answer<Served> {
+        while self.has_fact(fd) {
+            if Instant::now() > until {
+                return Err(Errno::IO);
+            }
+            std::thread::sleep(TRY_EVERY);
+            let (answer, answered) = sync_channel(1);
+            let waiter = Waiter::new(move |served| drop(answer.send(served)));
+            self.read(object, fd, length, offset, waiter);
+            match answered.recv() {
+                Ok(Served::Plain) | Err(_) => {}
+                Ok(served) => return Ok(served),
+            }
+        }
+        Ok(Served::Plain)
+    }
+
+    /// Write to the object, through the session's lane.
+    ///
+    /// Assumes  the file's lock, with others or alone
+    pub(crate) fn write(
+        &self,
+        object: Object,
+        fd: &Arc<OwnedFd>,
+        bytes: &[u8],
+        offset: u64,
+    ) -> Done {
+        let queue = self
+            .serving(object.member)
+            .filter(|queue| queue.takes_writes.load(Ordering::Acquire));
+        let Some(queue) = queue else {
+            return Done::Plain;
+        };
+        lend(bytes, |bytes| {
+            let (answer, answered) = sync_channel(1);
+            queue.push(Job::Write {
+                object: object.id,
+                fd: Arc::clone(fd),
+                bytes,
+                offset,
+                answer,
+            });
+            answered.recv().unwrap_or(Done::Plain)
+        })
+    }
+
+    /// What the daemon has acknowledged of the object is on stable storage, or its device has failed. Plain: the object has it all, sync that.
+    ///
+    /// Errors   nobody answered
+    pub(crate) fn sync(&self, object: Object, fd: &Arc<OwnedFd>) -> Answer<Done> {
+        let begun = Instant::now();
+        loop {
+            let Some(queue) = self.asked(object, fd)? else {
+                return Ok(Done::Plain);
+            };
+            // (Also of an object that lacks nothing: the kernel says once to each descriptor that it could not write, and the daemon, which has the
+            // bytes, is to hear of it before the second time is answered well.)
+            let (answer, answered) = sync_channel(1);
+            queue.push(Job::Sync {
+                object: object.id,
+                fd: Arc::clone(fd),
+                answer,
+            });
+            match answered.recv() {
+                Ok(done @ (Done::Whole | Done::Failed(_))) => return Ok(done),
+                Ok(Done::Plain) | Err(_) if !self.has_fact(fd) => return Ok(Done::Plain),
+                // A daemon that does not know the file yet says so, too, and then it may have bytes of it all the same.
+                Ok(Done::Plain) | Err(_) => {}
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(Errno::IO);
+            }
+            std::thread::sleep(TRY_EVERY);
+        }
+    }
+
+    /// Before objects are changed themselves: see this file's head. They may be of several members.
+    ///
+    /// Assumes  the file's lock, alone; no other [`Held`] of this thread
+    /// Errors   what the daemon has of one cannot be written; nothing is held
+    pub(crate) fn hold(&self, objects: Vec<(Object, Arc<OwnedFd>)>) -> Answer<Held<'_>> {
+        let begun = Instant::now();
+        loop {
+            if let Some(held) = self.try_hold(&objects)? {
+                return Ok(held);
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(Errno::IO);
+            }
+            std::thread::sleep(TRY_EVERY);
+        }
+    }
+
+    /// None: a session begins or ends. Nothing is held then, or two who wait for each other's members might do so for ever.
+    fn try_hold(&self, objects: &[(Object, Arc<OwnedFd>)]) -> Answer<Option<Held<'_>>> {
+        let mut held = Held {
+            engine: self,
+            objects: Vec::new(),
+            plain: Vec::new(),
+            // Until all are held nothing is changed.
+            what: Changed::NOTHING,
+        };
+        let mut asked = Vec::new();
+        for (object, fd) in objects {
+            let Some(queue) = self.queue(object.member) else {
+                continue;
+            };
+            if !queue.serves() {
+                let Some(plain) = queue.begin_plain().filter(|_| !self.has_fact(fd)) else {
+                    return Ok(None);
+                };
+                held.plain.push(plain);
+                continue;
+            }
+            if !queue.takes_writes.load(Ordering::Acquire) && !self.has_fact(fd) {
+                held.objects.push((*object, Arc::clone(fd)));
+                continue;
+            }
+            let (answer, answered) = sync_channel(1);
+            queue.push(Job::Hold {
+                object: object.id,
+                fd: Arc::clone(fd),
+                answer,
+            });
+            asked.push((*object, Arc::clone(fd), queue, answered));
+        }
+        for (object, fd, queue, answered) in asked {
+            let hold = loop {
+                match answered.recv_timeout(TRY_EVERY) {
+                    // What is held already would keep this session from its next daemon.
+                    Err(RecvTimeoutError::Timeout) if queue.is_lost() || !queue.serves() => {
+                        return Ok(None);
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return Ok(None),
+                    Ok(hold) => break hold,
+                }
+            };
+            match hold {
+                Hold::Held(grip) => {
+                    held.objects.push((object, fd));
+                    held.plain.extend(grip.take());
+                }
+                Hold::Alone(plain) => held.plain.push(plain),
+                Hold::Failed(errno) => return Err(errno),
+            }
+        }
+        held.what = Changed::From { offset: 0 };
+        Ok(Some(held))
+    }
+
+    fn changed(&self, objects: &[(Object, Arc<OwnedFd>)], what: Changed) {
+        let mut told = Vec::new();
+        for (object, fd) in objects {
+            let Some(queue) = self.serving(object.member) else {
+                continue;
+            };
+            let (answer, answered) = sync_channel(1);
+            queue.push(Job::Changed {
+                object: object.id,
+                fd: Arc::clone(fd),
+                what,
+                answer,
+            });
+            told.push(answered);
+        }
+        for answered in told {
+            // An error: the session has ended, and its cache with it.
+            let _ = answered.recv();
+        }
+    }
+
+    /// The object is removed, or is about to be: the daemon keeps nothing of it once it is closed.
+    pub(crate) fn gone(&self, object: Object, fd: &Arc<OwnedFd>) {
+        if let Some(queue) = self.serving(object.member) {
+            let fd = Arc::clone(fd);
+            queue.push(Job::Gone {
+                object: object.id,
+                fd,
+            });
+        }
+    }
+
+    /// The door has opened the object, of the file of node `number`. `name`: of its file in the tree, and which part of it that is, for the ledger and for rules. None: it
+    /// has none that the daemon can make something of.
+    pub(crate) fn opened(
+        &self,
+        number: u64,
+        object: Object,
+        name: impl FnOnce() -> Option<(PathBuf, FilePart)>,
+    ) {
+        if let Some(daemons) = &self.daemons {
+            daemons.stations.has(number, object);
+            if let Some(name) = name() {
+                daemons.names.set(object.id, name);
+            }
+        }
+    }
+
+    /// Somebody has the file of this node open from now on, by this file handle.
+    pub(crate) fn opened_by(&self, number: u64, handle: u64, opener: Opener) {
+        if let Some(daemons) = &self.daemons {
+            daemons.stations.opened(number, handle, opener);
+        }
+    }
+
+    /// Not any more.
+    pub(crate) fn left(&self, number: u64, handle: u64) {
+        if let Some(daemons) = &self.daemons {
+            daemons.stations.left(number, handle);
+        }
+    }
+
+    /// Somebody is about to read the object: the daemon knows of it from now on.
+    pub(crate) fn tell_of(&self, object: Object, fd: Arc<OwnedFd>) {
+        let Some(daemons) = &self.daemons else {
+            return;
+        };
+        if let Some(queue) = self.serving(object.member) {
+            queue.push(Job::Opened {
+                object: object.id,
+                fd,
+                name: daemons.names.of(object.id),
+            });
+        }
+    }
+
+    /// The door has closed the object.
+    pub(crate) fn closed(&self, object: Object) {
+        if let Some(daemons) = &self.daemons {
+            daemons.names.forget(object.id);
+            daemons.stations.forget(object);
+        }
+        if let Some(queue) = self.serving(object.member) {
+            queue.push(Job::Closed(object.id));
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
+        for queue in members.values() {
+            queue.close();
+        }
+        drop(members);
+        let threads = self.threads.get_mut();
+        for thread in threads.unwrap_or_else(PoisonError::into_inner).drain(..) {
+            // The door may go with the last answer that one of them gave.
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+        if let Some(daemons) = &self.daemons {
+            daemons.finder.end();
+            daemons.stations.end();
+        }
+    }
+}
+
+fn random() -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    rustix::rand::getrandom(bytes.as_mut_slice(), rustix::rand::GetRandomFlags::empty())?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+fn is_known(facts: &FactsView, fd: &OwnedFd) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|found| facts.of(found.st_dev, found.st_ino).is_some())
+}
+
+/// Objects that may be changed themselves until this is dropped; then the daemon is told, so that whoever reads from then on sees the
+/// new bytes.
+pub(crate) struct Held<'a> {
+    engine: &'a Engine,
+    objects: Vec<(Object, Arc<OwnedFd>)>,
+    plain: Vec<Plain>,
+    /// What of each.
+    pub(crate) what: Changed,
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        // First: what is told may wait for a session that waits for these to end.
+        self.plain.clear();
+        self.engine.changed(&self.objects, self.what);
+    }
+}
+
+/// The share that a folder lies in, and where below it.
+///
+/// Assumes  `folder`: canonical
+pub(crate) fn share_of<'a>(
+    status: &'a Status,
+    folder: &Path,
+) -> Option<(&'a ShareStatus, PathBuf)> {
+    let below = |share: &ShareStatus| {
+        let path = Path::new(&share.path);
+        // As it was written into the configuration, links and all.
+        let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+        folder.strip_prefix(path).map(Path::to_path_buf).ok()
+    };
+    let shares = status.shares.iter();
+    shares
+        .filter(|share| !share.is_absent)
+        .filter_map(|share| Some((share, below(share)?)))
+        .min_by_key(|(_, below)| below.components().count())
+}

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+//! One way to take a lock.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Poisoned or not: what the locks here guard is whole between two statements.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,430 @@
+// SPDX-License-Identifier: Apache-2.0
+//! What happens to a file whose last name goes: its stub is moved aside, and its objects go when nobody has it open.
+//!
+//! The stub waits among the catalogue's removed ones, so that a crash forgets neither it nor its objects. They go in the background,
+//! after the removal itself is durable: an object that went before its name could leave a name without bytes.
+
+use crate::door::Door;
+use crate::kernel::answer::Answer;
+use crate::lock::locked;
+use crate::tree::nodes::{Node, S_IFMT, S_IFREG, status};
+use rushes_pool::{MemberNumber, PoolError};
+use rustix::fs::{
+    AtFlags, Mode, OFlags, RawDir, RenameFlags, linkat, openat, renameat_with, statat, unlinkat,
+};
+use rustix::io::Errno;
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+/// Between two looks at what was removed.
+const PAUSE: Duration = Duration::from_millis(500);
+/// Between two burials: each has members write out what they have in their memories, which recorders beside it feel. Unless somebody
+/// finds no room.
+const REST: Duration = Duration::from_secs(5);
+/// Until what could not be removed is tried again, where nobody can say when that would go better; then twice as long each time.
+const TRY_AGAIN: Duration = Duration::from_secs(30);
+const TRY_AGAIN_MAX: Duration = Duration::from_secs(3600);
+/// Who finds no room waits so long at most for what was removed: a disk that hangs buries nothing.
+const ROOM_COMES_MAX: Duration = Duration::from_secs(10);
+
+/// What was removed and has not gone for good yet: room that is on its way.
+#[derive(Debug, Default)]
+pub(crate) struct Burials {
+    counts: Mutex<Counts>,
+    ended: Condvar,
+    /// The thread that buries.
+    burier: OnceLock<Thread>,
+    /// What it could not remove.
+    kept: Mutex<Kept>,
+}
+
+/// Removed files that keep their place for now.
+#[derive(Debug, Default)]
+struct Kept {
+    /// Members that are away or read-only, which have some of it.
+    waits_for: BTreeSet<MemberNumber>,
+    /// Some for another reason, which may be over.
+    is_otherwise: bool,
+    /// When that was last tried, and when its members were last looked for.
+    tried: Option<Instant>,
+    looked: Option<Instant>,
+    /// So often in a row for nothing.
+    tries: u32,
+}
+
+impl Kept {
+    /// A burial has ended, which could not remove what these are about.
+    fn note(&mut self, errors: &[PoolError]) {
+        self.tried = Some(Instant::now());
+        self.looked = self.tried;
+        self.waits_for.clear();
+        self.is_otherwise = false;
+        for error in errors {
+            match error {
+                PoolError::Missing { member, .. } | PoolError::ReadOnly { member, .. } => {
+                    self.waits_for.insert(*member);
+                }
+                _ => self.is_otherwise = true,
+            }
+        }
+        if errors.is_empty() {
+            self.tries = 0;
+        }
+    }
+
+    /// Members that are to be looked for now.
+    fn looked_for_next(&mut self) -> BTreeSet<MemberNumber> {
+        if self.looked.is_none_or(|at| at.elapsed() < REST) {
+            return BTreeSet::new();
+        }
+        self.looked = Some(Instant::now());
+        self.waits_for.clone()
+    }
+
+    /// Which of its members are there by now. One that is away is waited for anew, however often it was tried before.
+    ///
+    /// Returns  it is worth trying again
+    fn is_due(&mut self, there: &BTreeSet<MemberNumber>) -> bool {
+        if self.waits_for.is_empty() && !self.is_otherwise {
+            return false;
+        }
+        if !self.waits_for.is_empty() && there.is_empty() && !self.is_otherwise {
+            self.tries = 0;
+            return false;
+        }
+        let pause = match there.is_empty() {
+            true => TRY_AGAIN,
+            false => REST,
+        };
+        let pause = pause * 2u32.saturating_pow(self.tries.min(10));
+        let is_due = self
+            .tried
+            .is_some_and(|at| at.elapsed() >= pause.min(TRY_AGAIN_MAX));
+        self.tries += u32::from(is_due);
+        is_due
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    /// Removals so far.
+    removed: u64,
+    /// How many of them have been buried, or tried.
+    buried: u64,
+    /// So many somebody has waited for in vain: nobody else does, or all threads might.
+    given_up: u64,
+    /// Somebody found no room: what was removed is not to wait.
+    is_wanted: bool,
+}
+
+impl Burials {
+    /// One more, or one that has to be tried again.
+    pub(crate) fn one_more(&self) {
+        locked(&self.counts).removed += 1;
+    }
+
+    /// Whether something is to be buried now. `has_rested`: long enough after the last time.
+    fn is_due(&self, has_rested: bool) -> bool {
+        let mut counts = locked(&self.counts);
+        let is_wanted = std::mem::take(&mut counts.is_wanted);
+        (has_rested || is_wanted) && counts.removed > counts.buried
+    }
+
+    /// What [`Burials::end`] is to be told when what is there by now is buried.
+    fn begin(&self) -> u64 {
+        locked(&self.counts).removed
+    }
+
+    fn end(&self, begun: u64) {
+        let mut counts = locked(&self.counts);
+        counts.buried = counts.buried.max(begun);
+        drop(counts);
+        self.ended.notify_all();
+    }
+
+    /// There is no room: wait for what was removed before, until then at most.
+    ///
+    /// Returns  false: nothing is on its way, or it does not come
+    fn wait(&self, until: Instant) -> bool {
+        let mut counts = locked(&self.counts);
+        let wanted = counts.removed;
+        if counts.buried >= wanted || counts.given_up > counts.buried {
+            return false;
+        }
+        counts.is_wanted = true;
+        if let Some(burier) = self.burier.get() {
+            burier.unpark();
+        }
+        while counts.buried < wanted {
+            let rest = until.saturating_duration_since(Instant::now());
+            if rest.is_zero() {
+                counts.given_up = wanted;
+                return false;
+            }
+            let waited = self.ended.wait_timeout(counts, rest);
+            counts = waited.unwrap_or_else(PoisonError::into_inner).0;
+            // Whoever buried meanwhile may have begun before what is waited for.
+            counts.is_wanted = true;
+        }
+        true
+    }
+}
+
+/// Looks for room of one request that found none.
+#[derive(Debug, Default)]
+pub(crate) struct RoomSought {
+    until: Option<Instant>,
+}
+
+impl Door {
+    /// The objects of this inode must outlive its name: whether that is its last, and it has or may get some.
+    fn needs_burial(&self, victim: &OwnedFd, node: Option<&Arc<Node>>) -> Answer<bool> {
+        let found = status(victim)?;
+        let is_last = u32::from(found.stx_mode) & S_IFMT == S_IFREG && found.stx_nlink == 1;
+        let is_open = node.is_some_and(|node| locked(&node.file).is_open());
+        Ok(is_last && (is_open || found.stx_size > 0 || self.may_have_objects(victim)))
+    }
+
+    fn aside(&self, mut put: impl FnMut(&str) -> Answer<()>) -> Answer<String> {
+        loop {
+            let serial = self.removed_serial.fetch_add(1, Ordering::Relaxed);
+            let name = format!("{:x}.{serial}", std::process::id());
+            match put(&name) {
+                Err(Errno::EXIST) => {}
+                done => return done.map(|()| name),
+            }
+        }
+    }
+
+    /// unlink(2). Links of one file are made and removed one at a time, so that the last is seen as such.
+    pub(crate) fn remove_name(
+        &self,
+        folder: &OwnedFd,
+        name: &OsStr,
+        victim: &OwnedFd,
+    ) -> Answer<()> {
+        let _links = locked(&self.links);
+        let node = self.nodes.find(victim)?;
+        if !self.needs_burial(victim, node.as_ref())? {
+            return unlinkat(folder, name, AtFlags::empty());
+        }
+        let removed = self.pool.catalogue().removed();
+        self.aside(|aside| renameat_with(folder, name, removed, aside, RenameFlags::NOREPLACE))?;
+        self.nameless(node);
+        Ok(())
+    }
+
+    /// `replace` puts something else under the victim's name.
+    pub(crate) fn replace_name(
+        &self,
+        victim: &OwnedFd,
+        replace: impl FnOnce() -> Answer<()>,
+    ) -> Answer<()> {
+        let _links = locked(&self.links);
+        let node = self.nodes.find(victim)?;
+        if !self.needs_burial(victim, node.as_ref())? {
+            return replace();
+        }
+        let removed = self.pool.catalogue().removed();
+        let aside = self.aside(|aside| linkat(victim, c"", removed, aside, AtFlags::EMPTY_PATH))?;
+        let done = replace();
+        if done.is_err() || status(victim)?.stx_nlink > 1 {
+            // It kept its name, for instance as another name of what was moved onto it.
+            unlinkat(removed, aside.as_str(), AtFlags::empty())?;
+            return done;
+        }
+        self.nameless(node);
+        Ok(())
+    }
+
+    /// Files that are open since processes before this one, and have lost their last name. One that still has a name was about to be replaced.
+    ///
+    /// Assumes  nobody asks us yet
+    pub(crate) fn know_nameless(&self) -> Answer<()> {
+        let removed = self.pool.catalogue().removed();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = openat(removed, c".", flags, Mode::empty())?;
+        let mut room = Vec::with_capacity(8192);
+        let mut names = Vec::new();
+        let mut entries = RawDir::new(folder, room.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
+            let entry = entry?;
+            if self.has_open(entry.ino()) {
+                names.push(entry.file_name().to_owned());
+            }
+        }
+        for name in names {
+            let found = statat(removed, &name, AtFlags::SYMLINK_NOFOLLOW)?;
+            if found.st_nlink > 1 {
+                unlinkat(removed, &name, AtFlags::empty())?;
+            } else if let Ok(node) = self.nodes.get(self.nodes.number_of(found.st_ino)) {
+                locked(&node.file).nameless = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the file is open whose stub has this inode number.
+    pub(crate) fn has_open(&self, inode: u64) -> bool {
+        let node = self.nodes.get(self.nodes.number_of(inode));
+        node.is_ok_and(|node| locked(&node.file).is_open())
+    }
+
+    fn nameless(&self, node: Option<Arc<Node>>) {
+        if let Some(node) = node {
+            locked(&node.file).nameless = true;
+        }
+        self.something_removed();
+    }
+
+    /// The thread that buries has something to do.
+    pub(crate) fn something_removed(&self) {
+        self.burials.one_more();
+    }
+
+    /// A request found no room. What was removed before it is waited for: who removes a file and then writes finds its room.
+    ///
+    /// Returns  it is worth looking again
+    pub(crate) fn room_comes(&self, sought: &mut RoomSought) -> bool {
+        let until = *sought
+            .until
+            .get_or_insert_with(|| Instant::now() + ROOM_COMES_MAX);
+        self.burials.wait(until)
+    }
+
+    /// Until the door closes.
+    pub(crate) fn bury_now_and_then(&self) {
+        let _ = self.burials.burier.set(std::thread::current());
+        let mut last: Option<Instant> = None;
+        while !self.closing.load(Ordering::Acquire) {
+            std::thread::park_timeout(PAUSE);
+            let has_rested = last.is_none_or(|last| last.elapsed() >= REST);
+            // (They may hang: nobody waits for that.)
+            let mut there = locked(&self.burials.kept).looked_for_next();
+            there.retain(|&member| self.pool.can_bury_on(member));
+            if has_rested && locked(&self.burials.kept).is_due(&there) {
+                self.something_removed();
+            }
+            if self.burials.is_due(has_rested) {
+                self.bury();
+                last = Some(Instant::now());
+            }
+        }
+        self.bury();
+    }
+
+    /// Not beside the opening of a file by its stub: that one has a name, or is known to be open.
+    pub(crate) fn bury(&self) {
+        let _burying = locked(&self.burying);
+        let links = || locked(&self.links);
+        let begun = self.burials.begin();
+        match self.pool.bury(|inode| self.has_open(inode), links) {
+            Ok(buried) => {
+                if buried.left_count > 0 {
+                    self.something_removed();
+                }
+                locked(&self.burials.kept).note(&buried.kept);
+                for error in buried.kept {
+                    // So do others, each time.
+                    self.say_once(format!("a removed file keeps its place for now: {error}"));
+                }
+            }
+            Err(error) => tracing::warn!("{error}"),
+        }
+        self.burials.end(begun);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    #[test]
+    fn who_finds_no_room_waits_for_what_was_removed_before_and_for_nothing_else() {
+        let burials = Burials::default();
+        assert!(!burials.wait(soon()), "nothing was removed");
+        burials.one_more();
+        assert!(!burials.wait(Instant::now()), "nobody buries it");
+        assert!(burials.is_due(false), "somebody wanted it");
+        assert!(!burials.wait(soon()), "it was waited for in vain");
+        burials.end(burials.begin());
+        burials.one_more();
+        std::thread::scope(|scope| {
+            let begun = burials.begin();
+            let waiting = scope.spawn(|| burials.wait(soon()));
+            burials.end(begun);
+            waiting.join().expect("it ends")
+        });
+        assert!(!burials.wait(soon()), "all of it was buried");
+        assert!(!burials.is_due(true));
+    }
+
+    #[test]
+    fn what_a_member_kept_is_tried_again_when_that_is_there() {
+        let (one, two) = (MemberNumber(1), MemberNumber(2));
+        let (none, some) = (BTreeSet::new(), BTreeSet::from([one]));
+        let path = || "/m".into();
+        let away = PoolError::Missing {
+            member: one,
+            path: path(),
+            why: String::new(),
+        };
+        let read_only = PoolError::ReadOnly {
+            member: two,
+            path: path(),
+        };
+        let ago = |time| Instant::now().checked_sub(time);
+        let mut kept = Kept::default();
+        assert!(!kept.is_due(&some), "nothing is kept");
+        kept.note(&[away, read_only]);
+        assert!(kept.looked_for_next().is_empty(), "it was tried just now");
+        (kept.looked, kept.tried) = (ago(REST), ago(REST));
+        assert_eq!(kept.looked_for_next(), BTreeSet::from([one, two]));
+        assert!(!kept.is_due(&none), "they are away");
+        assert!(
+            kept.looked_for_next().is_empty(),
+            "and were just looked for"
+        );
+        assert!(kept.is_due(&some), "one is there");
+        kept.note(&[]);
+        assert_eq!(kept.tries, 0);
+
+        // Where nobody knows what is to become better it is tried less and less often.
+        kept.note(&[PoolError::NoRoom]);
+        assert!(!kept.is_due(&none));
+        kept.tried = ago(TRY_AGAIN);
+        assert!(kept.is_due(&none));
+        kept.note(&[PoolError::NoRoom]);
+        kept.tried = ago(TRY_AGAIN);
+        assert!(!kept.is_due(&none));
+        kept.tried = ago(TRY_AGAIN * 2);
+        assert!(kept.is_due(&none));
+        for _ in 0..40 {
+            kept.note(&[PoolError::NoRoom]);
+            kept.tried = ago(TRY_AGAIN_MAX);
+            assert!(kept.is_due(&none), "it is never given up");
+        }
+    }
+
+    #[test]
+    fn a_burial_that_began_before_is_not_the_one_that_is_waited_for() {
+        let burials = Burials::default();
+        burials.one_more();
+        let begun = burials.begin();
+        burials.one_more();
+        burials.end(begun);
+        assert!(burials.is_due(true), "the second one is to be buried");
+        assert!(!burials.wait(Instant::now()));
+        burials.end(burials.begin());
+        assert!(!burials.is_due(true));
+    }
+}

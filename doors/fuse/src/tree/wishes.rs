@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Wishes of folders go over to what is made in them, and with them what the pool's rules say of a file of that name; a text that is no wish
+//! is refused.
+//!
+//! What comes of a wish is engine/pool's, when a file gets its first bytes. Links and renames leave it as it is.
+
+use crate::door::Door;
+use crate::kernel::answer::Answer;
+use crate::lock::locked;
+use crate::tree::attributes::by_descriptor;
+use rushes_pool::{WISH_ATTRIBUTE, WISH_BYTES_MAX, Wish};
+use rustix::fs::{XattrFlags, getxattr, readlink, setxattr};
+use rustix::io::Errno;
+use std::ffi::{OsStr, OsString};
+use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+impl Door {
+    /// A folder that was just made in this folder wishes what that does.
+    pub(crate) fn inherit_wish(&self, folder: impl AsFd, made: impl AsFd) {
+        if let Some(wish) = wish_of(folder) {
+            give(&wish, made);
+        }
+    }
+
+    /// The same of a file of this name; what its folder does not say a rule may. One attribute is asked for, and mostly there is none.
+    ///
+    /// From then on it is the file's own, whatever becomes of name and rule. A folder that is renamed at this moment counts under either name.
+    pub(crate) fn wish_by_name(&self, folder: impl AsFd, name: &OsStr, made: impl AsFd) {
+        let path = || {
+            let path = self.path_in_tree(&folder, name);
+            if path.is_none() {
+                self.say_once(String::from(
+                    "a file was made deeper than a path can say (4096 bytes); no rule counts for such files, they go where their folder or the pool says",
+                ));
+            }
+            path
+        };
+        let rule = self.pool.rule_for(path);
+        let own = wish_of(&folder);
+        let wish = match (own, rule) {
+            (None, None) => return,
+            (Some(own), None) => own,
+            (own, Some(rule)) => {
+                // Somebody may have written there past the door what is no wish; then it says nothing.
+                let text = own.and_then(|own| String::from_utf8(own).ok());
+                let own = text.and_then(|text| Wish::of(&text).ok());
+                let wish = own.unwrap_or_default().or(&rule);
+                wish.to_string().into_bytes()
+            }
+        };
+        give(&wish, made);
+    }
+
+    /// Below the root of the tree. The kernel knows the path of each folder that is open; of the tree's, too, wherever the catalogue is now.
+    fn path_in_tree(&self, folder: impl AsFd, name: &OsStr) -> Option<PathBuf> {
+        let folder = path_of(folder)?;
+        let tree = path_of(&**self.nodes.tree())?;
+        Some(folder.strip_prefix(tree).ok()?.join(name))
+    }
+
+    /// EINVAL for a value of that attribute that nobody could follow; the log says why.
+    pub(crate) fn must_be_wish(&self, name: &OsStr, value: &[u8]) -> Answer<()> {
+        if name != WISH_ATTRIBUTE {
+            return Ok(());
+        }
+        let text = str::from_utf8(value).map_err(|_| String::from("it is no text"));
+        let wish = text.and_then(|text| Wish::of(text).map_err(|fault| fault.to_string()));
+        match wish {
+            Ok(wish) => {
+                if let Some(sentence) = self.pool.cannot_meet(&wish) {
+                    self.say_once(format!("{WISH_ATTRIBUTE}: {sentence}"));
+                }
+                Ok(())
+            }
+            Err(fault) => {
+                self.say_once(format!("{WISH_ATTRIBUTE} is refused: {fault}"));
+                Err(Errno::INVAL)
+            }
+        }
+    }
+
+    /// Somebody may try it over and over.
+    pub(crate) fn say_once(&self, sentence: String) {
+        let mut last = locked(&self.wish_fault);
+        if *last != sentence {
+            tracing::warn!("{sentence}");
+            *last = sentence;
+        }
+    }
+}
+
+/// What a folder says itself, as it stands there.
+fn wish_of(folder: impl AsFd) -> Option<Vec<u8>> {
+    let mut value = [0; WISH_BYTES_MAX];
+    match getxattr(by_descriptor(folder), WISH_ATTRIBUTE, &mut value[..]) {
+        Ok(length) => Some(value[..length].to_vec()),
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => None,
+        Err(error) => {
+            tracing::warn!("cannot read the policy of a folder: {error}");
+            None
+        }
+    }
+}
+
+fn give(wish: &[u8], made: impl AsFd) {
+    let made = by_descriptor(made);
+    if let Err(error) = setxattr(made, WISH_ATTRIBUTE, wish, XattrFlags::empty()) {
+        // It is there, and works: its bytes go where the pool says.
+        tracing::warn!("cannot set the policy of a file or folder: {error}");
+    }
+}
+
+fn path_of(folder: impl AsFd) -> Option<PathBuf> {
+    let own = format!("/proc/self/fd/{}", folder.as_fd().as_raw_fd());
+    let path = readlink(own, Vec::new()).ok()?;
+    Some(PathBuf::from(OsString::from_vec(path.into_bytes())))
+}

@@ -1,0 +1,1049 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Looking after the pool while files are in use: members come, are emptied, and go; files are spread anew.
+//!
+//! One thing at a time, in the thread of whoever asked. A file on its way is open in this door as anybody's is, so that removals, renames and
+//! truncations meet it as they meet every open file; its layout changes under its lock, for one piece at a time. What is read of a piece
+//! is read before, without the lock and behind everybody else's reads; how long is rested after it, core/pool/pace says. Decision:
+//! docs/decisions/0030.
+
+use crate::bytes::files::OpenFile;
+use crate::door::Door;
+use crate::kernel::answer::Answer;
+use crate::lock::locked;
+use crate::tree::nodes::{Node, status};
+use rushes_core::pool::pace::{rest, rest_beside};
+use rushes_core::pool::tidy::Wait;
+use rushes_core::pool::vain::Rooms;
+use rushes_core::units;
+use rushes_pool::{
+    Access, Asker, ByteCount, Class, Defragged, Drained, Failed, Layout, MemberNumber, MountState,
+    Move, Moved, Object, Parting, Pool, PoolError, Request, Told, Users, Work, WorkKind,
+    each_file_in, names_follow, set_draining,
+};
+use rushes_sys::priority::{idle_io, ordinary_io};
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Moved at a time of a file that nobody else has open, and of one that somebody has: he waits for it. Units: bytes.
+const PIECE: ByteCount = ByteCount::from_mib(4);
+const PIECE_BESIDE_OTHERS: ByteCount = ByteCount::from_mib(1);
+/// Who asked hears so often how far it is.
+const TELL_EVERY: Duration = Duration::from_millis(100);
+/// A file that the kernel reads by passthrough is waited for so long, when nothing else is left.
+const READER_PATIENCE: Duration = Duration::from_secs(30);
+/// Rest is taken in parts, so that who no longer wants it need not wait.
+const NAP: Duration = Duration::from_millis(100);
+/// Whoever asks behind somebody who is gone waits so long until that stops behind its piece, and looks so often.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+const STOP_LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// What is under way.
+#[derive(Debug, Default)]
+pub(crate) struct Care {
+    state: Mutex<State>,
+    /// What was under way is not any more.
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    going: Option<Going>,
+    /// Commands that have come and not begun yet.
+    waiting: usize,
+}
+
+impl State {
+    fn has_command(&self) -> bool {
+        self.waiting > 0 || self.going.as_ref().is_some_and(|one| !one.is_tidying)
+    }
+}
+
+#[derive(Debug)]
+struct Going {
+    kind: WorkKind,
+    member: Option<u16>,
+    /// Nobody asked for it.
+    is_tidying: bool,
+    since: Instant,
+    done: Drained,
+    /// Who waits for it. None: it cannot be seen whether he does.
+    asker: Option<Asker>,
+}
+
+impl Going {
+    /// It stops behind the piece that it is at.
+    fn is_stopping(&self) -> bool {
+        self.asker.as_ref().is_some_and(Asker::is_gone)
+    }
+}
+
+/// While it lives nothing else is begun.
+#[derive(Debug)]
+pub(crate) struct Busy<'a>(&'a Care);
+
+impl Busy<'_> {
+    /// The same goes on with this.
+    pub(crate) fn turn_to(&self, kind: WorkKind) {
+        if let Some(going) = &mut locked(&self.0.state).going {
+            going.kind = kind;
+            going.done = Drained::default();
+        }
+    }
+}
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        locked(&self.0.state).going = None;
+        self.0.ended.notify_all();
+    }
+}
+
+/// A command has come: while it lives the pool does not begin to tidy itself, and ends it. Not to be dropped with the state locked.
+struct Waiting<'a>(&'a Care);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        locked(&self.0.state).waiting -= 1;
+    }
+}
+
+impl Care {
+    fn work(&self) -> Option<Work> {
+        locked(&self.state).going.as_ref().map(|going| Work {
+            kind: going.kind,
+            member: going.member,
+            is_tidying: going.is_tidying,
+            done: going.done,
+            running_s: going.since.elapsed().as_secs(),
+        })
+    }
+
+    /// A command is under way, or waits for its turn.
+    pub(crate) fn has_command(&self) -> bool {
+        locked(&self.state).has_command()
+    }
+
+    fn waits(&self) -> Waiting<'_> {
+        locked(&self.state).waiting += 1;
+        Waiting(self)
+    }
+
+    /// Nothing else is begun from now on. What is under way for nobody, or for somebody who is gone, is waited for.
+    fn begin(
+        &self,
+        kind: WorkKind,
+        member: Option<u16>,
+        mut asker: Option<Asker>,
+    ) -> Result<Busy<'_>, PoolError> {
+        let end = Instant::now() + STOP_PATIENCE;
+        // Also between two looks at somebody who stops.
+        let _waiting = self.waits();
+        loop {
+            let mut state = self.until_untidied();
+            let Some(other) = &state.going else {
+                state.going = Some(Going::new(kind, member, false, asker.take()));
+                return Ok(Busy(self));
+            };
+            let is_stopping = other.is_stopping();
+            if !is_stopping || Instant::now() >= end {
+                let of = other
+                    .member
+                    .map_or(String::new(), |number| format!(" of member {number}"));
+                let remedy = match is_stopping {
+                    false => "wait for it, or interrupt that command",
+                    true => {
+                        "that command has ended, and the mount stops behind the piece that it moves: repeat this in a moment"
+                    }
+                };
+                return Err(PoolError::Refused(format!(
+                    "the mount is busy with `rushes pool {}`{of}; {remedy}",
+                    other.kind.name()
+                )));
+            }
+            drop(state);
+            std::thread::sleep(STOP_LOOK_EVERY);
+        }
+    }
+
+    /// For nobody, if `may` says so. One step with that look: a command has come before it, and is seen there, or comes behind it, and waits for its end.
+    ///
+    /// `may`    is told whether there is a command; it must not ask here
+    /// Errors   why not
+    pub(crate) fn begin_tidying(
+        &self,
+        kind: WorkKind,
+        may: impl FnOnce(bool) -> Result<(), Wait>,
+    ) -> Result<Busy<'_>, Wait> {
+        let mut state = locked(&self.state);
+        let has_command = state.has_command();
+        may(has_command)?;
+        if has_command || state.going.is_some() {
+            return Err(Wait::Command);
+        }
+        state.going = Some(Going::new(kind, None, true, None));
+        Ok(Busy(self))
+    }
+
+    fn until_untidied(&self) -> MutexGuard<'_, State> {
+        let mut state = locked(&self.state);
+        while state.going.as_ref().is_some_and(|one| one.is_tidying) {
+            let waited = self.ended.wait(state);
+            state = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        state
+    }
+
+    /// Change what the pool's format file says, beside no command that does.
+    pub(crate) fn change(
+        &self,
+        act: impl FnOnce() -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
+        let _waiting = self.waits();
+        let state = self.until_untidied();
+        if let Some(other) = &state.going {
+            return Err(PoolError::Refused(format!(
+                "the mount is busy with `rushes pool {}`; repeat this when it is done",
+                other.kind.name()
+            )));
+        }
+        act()
+    }
+
+    fn set(&self, done: Drained) {
+        if let Some(going) = &mut locked(&self.state).going {
+            going.done = done;
+        }
+    }
+}
+
+impl Going {
+    fn new(kind: WorkKind, member: Option<u16>, is_tidying: bool, asker: Option<Asker>) -> Going {
+        Going {
+            kind,
+            member,
+            is_tidying,
+            since: Instant::now(),
+            done: Drained::default(),
+            asker,
+        }
+    }
+}
+
+/// Tells who asked. False: he is gone.
+type Tell<'a> = dyn FnMut(&Told) -> bool + 'a;
+
+/// Both ends are of one version, so that a name that is none comes of no command of ours.
+fn class_named(name: &str) -> Result<Class, PoolError> {
+    Class::of(name)
+        .ok_or_else(|| PoolError::Refused(format!("{name:?} is no name of a class of members")))
+}
+
+impl Users for Door {
+    fn need(&self, inode: u64) -> bool {
+        self.has_open(inode)
+    }
+
+    fn log_names(&self, pool: &Pool) -> Result<(), PoolError> {
+        self.names.checkpoint_now(pool, || self.take_changed())
+    }
+
+    fn are_there(&self) -> bool {
+        true
+    }
+}
+
+impl Door {
+    /// Do what a command asks.
+    ///
+    /// Returns  the last that it is told
+    pub(crate) fn look_after(
+        &self,
+        request: &Request,
+        asker: Option<Asker>,
+        tell: &mut Tell<'_>,
+    ) -> Told {
+        let begin = |kind, member| self.care.begin(kind, member, asker);
+        let done = match request {
+            Request::Add { members, class } => begin(WorkKind::Add, None)
+                .and_then(|_busy| self.take_in(members, class.as_deref(), tell)),
+            Request::Classes { classes } => self.set_classes(classes),
+            Request::Drain { member, cancel } => begin(WorkKind::Drain, Some(*member))
+                .and_then(|_busy| self.drain(*member, *cancel, tell)),
+            Request::Remove { member, lost } => begin(WorkKind::Remove, Some(*member))
+                .and_then(|_busy| self.let_member_go(*member, Parting::of(*lost))),
+            Request::Rebalance {} => {
+                begin(WorkKind::Rebalance, None).and_then(|_busy| self.rebalance(tell))
+            }
+            Request::Defrag { paths } => {
+                begin(WorkKind::Defrag, None).and_then(|_busy| self.defrag(paths, tell))
+            }
+            Request::Tidy { schedule } => self.set_schedule(schedule),
+            Request::Status {} => Ok(Told::Status {
+                work: self.care.work(),
+                tidying_waits: self.tidying.waits(),
+                mount: Some(MountState {
+                    has_keeper: self.table.is_some(),
+                    can_pass: self.can_pass.load(Ordering::Acquire),
+                    passed_open_count: self.tidying.passed(),
+                }),
+                failing: self.failing(),
+            }),
+        };
+        done.unwrap_or_else(|error| Told::Refused {
+            sentence: error.to_string(),
+        })
+    }
+
+    /// Files that are written from then on go by it.
+    fn set_classes(&self, classes: &[(u16, Option<String>)]) -> Result<Told, PoolError> {
+        let read = |(number, class): &(u16, Option<String>)| {
+            let class = class.as_deref().map(class_named).transpose()?;
+            Ok((MemberNumber(*number), class))
+        };
+        let classes = classes
+            .iter()
+            .map(read)
+            .collect::<Result<Vec<_>, PoolError>>()?;
+        self.care
+            .change(|| rushes_pool::change_classes(&self.pool, classes))?;
+        self.names.members_changed();
+        Ok(done(Vec::new()))
+    }
+
+    fn take_in(
+        &self,
+        members: &[PathBuf],
+        class: Option<&str>,
+        tell: &mut Tell<'_>,
+    ) -> Result<Told, PoolError> {
+        let class = class.map(class_named).transpose()?;
+        let numbers = rushes_pool::add(&self.pool, members, class.as_ref(), |done, _| {
+            // Who is gone by then repeats it, and hears that it is done.
+            tell(&Told::Added { count: done as u64 });
+        })?;
+        self.members_changed();
+        Ok(done(numbers.iter().map(|number| number.0).collect()))
+    }
+
+    fn members_changed(&self) {
+        if let Err(error) = self.engine.follow(&self.pool) {
+            tracing::warn!("a new member is used without the daemon: {error}");
+        }
+        self.names.members_changed();
+    }
+
+    fn let_member_go(&self, number: u16, parting: Parting) -> Result<Told, PoolError> {
+        // (A burial may hang in the disk that is given up.)
+        if parting == Parting::Empty {
+            self.bury();
+        }
+        rushes_pool::remove(&self.pool, MemberNumber(number), parting, self)?;
+        self.members_changed();
+        Ok(done(Vec::new()))
+    }
+
+    fn drain(&self, number: u16, cancel: bool, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
+        let member = MemberNumber(number);
+        set_draining(&self.pool, member, !cancel)?;
+        self.names.members_changed();
+        if cancel {
+            return Ok(done(Vec::new()));
+        }
+        let mut mover = Mover::new(self, tell);
+        mover.all(&Plan::Off(member))?;
+        names_follow(&self.pool, member, self)?;
+        let is_empty = mover.failed.count == 0;
+        Ok(mover.told_at_last(is_empty))
+    }
+
+    fn rebalance(&self, tell: &mut Tell<'_>) -> Result<Told, PoolError> {
+        locked(&self.tidying.vain).forget();
+        let mut mover = Mover::new(self, tell);
+        mover.all(&Plan::Spread)?;
+        Ok(mover.told_at_last(false))
+    }
+
+    fn defrag(&self, paths: &[PathBuf], tell: &mut Tell<'_>) -> Result<Told, PoolError> {
+        locked(&self.tidying.vain).forget();
+        let mut mover = Mover::new(self, tell);
+        mover.all(&Plan::Together(paths.to_vec()))?;
+        Ok(mover.told_at_last(false))
+    }
+
+    /// One of them for nobody, as long as `goes_on` says so, of files that nobody has open.
+    ///
+    /// `failed`  has those of the kind before, and gets those of this one
+    pub(crate) fn tidy_by(
+        &self,
+        busy: &Busy<'_>,
+        kind: WorkKind,
+        failed: &mut Failed,
+        goes_on: &mut Tell<'_>,
+    ) -> Result<Told, PoolError> {
+        busy.turn_to(kind);
+        let plan = match kind {
+            WorkKind::Defrag => Plan::Together(Vec::new()),
+            _ => Plan::Spread,
+        };
+        let mut mover = Mover::new(self, goes_on);
+        mover.is_tidying = true;
+        mover.failed = std::mem::take(failed);
+        let looked = mover.look(&plan, true).and_then(|_| mover.told(true));
+        failed.clone_from(&mover.failed);
+        looked.map(|()| mover.told_at_last(false))
+    }
+
+    /// A file by its stub, as if it had been opened through the mount. None: it has no name any more.
+    fn open_stub(&self, stub: &OwnedFd) -> Answer<Option<Held<'_>>> {
+        let path = format!("/proc/self/fd/{}", stub.as_raw_fd());
+        let fd = open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
+        let (node, _) = self.nodes.enter(fd)?;
+        let opened = {
+            let _burying = locked(&self.burying);
+            match status(stub) {
+                Ok(found) if found.stx_nlink == 0 => None,
+                _ => Some(self.open_file(&node)),
+            }
+        };
+        match opened {
+            Some(Ok(file)) => Ok(Some(Held {
+                door: self,
+                node,
+                file,
+            })),
+            other => {
+                self.forget(node.number, 1);
+                other.map_or(Ok(None), |opened| opened.map(|_| None))
+            }
+        }
+    }
+
+    /// Move one piece of a file. The one place where the layout of a file that is in use becomes another one because its bytes move.
+    fn move_piece(
+        &self,
+        held: &Held<'_>,
+        one: &mut Move,
+        piece: ByteCount,
+    ) -> Result<Option<Moved>, PoolError> {
+        let (node, file) = (&held.node, &held.file);
+        let mut state = file.change();
+        let Some(mut layout) = state.layout.clone() else {
+            return Ok(None);
+        };
+        // (Somebody may have opened it by passthrough since this file was looked at.)
+        if one.source(&layout).is_none() || self.is_passed(node, file, &state) {
+            return Ok(None);
+        }
+        // What the daemon has of it is written first, and nothing of it is in its cache afterwards.
+        let looked_after = self.hold(node, &state, |_| true).map_err(|error| {
+            PoolError::Refused(format!(
+                "what is in memory of it cannot be written ({error})"
+            ))
+        })?;
+        let moved = one.one_piece(&self.pool, file.stub.as_fd(), &mut layout, piece);
+        if moved.is_err()
+            && let Ok(Some(written)) = self.pool.layout(file.stub.as_fd())
+        {
+            // It may have failed behind its record.
+            layout = written;
+        }
+        self.let_go(&state, &layout);
+        self.unsettled.note(node, &layout);
+        file.set_layout(&mut state, layout);
+        drop(looked_after);
+        drop(state);
+        self.changed(node);
+        moved
+    }
+
+    /// What a move that was interrupted had reserved for a file, and those after it have not used. It is only room: whatever fails is left to the next pass.
+    fn give_back(&self, held: &Held<'_>) {
+        let (node, file) = (&held.node, &held.file);
+        let state = file.change();
+        let Some(layout) = &state.layout else {
+            return;
+        };
+        if self.pool.reserved_bytes(layout) == 0 || self.is_passed(node, file, &state) {
+            return;
+        }
+        // What the daemon has of it is written first; afterwards it learns anew which blocks there are.
+        let Ok(_looked_after) = self.hold(node, &state, |_| true) else {
+            return;
+        };
+        match self.pool.give_back(layout) {
+            Ok(bytes) => tracing::info!("{}: freed {bytes} reserved bytes", self.name_of(node)),
+            Err(error) => tracing::warn!("{}: {error}", self.name_of(node)),
+        }
+    }
+
+    /// What is read to move a piece, without the file's lock.
+    fn read_before(&self, held: &Held<'_>, one: &Move, piece: ByteCount) {
+        let state = held.file.state();
+        let Some(layout) = state.layout.clone() else {
+            return;
+        };
+        let source = one.source(&layout);
+        let fd = source.and_then(|object| {
+            let fd = self.object(&held.node, &state, object, Access::Read);
+            fd.ok()
+        });
+        drop(state);
+        if let Some(fd) = fd {
+            // Not while the lock is held: a disk may leave idle reads for seconds.
+            let _ = idle_io();
+            one.read_before(&layout, &fd, piece);
+            let _ = ordinary_io();
+        }
+    }
+
+    /// Units    bytes per second, of the busier of both devices. None: not known of one
+    fn unpromised(&self, moved: &Moved) -> Option<u64> {
+        let of = |object: Object| {
+            let device = self.pool.member(object.member)?.status().device?;
+            self.pool.unpromised(device)
+        };
+        let source = of(moved.source);
+        match moved.target {
+            Some(target) => Some(source?.min(of(target)?)),
+            None => source,
+        }
+    }
+}
+
+/// What there is to say where no bytes were moved.
+fn done(numbers: Vec<u16>) -> Told {
+    Told::Done {
+        numbers,
+        all: Drained::default(),
+        is_empty: false,
+        defragged: Defragged::default(),
+        failed: Failed::default(),
+    }
+}
+
+fn unopened(error: Errno) -> PoolError {
+    PoolError::Refused(format!("it cannot be opened ({error})"))
+}
+
+/// An open file of this thread.
+struct Held<'a> {
+    door: &'a Door,
+    node: Arc<Node>,
+    file: Arc<OpenFile>,
+}
+
+impl Held<'_> {
+    /// Somebody reads its object without the door: it must stay where it is.
+    fn is_passed(&self) -> bool {
+        self.file.may_be_passed()
+            && self
+                .door
+                .is_passed(&self.node, &self.file, &self.file.change())
+    }
+
+    /// Somebody else has it open, too.
+    fn has_others(&self) -> bool {
+        locked(&self.node.file).open_count() > 1
+    }
+}
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.door.close(&self.node);
+        self.door.forget(self.node.number, 1);
+        // It may have lost its name meanwhile, when nobody knew of it but us.
+        self.door.something_removed();
+    }
+}
+
+/// What is to be moved.
+#[derive(Clone, Debug)]
+enum Plan {
+    /// All that this member has.
+    Off(MemberNumber),
+    /// From fuller members to emptier ones, and to wider stripes.
+    Spread,
+    /// What is in more pieces than need be of these files and folders, or of all if there are none.
+    Together(Vec<PathBuf>),
+}
+
+/// Moves of a file are made in so many steps: what the second one is shows when the first one is done.
+const STEPS: usize = 2;
+
+impl Plan {
+    /// By its record alone: whether it is worth a closer look.
+    fn concerns(&self, layout: &Layout) -> bool {
+        match self {
+            Plan::Off(number) => layout.objects().iter().any(|one| one.member == *number),
+            Plan::Spread | Plan::Together(_) => !layout.segments().is_empty(),
+        }
+    }
+
+    fn moves(&self, step: usize, pool: &Pool, stub: &OwnedFd, layout: &Layout) -> Vec<Move> {
+        let stub = stub.as_fd();
+        match (self, step) {
+            (Plan::Off(number), 0) => vec![Move::off(*number)],
+            (Plan::Spread, 0) => Move::spreading(layout),
+            (Plan::Spread, 1) => Move::widening(pool, stub, layout).into_iter().collect(),
+            (Plan::Together(_), 0) => Move::gathering(pool, stub, layout).into_iter().collect(),
+            (Plan::Together(_), 1) => Move::afresh(pool, layout),
+            _ => Vec::new(),
+        }
+    }
+
+    fn paths(&self) -> &[PathBuf] {
+        match self {
+            Plan::Together(paths) => paths,
+            Plan::Off(_) | Plan::Spread => &[],
+        }
+    }
+}
+
+/// Moves files, and tells who asked for it.
+struct Mover<'a, 'b> {
+    door: &'a Door,
+    tell: &'a mut Tell<'b>,
+    told_at: Instant,
+    /// Nobody asked: whether it goes on is asked before each piece.
+    is_tidying: bool,
+    /// Who asked is gone.
+    is_unwanted: bool,
+    /// A file of the last look that the kernel reads by passthrough.
+    passed: Option<PathBuf>,
+    done: Drained,
+    /// Moved so far.
+    piece_count: u64,
+    defragged: Defragged,
+    failed: Failed,
+}
+
+impl<'a, 'b> Mover<'a, 'b> {
+    fn new(door: &'a Door, tell: &'a mut Tell<'b>) -> Mover<'a, 'b> {
+        Mover {
+            door,
+            tell,
+            told_at: Instant::now(),
+            is_tidying: false,
+            is_unwanted: false,
+            passed: None,
+            done: Drained::default(),
+            piece_count: 0,
+            defragged: Defragged::default(),
+            failed: Failed::default(),
+        }
+    }
+
+    /// Whatever the plan is about: first what nobody has open, so that players are disturbed last. Names come and go meanwhile, so that a
+    /// look may miss one: a member is empty when it has no objects, or two looks have found nobody's.
+    fn all(&mut self, plan: &Plan) -> Result<(), PoolError> {
+        let mut is_left = self.look(plan, true)?;
+        let (file_count, before) = (self.done.file_count, self.defragged.before);
+        match plan {
+            Plan::Off(number) => {
+                let mut is_sure = false;
+                let mut waits_since = None;
+                while is_left || (!is_sure && self.has_objects(*number)) {
+                    is_sure = !is_left;
+                    let moved_count = self.done.moved_count;
+                    is_left = self.look(plan, false)?;
+                    if self.done.moved_count > moved_count {
+                        waits_since = None;
+                    }
+                    self.wait_for_readers(waits_since.get_or_insert_with(Instant::now))?;
+                }
+            }
+            _ if is_left => drop(self.look(plan, false)?),
+            _ => {}
+        }
+        self.done.file_count = file_count;
+        self.defragged.before = before;
+        Ok(())
+    }
+
+    /// What there is to say of what it did; `is_empty`: of a drain that has left nothing.
+    fn told_at_last(self, is_empty: bool) -> Told {
+        Told::Done {
+            numbers: Vec::new(),
+            all: self.done,
+            is_empty,
+            defragged: self.defragged,
+            failed: self.failed,
+        }
+    }
+
+    /// Who reads a file by passthrough is not disturbed, and not waited for without end.
+    fn wait_for_readers(&mut self, since: &Instant) -> Result<(), PoolError> {
+        let Some(path) = &self.passed else {
+            return Ok(());
+        };
+        if since.elapsed() > READER_PATIENCE {
+            return Err(PoolError::Refused(format!(
+                "somebody reads {}, and the kernel does it straight from this member, so that it cannot be moved; expected him to close it. All else is moved; repeat this when he has (`fuser` or `lsof` on the mount says who it is)",
+                path.display()
+            )));
+        }
+        std::thread::sleep(NAP);
+        self.told(false)
+    }
+
+    fn has_objects(&self, number: MemberNumber) -> bool {
+        let member = self.door.pool.member(number);
+        member.is_some_and(|member| member.object_count().is_ok_and(|count| count > 0))
+    }
+
+    /// Returns  something was found
+    fn look(&mut self, plan: &Plan, spare_open: bool) -> Result<bool, PoolError> {
+        let mut is_found = false;
+        let door = self.door;
+        self.defragged = Defragged::default();
+        self.passed = None;
+        if let Plan::Off(_) = plan {
+            // Of several looks the last one says what is still there.
+            self.failed = Failed::default();
+        }
+        door.bury();
+        each_file_in(&door.pool, plan.paths(), |path, stub| {
+            self.done.file_count += 1;
+            let found = stub.and_then(|stub| self.file(path, &stub, plan, spare_open));
+            is_found |= self.noted(path, found)?;
+            self.told(false)
+        })?;
+        if let Plan::Off(_) = plan {
+            // Those that are open and have no name any more.
+            door.pool.each_removed(|path, stub| {
+                let found = self.file(path, stub, plan, spare_open);
+                is_found |= self.noted(path, found)?;
+                Ok(())
+            })?;
+        }
+        Ok(is_found)
+    }
+
+    /// What became of a file. One that cannot be read or moved keeps nobody from the others.
+    fn noted(&mut self, path: &Path, found: Result<bool, PoolError>) -> Result<bool, PoolError> {
+        match found {
+            Err(error) if self.must_stop().is_ok() => {
+                self.failed.note(path, &error);
+                Ok(false)
+            }
+            found => found,
+        }
+    }
+
+    /// Returns  there was something to do about it, and it is done or put off
+    fn file(
+        &mut self,
+        path: &Path,
+        stub: &OwnedFd,
+        plan: &Plan,
+        spare_open: bool,
+    ) -> Result<bool, PoolError> {
+        // Without its lock: what a record says of a member that takes nothing new stays true. A file that got its first bytes at this moment
+        // has a record by now.
+        let pool = &self.door.pool;
+        let layout = pool.layout(stub.as_fd());
+        let layout = layout.or_else(|_| pool.layout(stub.as_fd()))?;
+        let Some(layout) = layout.filter(|layout| plan.concerns(layout)) else {
+            return Ok(false);
+        };
+        let is_emptied = matches!(plan, Plan::Off(_));
+        // It wants a person, who was told.
+        if !is_emptied && pool.has_lost(&layout) {
+            return Ok(false);
+        }
+        if !is_emptied && pool.can_open(&layout).is_err() {
+            self.can_open(stub)?;
+        }
+        if !matches!(plan, Plan::Together(_)) {
+            return self.beside_others(path, stub, plan, spare_open);
+        }
+        let pieces = pool.pieces(&layout);
+        let is_left = (0..STEPS).any(|step| !self.moves(plan, step, stub, &layout).is_empty())
+            || pool.reserved_bytes(&layout) > 0;
+        let found = match is_left {
+            true => self.beside_others(path, stub, plan, spare_open),
+            false => Ok(false),
+        };
+        self.defragged.before.add(pieces);
+        self.defragged.after.add(match pool.layout(stub.as_fd()) {
+            Ok(Some(now)) if now != layout => pool.pieces(&now),
+            _ => pieces,
+        });
+        found
+    }
+
+    /// Whether each object can be opened while nobody changes the file: without its lock they may be others by now.
+    fn can_open(&self, stub: &OwnedFd) -> Result<(), PoolError> {
+        let held = match self.door.open_stub(stub) {
+            Ok(held) => held,
+            Err(error) => return Err(unopened(error)),
+        };
+        let Some(held) = held else {
+            return Ok(());
+        };
+        let state = held.file.state();
+        let all = state.layout.as_ref();
+        all.map_or(Ok(()), |layout| self.door.pool.can_open(layout))
+    }
+
+    /// As [`Mover::file`], of a file that there is something to do about.
+    fn beside_others(
+        &mut self,
+        path: &Path,
+        stub: &OwnedFd,
+        plan: &Plan,
+        spare_open: bool,
+    ) -> Result<bool, PoolError> {
+        let held = match self.door.open_stub(stub) {
+            Ok(Some(held)) => held,
+            Ok(None) | Err(Errno::XDEV) => return Ok(false),
+            Err(error) => return Err(unopened(error)),
+        };
+        if spare_open && held.has_others() {
+            return Ok(true);
+        }
+        if held.is_passed() {
+            self.passed = Some(path.to_path_buf());
+            return Ok(true);
+        }
+        let before = self.piece_count;
+        let done = self.open_file(&held, plan);
+        if matches!(plan, Plan::Together(_)) && self.must_stop().is_ok() && !held.has_others() {
+            self.door.give_back(&held);
+        }
+        let is_moved = self.piece_count > before;
+        self.done.moved_count += u64::from(is_moved);
+        done.map(|()| is_moved)
+    }
+
+    fn open_file(&mut self, held: &Held<'_>, plan: &Plan) -> Result<(), PoolError> {
+        for step in 0..STEPS {
+            let layout = held.file.state().layout.clone();
+            let moves = layout.map(|now| self.moves(plan, step, &held.file.stub, &now));
+            for (one, rooms) in moves.unwrap_or_default() {
+                self.pieces(held, one, rooms)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What there is to do in a step, without what was tried in vain, and what room there is for it.
+    fn moves(
+        &self,
+        plan: &Plan,
+        step: usize,
+        stub: &OwnedFd,
+        layout: &Layout,
+    ) -> Vec<(Move, Rooms)> {
+        let pool = &self.door.pool;
+        let is_new = |one: Move| {
+            let Some(how) = one.how() else {
+                return Some((one, Rooms::new()));
+            };
+            let rooms = pool.rooms_for(how, layout);
+            let stamp = pool.stamp(layout);
+            let mut vain = locked(&self.door.tidying.vain);
+            let is_known = |stamp| vain.is_known(layout.file, how, stamp, &rooms);
+            let is_vain = stamp.is_some_and(is_known);
+            (!is_vain).then_some((one, rooms))
+        };
+        let all = plan.moves(step, pool, stub, layout).into_iter();
+        all.filter_map(is_new).collect()
+    }
+
+    /// It is not tried again before the file or the room is another one.
+    fn remember(&self, held: &Held<'_>, one: &Move, rooms: Rooms) {
+        let state = held.file.state();
+        let Some((how, layout)) = one.how().zip(state.layout.as_ref()) else {
+            return;
+        };
+        if let Some(stamp) = self.door.pool.stamp(layout) {
+            let mut vain = locked(&self.door.tidying.vain);
+            vain.remember(layout.file, how, stamp, rooms);
+        }
+    }
+
+    fn pieces(&mut self, held: &Held<'_>, mut one: Move, rooms: Rooms) -> Result<(), PoolError> {
+        loop {
+            match self.is_tidying {
+                // Whoever came since the last look is not made to wait for a piece that was not begun.
+                true => self.told(true)?,
+                false => self.must_stop()?,
+            }
+            let begun = Instant::now();
+            let piece = match held.has_others() {
+                true => PIECE_BESIDE_OTHERS,
+                false => PIECE,
+            };
+            self.door.read_before(held, &one, piece);
+            let waited = begun.elapsed();
+            let Some(moved) = self.door.move_piece(held, &mut one, piece)? else {
+                if one.was_vain() {
+                    self.remember(held, &one, rooms);
+                }
+                return Ok(());
+            };
+            self.piece_count += 1;
+            self.done.moved_bytes += moved.copied;
+            self.told(true)?;
+            self.rest(&moved, waited, begun.elapsed())?;
+        }
+    }
+
+    /// `waited`  of what it took: for reads behind everybody else's
+    fn rest(&mut self, moved: &Moved, waited: Duration, took: Duration) -> Result<(), PoolError> {
+        let of =
+            |time: Duration| units::Duration(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+        let worked = of(took.saturating_sub(waited));
+        let (copied, took) = (ByteCount(moved.copied), of(took));
+        let unpromised = self.door.unpromised(moved);
+        let due = match self.is_tidying && self.door.tidying.is_beside_others() {
+            true => rest_beside(copied, (took, worked), unpromised),
+            false => rest(copied, took, unpromised),
+        };
+        let mut left = Duration::from_nanos(due.0);
+        while left > Duration::ZERO {
+            let nap = left.min(NAP);
+            std::thread::sleep(nap);
+            left -= nap;
+            self.told(false)?;
+        }
+        Ok(())
+    }
+
+    /// Tell how far it is, if that was not done just now.
+    fn told(&mut self, is_new: bool) -> Result<(), PoolError> {
+        if is_new || self.told_at.elapsed() >= TELL_EVERY {
+            self.told_at = Instant::now();
+            self.door.care.set(self.done);
+            self.is_unwanted |= !(self.tell)(&Told::Moved { now: self.done });
+        }
+        self.must_stop()
+    }
+
+    fn must_stop(&self) -> Result<(), PoolError> {
+        if self.door.closing.load(Ordering::Acquire) {
+            return Err(PoolError::Refused(String::from(
+                "the pool is being unmounted; what was moved is moved, repeat this to go on",
+            )));
+        }
+        if self.is_unwanted {
+            return Err(PoolError::Refused(String::from("nobody waits for it")));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicUsize};
+
+    fn may(has_command: bool) -> Result<(), Wait> {
+        match has_command {
+            true => Err(Wait::Command),
+            false => Ok(()),
+        }
+    }
+
+    fn until(what: &str, is_so: impl Fn() -> bool) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !is_so() {
+            assert!(Instant::now() < end, "never {what}");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_command_that_comes_while_it_is_looked_at_waits_and_ends_the_tidying() {
+        let care = Care::default();
+        let is_begun = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (care, is_begun) = (&care, &is_begun);
+            let (come, comes) = std::sync::mpsc::channel();
+            let command = scope.spawn(move || {
+                comes.recv().expect("it is told");
+                let busy = care.begin(WorkKind::Drain, Some(1), None);
+                is_begun.store(true, Ordering::Release);
+                busy.map(drop)
+            });
+            let tidying = care.begin_tidying(WorkKind::Rebalance, |has_command| {
+                // From here on it may come at any instant: nothing is begun between the look and the beginning.
+                come.send(()).expect("it listens");
+                std::thread::sleep(Duration::from_millis(20));
+                may(has_command)
+            });
+            let tidying = tidying.expect("nobody had come");
+            until("seen", || care.has_command());
+            // It does not slip in between two kinds of it either.
+            tidying.turn_to(WorkKind::Defrag);
+            assert_eq!(
+                care.work().map(|work| (work.kind, work.is_tidying)),
+                Some((WorkKind::Defrag, true))
+            );
+            assert!(!is_begun.load(Ordering::Acquire));
+            drop(tidying);
+            command.join().expect("it ends").expect("it is not refused");
+        });
+        assert!(!care.has_command() && care.work().is_none());
+    }
+
+    #[test]
+    fn a_command_that_is_there_is_told_to_who_looks_and_nothing_is_begun_beside_it() {
+        let care = Care::default();
+        let command = care.begin(WorkKind::Drain, Some(1), None).expect("free");
+        let mut told = None;
+        let refused = care.begin_tidying(WorkKind::Rebalance, |has_command| {
+            told = Some(has_command);
+            Ok(())
+        });
+        assert_eq!(refused.err(), Some(Wait::Command));
+        assert_eq!(told, Some(true));
+        drop(command);
+        // Who says no leaves nothing behind.
+        let refused = care.begin_tidying(WorkKind::Rebalance, |_| Err(Wait::Asked));
+        assert_eq!(refused.err(), Some(Wait::Asked));
+        assert!(care.work().is_none());
+    }
+
+    #[test]
+    fn commands_are_neither_refused_by_tidying_nor_beside_it() {
+        const COMMANDS: usize = 2000;
+        let care = Care::default();
+        struct Ends<'a>(&'a AtomicBool);
+        impl Drop for Ends<'_> {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Release);
+            }
+        }
+        let (busy_count, is_done) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let alone = || {
+            assert_eq!(busy_count.fetch_add(1, Ordering::AcqRel), 0, "two at once");
+            std::thread::yield_now();
+            busy_count.fetch_sub(1, Ordering::AcqRel);
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_done.load(Ordering::Acquire) {
+                    if let Ok(busy) = care.begin_tidying(WorkKind::Rebalance, may) {
+                        alone();
+                        busy.turn_to(WorkKind::Defrag);
+                        alone();
+                    }
+                }
+            });
+            // Also by a panic.
+            let _ends = Ends(&is_done);
+            for _ in 0..COMMANDS {
+                let busy = care.begin(WorkKind::Drain, Some(0), None);
+                alone();
+                drop(busy.expect("nobody else commands"));
+            }
+        });
+    }
+}
