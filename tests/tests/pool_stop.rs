@@ -209,3 +209,65 @@ fn a_mount_that_is_told_to_end_before_it_is_there_ends_when_it_is() {
         assert_eq!(status.code(), Some(0));
     }
 }
+
+/// A container, or a service with a private `/`, that started while the pool was mounted.
+struct Namespace(std::process::Child);
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_mount_that_another_namespace_keeps_says_which_process_keeps_it() {
+    for is_kept in [false, true] {
+        let build = if is_kept {
+            PoolWorld::kept
+        } else {
+            PoolWorld::build
+        };
+        let Some(mut world) = build(&[(EXT4, 64)]) else {
+            return;
+        };
+        put(&world.path("f"), 1, MIB).expect("there is room");
+        let child = Command::new("unshare")
+            .args(["--mount", "--propagation", "private", "sleep", "120"])
+            .spawn()
+            .expect("util-linux is there");
+        let namespace = Namespace(child);
+        let table = format!("/proc/{}/mountinfo", namespace.0.id());
+        let mnt = world.path("").display().to_string();
+        let mnt = mnt.trim_end_matches('/');
+        let is_private = || {
+            let name = |process: &str| fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+            name(&namespace.0.id().to_string()) != name("self")
+                && fs::read_to_string(&table).is_ok_and(|text| text.contains(mnt))
+        };
+        until("it has mounts of its own", is_private);
+        world.tell_to_end();
+        let says = format!("process {}", namespace.0.id());
+        until("the log names it", || {
+            let log = world.log();
+            log.contains("another mount namespace still has it mounted") && log.contains(&says)
+        });
+        let output = world.command(&["fsck"], &[]).output().expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("another mount namespace"), "{said}");
+        assert!(said.contains(&says), "{said}");
+        drop(namespace);
+        let status = world.wait();
+        assert_eq!(status.code(), Some(0), "{}", world.log());
+        let (report, code) = world.json(&["fsck"], &[]);
+        assert_eq!(code, Some(0), "{report}");
+    }
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let end = Instant::now() + 5 * SOON;
+    while !is_so() {
+        assert!(Instant::now() < end, "{what}: not within {:?}", 5 * SOON);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -9,6 +9,7 @@ use crate::error::PoolError;
 use crate::format::{self, FORMAT_FILE, Format};
 use rushes_sys::file::FdInfo;
 use rustix::fs::{Mode, OFlags, open};
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsFd;
@@ -175,6 +176,54 @@ pub fn mounts_of(catalogue: &Path) -> Result<Vec<PathBuf>, PoolError> {
         .collect())
 }
 
+/// Processes that keep a pool mounted after it was unmounted here, one of each other mount namespace that has the pool: its number and name.
+///
+/// A container, or a service with a mount namespace of its own, gets a copy of each mount when it starts. If that copy is private, an unmount here
+/// does not reach it, and the process that serves the mount goes on. Processes that may not be read are left out.
+fn mounted_elsewhere(catalogue: &Path) -> Vec<(u32, String)> {
+    let namespace_of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
+    let mut seen: BTreeSet<PathBuf> = namespace_of("self").into_iter().collect();
+    let Ok(processes) = std::fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for entry in processes.flatten() {
+        let number = entry
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse().ok());
+        let Some(number) = number else { continue };
+        let number: u32 = number;
+        let is_new = namespace_of(&number.to_string()).is_some_and(|name| seen.insert(name));
+        let folder = entry.path();
+        let table = is_new.then(|| std::fs::read(folder.join("mountinfo")).unwrap_or_default());
+        let has_it = |row: Row| row.kind == MOUNT_TYPE && row.source == catalogue;
+        if rows(&table.unwrap_or_default()).any(has_it) {
+            let name = std::fs::read_to_string(folder.join("comm")).unwrap_or_default();
+            found.push((number, name.trim().to_owned()));
+        }
+    }
+    found
+}
+
+/// What keeps a pool mounted elsewhere, as a clause for messages. None: nothing does.
+pub fn kept_elsewhere(catalogue: &Path) -> Option<String> {
+    let all = mounted_elsewhere(catalogue);
+    let named: Vec<String> = all
+        .iter()
+        .take(NAMED_MAX)
+        .map(|(number, name)| format!("process {number}, {name}"))
+        .collect();
+    let more = if all.len() > NAMED_MAX { ", …" } else { "" };
+    (!all.is_empty()).then(|| {
+        format!(
+            "another mount namespace still has it mounted ({}{more}): end that container or service, or unmount the pool in it \
+             (`nsenter --target PROCESS --mount umount FOLDER`)",
+            named.join("; ")
+        )
+    })
+}
+
 /// The catalogue of the pool that is mounted on this folder, by the kernel's table alone.
 pub(crate) fn mounted_on(folder: &Path) -> Option<PathBuf> {
     let table = mount_table().ok()?;
@@ -191,6 +240,9 @@ pub(crate) fn mounts_below(folder: &Path) -> Result<Vec<PathBuf>, PoolError> {
         .filter(|mount| mount != folder && mount.starts_with(folder))
         .collect())
 }
+
+/// So many processes a message names.
+const NAMED_MAX: usize = 3;
 
 const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 

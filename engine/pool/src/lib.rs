@@ -54,7 +54,7 @@ pub use defrag::defrag;
 pub use destroy::{Destroyed, Doomed, Files};
 pub use error::{ObjectFault, PoolError};
 pub use failed::{Failed, Failure};
-pub use find::{MOUNT_TYPE, Mounted, Place, find, mounted, mounts_of};
+pub use find::{MOUNT_TYPE, Mounted, Place, find, kept_elsewhere, mounted, mounts_of};
 pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, MemberId};
 pub use fsck::{Fsck, Issue, Progress, State, fsck};
 pub use gather::{Defragged, Pieces};

@@ -28,6 +28,8 @@ const HURRY_PATIENCE: Duration = Duration::from_secs(5);
 /// A mount that is told to end before it is there is unmounted when it is; looked at so often, for so long.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const LOOK_UNTIL: Duration = Duration::from_secs(60);
+/// An unmounted mount that no program uses has ended by then.
+const ENDS_WITHIN: Duration = Duration::from_secs(3);
 /// Files that are named of those that are open.
 const NAMED_COUNT: usize = 3;
 const DEVICE: &str = "/dev/fuse";
@@ -101,6 +103,14 @@ impl Stop {
         if let Some(open) = self.open() {
             tracing::info!(
                 "{}: unmounted; the process ends when {open} are closed. A second signal ends it at once",
+                self.folder.display()
+            );
+        }
+        // A process that ends is gone by then.
+        std::thread::sleep(ENDS_WITHIN);
+        if let Some(clause) = rushes_pool::kept_elsewhere(&self.catalogue) {
+            tracing::warn!(
+                "{}: unmounted here, but {clause}. The process ends then; a second signal ends it at once",
                 self.folder.display()
             );
         }
