@@ -2,24 +2,24 @@
 //! The command line: every flag of every experiment, in one place.
 
 pub use crate::amounts::{parse_amount, parse_bitrate, parse_seconds, parse_span};
-use crate::compare::Contender;
+use crate::clients::writer::Extend;
 use crate::disk::FileSystem;
 use crate::disk::cli::DiskCommand;
 use crate::edit::args::EditArgs;
-use crate::fill::Fill;
-use crate::footage::PAGE_BYTES;
-use crate::ground::{Ground, Layout, Place};
-use crate::metadata::{LabelledFolder, Metadata};
-use crate::play::{Play, Start};
+use crate::experiments::compare::Contender;
+use crate::experiments::fill::Fill;
+use crate::experiments::metadata::{LabelledFolder, Metadata};
+use crate::experiments::play::{Play, Start};
+use crate::experiments::record::{Pace, Record};
+use crate::experiments::scatter::{Scatter, Writers};
+use crate::experiments::strokes::Strokes;
+use crate::experiments::throughput::Throughput;
+use crate::experiments::tidy::{Tidy, Untidy};
 use crate::power;
 use crate::power::cut::Lie;
-use crate::record::{Pace, Record};
-use crate::scatter::{Scatter, Writers};
-use crate::server::{self, Kind, Way};
-use crate::strokes::Strokes;
-use crate::throughput::Throughput;
-use crate::tidy::{Tidy, Untidy};
-use crate::writer::Extend;
+use crate::servers::server::{self, Kind, Way};
+use crate::stage::footage::PAGE_BYTES;
+use crate::stage::ground::{Ground, Layout, Place};
 use clap::{ArgAction, Args, Parser, Subcommand};
 use std::path::PathBuf;
 use std::time::Duration;

@@ -8,19 +8,18 @@ use rushes_lab::cli::{
     OthersArgs, PlayArgs, PowerArgs, PrerollArgs, RecordArgs, ScatterArgs, StageArgs, StrokesArgs,
     ThroughputArgs, TrialArgs, default_players, no_others, plan_of, play_of,
 };
+use rushes_lab::clients::{player, storm, work, writer};
 use rushes_lab::edit::args::EditArgs;
-use rushes_lab::ground::Ground;
-use rushes_lab::play::Play;
-use rushes_lab::record::Record;
-use rushes_lab::room::{self, Room};
-use rushes_lab::server::Kind;
+use rushes_lab::experiments::play::Play;
+use rushes_lab::experiments::record::Record;
+use rushes_lab::experiments::trials::{self, Trial};
+use rushes_lab::experiments::{compare, demo, fill, most, preroll};
+use rushes_lab::reports::written::WriteReport;
+use rushes_lab::servers::server::Kind;
 use rushes_lab::stage::Stage;
-use rushes_lab::trials::{self, Trial};
-use rushes_lab::written::WriteReport;
-use rushes_lab::{
-    compare, demo, disk, edit, fill, most, player, power, preroll, stage, storm, words, work,
-    writer,
-};
+use rushes_lab::stage::ground::Ground;
+use rushes_lab::stage::room::{self, Room};
+use rushes_lab::{disk, edit, power, stage, words};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::ExitCode;

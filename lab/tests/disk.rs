@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use rushes_core::units::ByteCount;
 use rushes_lab::disk::timing::{Direction, DiskTiming};
 use rushes_lab::disk::{DiskSpec, Fault, FileSystem, SlowDisk};
-use rushes_lab::take::Take;
+use rushes_lab::stage::take::Take;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
 const PAGE: usize = 4096;

@@ -27,7 +27,7 @@ use super::fuse::{BytesReply, Mounted, OneFile, SyncedReply, WrittenReply};
 use super::log::{Change, Recorder};
 use super::stamps::{self, Seen};
 use super::timing::{Direction, DiskTiming, Mechanics, Queue, Request};
-use crate::daemon::TMPFS_MAGIC;
+use crate::servers::daemon::TMPFS_MAGIC;
 
 /// Granularity of holes. Units: bytes.
 const PAGE_BYTES: u64 = 4096;

@@ -646,7 +646,7 @@ impl SlowDisk {
         self.room.command(&[control::Command::Reset])
     }
 
-    /// Notes from now on when pages stamped with this key come (`crate::take`); `None`: no more. What was noted before is
+    /// Notes from now on when pages stamped with this key come (`crate::stage::take`); `None`: no more. What was noted before is
     /// forgotten with each new key.
     pub fn watch_stamps(&self, key: Option<NonZeroU64>) -> Result<(), DiskError> {
         self.room.command(&[control::Command::Stamps(key)])

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When stamped pages (`crate::take`) came to the disk: a log that grows while somebody wants it.
+//! When stamped pages (`crate::stage::take`) came to the disk: a log that grows while somebody wants it.
 //!
 //! A page has come when the disk has answered for it: from then on it is the disk's affair. What its own
 //! memory does with it afterwards is not asked here. One entry for each run of pages that follow one another in a file and
@@ -11,7 +11,7 @@ use std::str::FromStr;
 use rushes_core::units::Instant;
 
 use super::cache::ATOM_BYTES;
-use crate::take::read_stamp;
+use crate::stage::take::read_stamp;
 
 /// Most entries of a log, 40 bytes each. Twelve recordings of 100 Mb/s make some ten thousand a minute.
 const ENTRIES_MAX: usize = 2 << 20;
@@ -151,7 +151,7 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::take::Take;
+    use crate::stage::take::Take;
 
     const KEY: u64 = 77;
 

@@ -8,7 +8,7 @@ use crate::cli::{
     GroundArgs, ServerArgs, default_players, no_others, parse_amount, parse_bitrate, parse_seconds,
     parse_span, play_of,
 };
-use crate::compare::Contender;
+use crate::experiments::compare::Contender;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use std::path::PathBuf;

@@ -7,9 +7,9 @@
 //! clock was read. The process ends at a hard limit whatever the server does; frames that did not come by then are late.
 
 use super::script::{Pace, Script, Source};
-use crate::client;
-use crate::door::{Address, Door, Opened};
-use crate::player::{cpu_s, now_ns, sleep_until_ns};
+use crate::clients::client;
+use crate::clients::door::{Address, Door, Opened};
+use crate::clients::player::{cpu_s, now_ns, sleep_until_ns};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -327,7 +327,7 @@ impl<'a> Editor<'a> {
 mod tests {
     use super::super::script::{Head, Run};
     use super::*;
-    use crate::room::Room;
+    use crate::stage::room::Room;
     use std::fs;
 
     const FRAME: u64 = 1000;

@@ -113,8 +113,8 @@ pub fn wrong_bytes(original: &Original, pieces: &[&Hashed]) -> Result<u64> {
 
 /// A stage with these files in place of made-up footage.
 pub fn prepare(
-    room: &crate::room::Room,
-    place: &crate::ground::Place,
+    room: &crate::stage::room::Room,
+    place: &crate::stage::ground::Place,
     plan: &Plan,
     originals: &[Original],
 ) -> Result<Stage> {
@@ -135,8 +135,8 @@ mod tests {
         003 A001 V C 01:00:00:00 01:00:01:00 00:00:03:00 00:00:04:00\n\
         * FROM CLIP NAME: Take One.mov\n";
 
-    fn folder(files: &[(&str, u64)]) -> crate::room::Room {
-        let room = crate::room::Room::create().unwrap();
+    fn folder(files: &[(&str, u64)]) -> crate::stage::room::Room {
+        let room = crate::stage::room::Room::create().unwrap();
         for (name, bytes) in files {
             let file = File::create(room.path().join(name)).unwrap();
             file.set_len(*bytes).unwrap();

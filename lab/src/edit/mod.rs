@@ -14,14 +14,14 @@ pub mod report;
 pub mod script;
 pub mod workload;
 
-use crate::client::{Client, Crowd};
-use crate::compare::Contender;
-use crate::copies::{Copies, Tally};
-use crate::play::{COPIES_LEAD, REEL_BYTES_OVER_CACHE, REELS_PER_COPIER, reels};
-use crate::player::{now_ns, sleep_until_ns};
-use crate::report::{Processors, environment};
-use crate::room::{Room, go_on, interrupted, pause};
-use crate::server::{self, Kind, Server, Way};
+use crate::clients::client::{Client, Crowd};
+use crate::clients::copies::{Copies, Tally};
+use crate::clients::player::{now_ns, sleep_until_ns};
+use crate::experiments::compare::Contender;
+use crate::experiments::play::{COPIES_LEAD, REEL_BYTES_OVER_CACHE, REELS_PER_COPIER, reels};
+use crate::reports::report::{Processors, environment};
+use crate::servers::server::{self, Kind, Server, Way};
+use crate::stage::room::{Room, go_on, interrupted, pause};
 use crate::stage::{MATERIAL, Plan, Stage};
 use anyhow::{Context, Result, ensure};
 use editor::{Edited, Job};
@@ -452,7 +452,7 @@ fn check_written(stage: &Stage, parts: &[Part], edited: &mut [Edited]) -> Result
 
 fn wrong_bytes(
     file: &File,
-    clip: crate::footage::Clip,
+    clip: crate::stage::footage::Clip,
     place: u64,
     length: u64,
     path: &Path,

@@ -2,7 +2,7 @@
 //! Pictures of an edit: how long cuts took, and how late the latest frame was, a panel for each server.
 
 use super::report::EditRun;
-use crate::plot::{Line, Marks, Plot, draw_panels};
+use crate::reports::plot::{Line, Marks, Plot, draw_panels};
 use anyhow::Result;
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -6,7 +6,7 @@
 
 use super::editor::Edited;
 use super::script::{Pace, Script};
-use crate::compare::spread;
+use crate::experiments::compare::spread;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 use serde_json::Value;

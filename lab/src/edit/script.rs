@@ -4,7 +4,7 @@
 //! Every way of working comes down to this list ([`super::workload`] draws it), so that the client process ([`super::editor`]) knows
 //! nothing of timelines or thumbnails. A list is drawn from a seed: all servers of a comparison are asked for the same bytes.
 
-use crate::footage::Clip;
+use crate::stage::footage::Clip;
 use serde::{Deserialize, Serialize};
 
 /// By which clock frames are asked for.

@@ -7,7 +7,7 @@
 use super::edl::{self, Event};
 use super::media::Original;
 use super::script::{Head, Pace, Run, Script, Source};
-use crate::footage::Dice;
+use crate::stage::footage::Dice;
 use crate::stage::{MATERIAL, Plan};
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;

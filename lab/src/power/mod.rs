@@ -36,10 +36,10 @@ use self::recovery::{Looking, Scratch};
 use self::report::{PowerReport, REPORT_VERSION, Violation};
 use self::served::House;
 use self::writer::{Host, Nobody};
-use crate::daemon::find_rushes;
 use crate::disk::FileSystem;
 use crate::disk::log::Change;
-use crate::room::{self, Room};
+use crate::servers::daemon::find_rushes;
+use crate::stage::room::{self, Room};
 
 /// Points of one recording: enough to be quick, few enough that 100 points see several workloads.
 const POINTS_OF_RECORDING: u64 = 25;
@@ -225,7 +225,7 @@ impl Plan {
             violation_count: 0,
             wall_s: 0.0,
             points_per_s: 0.0,
-            environment: crate::report::environment(),
+            environment: crate::reports::report::environment(),
         }
     }
 }

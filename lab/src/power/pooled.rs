@@ -27,10 +27,10 @@ use super::recovery::{Recovered, unreadable};
 use super::script::{LANE_COUNT, Step, lane_folder};
 use super::served::{House, NAP_EVERY, WRITE_AGE};
 use super::writer::{Host, Plain, Told, Writer};
-use crate::array::UnionMount;
-use crate::daemon::{Daemon, find_rushes};
 use crate::disk::FileSystem;
-use crate::room::{self, Room};
+use crate::servers::daemon::{Daemon, find_rushes};
+use crate::stage::array::UnionMount;
+use crate::stage::room::{self, Room};
 
 /// Enough for names, a journal and a copy of neither. Units: MiB.
 const CATALOGUE_MIB: u64 = 24;

@@ -289,7 +289,7 @@ impl Lane {
         let mut writer = host.writer()?;
         let mut chance = Chance::new(self.seed, u64::MAX - self.lane);
         for (number, step) in steps(self.seed, self.lane).iter().enumerate() {
-            crate::room::go_on()?;
+            crate::stage::room::go_on()?;
             self.act(&mut *writer, number, step)
                 .with_context(|| format!("lane {}, step {number}: {step:?}", self.lane))?;
             // Not in step with each other, whatever one processor makes of three threads.

@@ -11,7 +11,7 @@ use super::check::{Finding, Rule, Tree};
 use super::mounted::{Mounted, Place, read_tree, run, unmount_all};
 use super::pooled::PoolGround;
 use crate::disk::FileSystem;
-use crate::room::Room;
+use crate::stage::room::Room;
 
 /// What came back after a cut.
 #[derive(Debug, Default)]

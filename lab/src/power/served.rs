@@ -26,10 +26,10 @@ use rustix::fs::{Advice, FallocateFlags};
 use super::script::Step;
 use super::sector::content;
 use super::writer::{Host, Told, Writer};
-use crate::cgroup::Cgroup;
-use crate::daemon::{Daemon, runtime_folder};
-use crate::room::Room;
-use crate::smbd::SHARE;
+use crate::servers::cgroup::Cgroup;
+use crate::servers::daemon::{Daemon, runtime_folder};
+use crate::servers::smbd::SHARE;
+use crate::stage::room::Room;
 
 /// Of the daemon and its folders in the room.
 const NAME: &str = "served";

@@ -126,8 +126,8 @@ pub(crate) fn number(report: &Value, name: &str) -> f64 {
 
 /// The same needs a built daemon and module.
 pub(crate) fn possible_with_rushes(test: &str) -> bool {
-    let there =
-        rushes_lab::daemon::find_rushes().is_ok() && rushes_lab::server::find_module(None).is_ok();
+    let there = rushes_lab::servers::daemon::find_rushes().is_ok()
+        && rushes_lab::servers::server::find_module(None).is_ok();
     assert!(
         there || std::env::var_os("RUSHES_TEST_ALL").is_none_or(|value| value != "1"),
         "{test} needs make build"

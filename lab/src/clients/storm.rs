@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A metadata storm: clients that list a folder of 100,000 entries and look entries up at a stated rate,
+//! as render farms, browsers and backup programs do beside those who play.
+
+use crate::clients::door::{Address, Door};
+use crate::clients::player::{now_ns, sleep_until_ns};
+use crate::stage::Plan;
+use crate::stage::footage::Dice;
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, Write};
+
+/// What a storm client is to do; one line of JSON on its standard input.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// Where.
+    pub address: Address,
+    /// Entries of the folder.
+    pub entry_count: u64,
+    /// Look-ups a second.
+    pub rate: f64,
+    /// A listing of the whole folder so often; 0: never. Units: s.
+    pub list_every_s: f64,
+    /// How long. Units: s.
+    pub seconds: f64,
+    /// Of the order of look-ups.
+    pub seed: u64,
+}
+
+/// What it did; one line of JSON on its standard output.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Done {
+    /// Look-ups answered.
+    pub stat_count: u64,
+    /// Listings answered.
+    pub list_count: u64,
+    /// Longest look-up.
+    pub stat_ms_max: f64,
+    /// Longest listing.
+    pub list_ms_max: f64,
+    /// First failure.
+    pub error: Option<String>,
+}
+
+/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at.
+pub fn main() -> Result<()> {
+    let mut lines = std::io::stdin().lock().lines();
+    let job: Job = serde_json::from_str(&lines.next().context("no job was given")??)?;
+    let door = Door::connect(&job.address)?;
+    println!("ready");
+    std::io::stdout().flush()?;
+    let begin: u64 = lines.next().context("no beginning")??.trim().parse()?;
+    sleep_until_ns(begin);
+    let mut done = Done::default();
+    if let Err(error) = storm(&door, &job, begin, &mut done) {
+        done.error = Some(format!("{error:#}"));
+    }
+    println!("{}", serde_json::to_string(&done)?);
+    Ok(())
+}
+
+fn storm(door: &Door, job: &Job, begin: u64, done: &mut Done) -> Result<()> {
+    let end = begin + (job.seconds * 1e9) as u64;
+    let step = (1e9 / job.rate.max(0.001)) as u64;
+    let mut dice = Dice::new(job.seed);
+    let mut next_list = begin;
+    let mut next_stat = begin;
+    while now_ns() < end {
+        if job.list_every_s > 0.0 && now_ns() >= next_list {
+            next_list += (job.list_every_s * 1e9) as u64;
+            let asked = now_ns();
+            let count = door.list("archive")?;
+            anyhow::ensure!(
+                count as u64 == job.entry_count,
+                "the folder has {count} entries, not {}",
+                job.entry_count
+            );
+            done.list_count += 1;
+            done.list_ms_max = done.list_ms_max.max((now_ns() - asked) as f64 / 1e6);
+        }
+        sleep_until_ns(next_stat.min(end));
+        // What a slow answer cost is not caught up with in a burst: the rate is an upper bound.
+        next_stat = next_stat.max(now_ns().saturating_sub(step)) + step;
+        let asked = now_ns();
+        door.stat(&Plan::entry_path(dice.below(job.entry_count)))?;
+        done.stat_count += 1;
+        done.stat_ms_max = done.stat_ms_max.max((now_ns() - asked) as f64 / 1e6);
+    }
+    Ok(())
+}

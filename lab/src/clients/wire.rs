@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The two requests of SMB 2.1 that clients send and no safe binding of libsmbclient can: set the end of a file, and flush it.
+//!
+//! Anonymous, and so without signature or password: the share then needs `guest ok` and `force user`. Everything
+//! else that clients do goes over libsmbclient ([`crate::clients::door`]).
+
+use anyhow::{Context, Result, bail, ensure};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+/// Longer than anything but a hang takes: a server may reserve the whole file before it answers.
+const ANSWER_MAX: Duration = Duration::from_secs(120);
+
+const NEGOTIATE: u16 = 0;
+const SESSION_SETUP: u16 = 1;
+const TREE_CONNECT: u16 = 3;
+const CREATE: u16 = 5;
+const CLOSE: u16 = 6;
+const FLUSH: u16 = 7;
+const SET_INFO: u16 = 17;
+
+const STATUS_PENDING: u32 = 0x0000_0103;
+const STATUS_MORE_PROCESSING: u32 = 0xc000_0016;
+/// FileEndOfFileInformation.
+const END_OF_FILE: u8 = 20;
+
+const HEADER_BYTES: usize = 64;
+/// No answer to these requests is near it. Units: bytes.
+const ANSWER_BYTES_MAX: usize = 64 << 10;
+
+/// Make an existing file of the share so long. `path`: below the share, with slashes.
+///
+/// Errors   the server is not there, lets nobody in without a name, or refuses
+pub fn set_end_of_file(port: u16, share: &str, path: &str, bytes: u64) -> Result<()> {
+    let mut wire = Wire::connect(port, share)?;
+    let file = wire.open(path)?;
+    let set = [
+        &u16s(&[33])[..],
+        &[1, END_OF_FILE],
+        &u32s(&[8]),
+        &u16s(&[96, 0]),
+        &u32s(&[0]),
+        &file,
+        &bytes.to_le_bytes(),
+    ]
+    .concat();
+    wire.must(SET_INFO, &set)?;
+    wire.close(&file)
+}
+
+/// Bring an existing file of the share to the disk; whoever wrote it.
+///
+/// Errors   the same
+pub fn flush(port: u16, share: &str, path: &str) -> Result<()> {
+    let mut wire = Wire::connect(port, share)?;
+    let file = wire.open(path)?;
+    wire.must(FLUSH, &[&u16s(&[24, 0])[..], &u32s(&[0]), &file].concat())?;
+    wire.close(&file)
+}
+
+struct Wire {
+    stream: TcpStream,
+    message: u64,
+    session: u64,
+    tree: u32,
+}
+
+impl Wire {
+    fn connect(port: u16, share: &str) -> Result<Wire> {
+        let stream = TcpStream::connect(("127.0.0.1", port)).context("smbd does not answer")?;
+        stream.set_read_timeout(Some(ANSWER_MAX))?;
+        let mut wire = Wire {
+            stream,
+            message: 0,
+            session: 0,
+            tree: 0,
+        };
+        let negotiate = [&u16s(&[36, 1, 1, 0])[..], &[0; 28], &u16s(&[0x0210])].concat();
+        wire.must(NEGOTIATE, &negotiate)?;
+        wire.log_in()?;
+        let path = utf16(&format!("\\\\127.0.0.1\\{share}"));
+        let tree = [&u16s(&[9, 0, 72, path.len() as u16])[..], &path].concat();
+        let (header, _) = wire.must(TREE_CONNECT, &tree)?;
+        wire.tree = u32_at(&header, 36)?;
+        Ok(wire)
+    }
+
+    /// NTLMSSP without a name.
+    fn log_in(&mut self) -> Result<()> {
+        // Unicode, the server's name, NTLM with extended session security; and anonymous.
+        const FLAGS: u32 = 0x0008_0205;
+        const ANONYMOUS: u32 = 0x0800;
+        let first = [&b"NTLMSSP\0"[..], &u32s(&[1, FLAGS, 0, 32, 0, 32])].concat();
+        // Six fields, all empty, behind the message's own 64 bytes.
+        let empty = u32s(&[3, 0, 64, 0, 64, 0, 64, 0, 64, 0, 64, 0, 64]);
+        let second = [&b"NTLMSSP\0"[..], &empty, &u32s(&[FLAGS | ANONYMOUS])].concat();
+        for (blob, wanted) in [(first, STATUS_MORE_PROCESSING), (second, 0)] {
+            let setup = [
+                &u16s(&[25])[..],
+                &[0, 1],
+                &u32s(&[0, 0]),
+                &u16s(&[88, blob.len() as u16]),
+                &0u64.to_le_bytes(),
+                &blob,
+            ]
+            .concat();
+            let (status, header, _) = self.ask(SESSION_SETUP, &setup)?;
+            ensure!(
+                status == wanted,
+                "smbd lets nobody in without a name (status {status:#x})"
+            );
+            self.session = u64::from_le_bytes(part(&header, 40)?);
+        }
+        Ok(())
+    }
+
+    /// An existing file, for writing, everything shared.
+    fn open(&mut self, path: &str) -> Result<[u8; 16]> {
+        let name = utf16(&path.replace('/', "\\"));
+        let create = [
+            &u16s(&[57, 0])[..],
+            &u32s(&[2, 0, 0, 0, 0]),
+            // FILE_GENERIC_READ | FILE_GENERIC_WRITE, no attributes, share all, open, no options.
+            &u32s(&[0x0012_019f, 0, 7, 1, 0]),
+            &u16s(&[120, name.len() as u16]),
+            &u32s(&[0, 0]),
+            &name,
+        ]
+        .concat();
+        let (_, body) = self.must(CREATE, &create)?;
+        part(&body, 64)
+    }
+
+    fn close(&mut self, file: &[u8; 16]) -> Result<()> {
+        let close = [&u16s(&[24, 0])[..], &u32s(&[0]), file].concat();
+        self.must(CLOSE, &close).map(drop)
+    }
+
+    fn must(&mut self, command: u16, body: &[u8]) -> Result<(Vec<u8>, Vec<u8>)> {
+        let (status, header, body) = self.ask(command, body)?;
+        if status != 0 {
+            bail!("smbd answered SMB2 command {command} with status {status:#x}");
+        }
+        Ok((header, body))
+    }
+
+    /// Status, header and body of the answer.
+    fn ask(&mut self, command: u16, body: &[u8]) -> Result<(u32, Vec<u8>, Vec<u8>)> {
+        let request = [
+            &b"\xfeSMB"[..],
+            &u16s(&[64, 1, 0, 0, command, 16]),
+            &u32s(&[0, 0]),
+            &self.message.to_le_bytes(),
+            &u32s(&[0, self.tree]),
+            &self.session.to_le_bytes(),
+            &[0; 16],
+            body,
+        ]
+        .concat();
+        self.message += 1;
+        self.stream
+            .write_all(&(request.len() as u32).to_be_bytes())?;
+        self.stream.write_all(&request)?;
+        loop {
+            let mut length = [0; 4];
+            self.stream.read_exact(&mut length)?;
+            let length = u32::from_be_bytes(length) as usize;
+            ensure!(
+                (HEADER_BYTES..=ANSWER_BYTES_MAX).contains(&length),
+                "smbd answered with {length} bytes"
+            );
+            let mut header = vec![0; length];
+            self.stream.read_exact(&mut header)?;
+            let body = header.split_off(HEADER_BYTES);
+            let status = u32_at(&header, 8)?;
+            if status != STATUS_PENDING {
+                return Ok((status, header, body));
+            }
+        }
+    }
+}
+
+fn part<const LENGTH: usize>(bytes: &[u8], at: usize) -> Result<[u8; LENGTH]> {
+    bytes
+        .get(at..at + LENGTH)
+        .and_then(|part| part.try_into().ok())
+        .context("an answer of smbd is too short")
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Result<u32> {
+    Ok(u32::from_le_bytes(part(bytes, at)?))
+}
+
+fn u16s(values: &[u16]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+fn u32s(values: &[u32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+fn utf16(text: &str) -> Vec<u8> {
+    text.encode_utf16().flat_map(u16::to_le_bytes).collect()
+}

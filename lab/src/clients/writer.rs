@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A writer: one process that records as a camera's ingest station does, or copies in as fast as it can.
+//!
+//! Recording, it sends frame *k* not before `start + k·period`, one frame at a time, and notes when the server has
+//! acknowledged it. `start` is when its open returned. Frames are made before the clock is waited for, so making
+//! them delays nothing. The process ends at a hard limit whatever the server does.
+//!
+//! libsmbclient has no flush. A writer closes its file, and bringing the bytes to the disk is the affair of whoever started it; a writer that
+//! is to flush does so over a connection of its own ([`crate::clients::wire`]).
+
+use crate::clients::client;
+use crate::clients::door::{Address, Door, Opened};
+use crate::clients::player::{cpu_s, now_ns, sleep_until_ns};
+use crate::clients::wire;
+use crate::stage::take::Take;
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What a writer is to do; handed to it as one line of JSON on its standard input.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Job {
+    /// Where.
+    pub address: Address,
+    /// Of the stamps.
+    pub key: u64,
+    /// One after the other.
+    pub files: Vec<Target>,
+    /// Size of each. Units: bytes.
+    pub file_bytes: u64,
+    /// How much is written in one call. Units: bytes.
+    pub frame_bytes: u64,
+    /// Time between frames; 0: as fast as it goes. Units: ns.
+    pub period_ns: u64,
+    /// How a file is made long before anything is written into it.
+    pub extend: Extend,
+    /// Before it is closed, an SMB client asks for it to be on the disk.
+    pub flush: bool,
+    /// When the process ends at the latest, after its beginning. Units: ns.
+    pub limit_ns: u64,
+}
+
+/// A file to be written.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Target {
+    /// Its number among all of the run.
+    pub number: u64,
+    /// Below the share.
+    pub path: String,
+}
+
+/// What a client does before it writes a file whose size it knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Extend {
+    /// Nothing.
+    #[default]
+    None,
+    /// One byte at the end of each so many, as the redirector of Windows does so that no request takes long. Units: bytes.
+    OneByte(u64),
+    /// The end of file is set.
+    SetEof,
+}
+
+impl Extend {
+    /// Where it writes single bytes into a file that is to be so long.
+    pub fn places(self, file_bytes: u64) -> Vec<u64> {
+        match self {
+            Extend::OneByte(step) if step > 0 && file_bytes > 0 => (1..=file_bytes.div_ceil(step))
+                .map(|index| (index * step).min(file_bytes) - 1)
+                .collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// What became of it; one line of JSON on its standard output.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Done {
+    /// Those that were opened, in order.
+    pub files: Vec<Recorded>,
+    /// What went wrong first; nothing was written after it.
+    pub error: Option<String>,
+    /// CPU time of this process.
+    pub cpu_s: f64,
+}
+
+/// One file, as its writer saw it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Recorded {
+    /// Its number.
+    pub number: u64,
+    /// Below the share.
+    pub path: String,
+    /// When its open returned. Units: ns, CLOCK_MONOTONIC.
+    pub start_ns: u64,
+    /// How long its open took.
+    pub open_ms: f64,
+    /// How long it took to make it long.
+    pub extend_ms: f64,
+    /// When each frame was acknowledged. Units: ns, CLOCK_MONOTONIC.
+    pub acknowledged_ns: Vec<u64>,
+    /// How long its flush took.
+    pub flush_ms: f64,
+    /// When its close returned; 0: never. Units: ns, CLOCK_MONOTONIC.
+    pub closed_ns: u64,
+}
+
+/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at, writes.
+pub fn main() -> Result<()> {
+    let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
+    let shared = Arc::new(Mutex::new(Done::default()));
+    let mut buffer = vec![0; job.frame_bytes as usize];
+    sleep_until_ns(begin);
+    let guarded = Arc::clone(&shared);
+    std::thread::spawn(move || {
+        sleep_until_ns(begin + job.limit_ns);
+        lock(&guarded).error.get_or_insert(format!(
+            "gave up {:.0} s after its beginning",
+            job.limit_ns as f64 / 1e9
+        ));
+        let _ = finish(&guarded);
+    });
+    for target in &job.files {
+        if let Err(error) = write_file(&door, &job, target, &mut buffer, &shared) {
+            lock(&shared)
+                .error
+                .get_or_insert(format!("{}: {error:#}", target.path));
+            break;
+        }
+    }
+    finish(&shared)
+}
+
+fn lock(shared: &Mutex<Done>) -> std::sync::MutexGuard<'_, Done> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Print what is known and end the process.
+fn finish(shared: &Mutex<Done>) -> Result<()> {
+    let mut done = lock(shared);
+    done.cpu_s = cpu_s();
+    let line = serde_json::to_string(&*done)?;
+    // The lock stays held: whoever comes second must not print another line.
+    println!("{line}");
+    std::io::stdout().flush()?;
+    std::process::exit(0)
+}
+
+fn write_file(
+    door: &Door,
+    job: &Job,
+    target: &Target,
+    buffer: &mut [u8],
+    shared: &Mutex<Done>,
+) -> Result<()> {
+    let take = Take {
+        key: job.key,
+        number: target.number,
+    };
+    let asked = now_ns();
+    let mut file = door.open_new(&target.path)?;
+    let start = now_ns();
+    lock(shared).files.push(Recorded {
+        number: target.number,
+        path: target.path.clone(),
+        start_ns: start,
+        open_ms: (start - asked) as f64 / 1e6,
+        ..Recorded::default()
+    });
+    extend(&mut file, job, target)?;
+    note(shared, |file| {
+        file.extend_ms = (now_ns() - start) as f64 / 1e6;
+    });
+    for frame in 0..job.file_bytes.div_ceil(job.frame_bytes) {
+        let offset = frame * job.frame_bytes;
+        let length = job.frame_bytes.min(job.file_bytes - offset);
+        let bytes = &mut buffer[..length as usize];
+        take.fill(offset, bytes);
+        sleep_until_ns(start + frame * job.period_ns);
+        file.write_at(bytes, offset)
+            .with_context(|| format!("frame {frame}"))?;
+        let now = now_ns();
+        note(shared, |file| file.acknowledged_ns.push(now));
+    }
+    if job.flush {
+        let asked = now_ns();
+        flush(&file, job, target)?;
+        note(shared, |file| {
+            file.flush_ms = (now_ns() - asked) as f64 / 1e6;
+        });
+    }
+    file.finish().context("closing it")?;
+    note(shared, |file| file.closed_ns = now_ns());
+    Ok(())
+}
+
+/// Change what is known of the file that is being written.
+fn note(shared: &Mutex<Done>, change: impl FnOnce(&mut Recorded)) {
+    if let Some(file) = lock(shared).files.last_mut() {
+        change(file);
+    }
+}
+
+fn extend(file: &mut Opened<'_>, job: &Job, target: &Target) -> Result<()> {
+    match (job.extend, &job.address) {
+        (Extend::None, _) => {}
+        (Extend::OneByte(_), _) => {
+            for place in job.extend.places(job.file_bytes) {
+                file.write_at(&[0], place)
+                    .with_context(|| format!("one byte at {place}"))?;
+            }
+        }
+        (Extend::SetEof, Address::Smb { port, share, .. }) => {
+            wire::set_end_of_file(*port, share, &target.path, job.file_bytes)
+                .context("setting the end of file")?;
+        }
+        (Extend::SetEof, Address::Local(_)) => file.set_len(job.file_bytes)?,
+        (Extend::SetEof, Address::Rushes { .. }) => bail!("the lab only reads through the daemon"),
+        (Extend::SetEof, Address::Nfs { .. }) => bail!("over NFS the lab sets no end of file"),
+    }
+    Ok(())
+}
+
+fn flush(file: &Opened<'_>, job: &Job, target: &Target) -> Result<()> {
+    match (&job.address, file) {
+        (Address::Smb { port, share, .. }, _) => {
+            wire::flush(*port, share, &target.path).context("the flush")
+        }
+        (_, Opened::Local(file)) => file.sync_all().context("the flush"),
+        (_, Opened::Nfs { nfs, file }) => nfs.borrow_mut().commit(file).context("the flush"),
+        _ => bail!("the lab only reads through the daemon"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn single_bytes_lie_at_the_end_of_each_unit_and_of_the_file() {
+        let mib = 1 << 20;
+        let step = Extend::OneByte(mib);
+        assert_eq!(step.places(2 * mib), [mib - 1, 2 * mib - 1]);
+        assert_eq!(
+            step.places(2 * mib + 5),
+            [mib - 1, 2 * mib - 1, 2 * mib + 4]
+        );
+        assert_eq!(step.places(10), [9]);
+        assert!(step.places(0).is_empty());
+        assert!(Extend::SetEof.places(mib).is_empty());
+    }
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+//! How many streams does a server keep without a late frame?
+//!
+//! A server that refuses what does not fit is asked for more than that once: those of its promises that were kept to the last
+//! frame count. Of one that promises nothing the number is looked for by halving.
+
+use crate::experiments::compare::Contender;
+use crate::experiments::play::Play;
+use crate::reports::report::Report;
+use crate::servers::server::Kind;
+use crate::stage::Stage;
+use crate::stage::room::Room;
+use anyhow::{Result, ensure};
+use serde::Serialize;
+use std::fmt::Write as _;
+
+/// The answer for one server.
+#[derive(Clone, Debug, Serialize)]
+pub struct MostReport {
+    /// Version of these names.
+    pub report_version: u32,
+    /// `most`.
+    pub experiment: String,
+    /// Which server.
+    pub server: String,
+    /// As in a report of `play`.
+    pub door: String,
+    /// As in a report of `play`.
+    pub disk: String,
+    /// How many disks.
+    pub disks: u64,
+    /// What makes one place of them.
+    pub layout: String,
+    /// Units: bits a second.
+    pub bitrate: u64,
+    /// How long each plays. Units: s.
+    pub seconds: f64,
+    /// Clients that copied meanwhile.
+    pub copies: u64,
+    /// Streams of which no frame was late; of Rushes those under contract from their first read on.
+    pub streams_kept: u64,
+    /// Fewest that were looked for.
+    pub streams_least: u64,
+    /// Most that were asked for.
+    pub streams_most: u64,
+    /// Wrong bytes of all runs.
+    pub bytes_wrong: u64,
+    /// The reports of the runs, as `play` prints them, in the order in which they were made.
+    pub runs: Vec<Report>,
+}
+
+impl MostReport {
+    /// Wrong bytes count more than frames in time.
+    ///
+    /// Errors   there were some
+    pub fn check(&self) -> Result<()> {
+        ensure!(
+            self.bytes_wrong == 0,
+            "{} wrong bytes, expected none; the reports have them",
+            self.bytes_wrong
+        );
+        Ok(())
+    }
+
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut out = String::new();
+        for run in &self.runs {
+            let _ = writeln!(
+                out,
+                "  {:>3} streams: {:>3} admitted, {:>5} of {} frames late, of admitted streams {}",
+                run.streams,
+                run.streams_admitted,
+                run.late_frames,
+                run.frames,
+                run.late_frames_admitted
+            );
+        }
+        let _ = writeln!(
+            out,
+            "{} over {} on {} × {}, {}: {} streams of {:.0} Mb/s without a late frame, asked for at most {}",
+            self.server,
+            self.door,
+            self.disks,
+            self.disk,
+            self.layout,
+            self.streams_kept,
+            self.bitrate as f64 / 1e6,
+            self.streams_most
+        );
+        out
+    }
+}
+
+/// The largest number from `least` to `most` that is kept, where more are not kept either; `least` - 1 when none is.
+pub fn largest(least: u64, most: u64, keeps: &mut dyn FnMut(u64) -> Result<bool>) -> Result<u64> {
+    let (mut kept, mut lost) = (least.saturating_sub(1), most + 1);
+    while lost - kept > 1 {
+        let middle = kept + (lost - kept) / 2;
+        match keeps(middle)? {
+            true => kept = middle,
+            false => lost = middle,
+        }
+    }
+    Ok(kept)
+}
+
+/// Streams that were promised from their first read on, and kept.
+fn promises_kept(report: &Report) -> u64 {
+    let rows = report.per_stream.iter();
+    rows.filter(|row| row.admitted && row.late_frames == 0 && row.error.is_none())
+        .count() as u64
+}
+
+/// Look for it. The stage must cover `most` streams.
+pub fn search(
+    room: &Room,
+    stage: &mut Stage,
+    base: &Play,
+    contender: Contender,
+    (least, most): (u64, u64),
+    quiet: bool,
+) -> Result<MostReport> {
+    ensure!(
+        least >= 1 && least <= most,
+        "--least {least} --most {most}: expected at least 1, and not more than --most"
+    );
+    let mut play = base.clone();
+    play.server.kind = contender.kind;
+    play.server.analyser = contender.analyser;
+    let mut runs: Vec<Report> = Vec::new();
+    let mut probe = |count: u64| -> Result<Report> {
+        play.stream_count = count;
+        play.server.client_count = count + play.copy_count;
+        let report = play.run(room, stage, quiet)?;
+        eprintln!(
+            "{}",
+            crate::experiments::compare::line_of(contender, &report)
+        );
+        runs.push(report.clone());
+        Ok(report)
+    };
+    let kept = if contender.kind == Kind::Rushes {
+        promises_kept(&probe(most)?)
+    } else {
+        largest(least, most, &mut |count| {
+            let report = probe(count)?;
+            Ok(report.late_frames == 0 && report.errors.is_empty())
+        })?
+    };
+    Ok(MostReport {
+        report_version: 1,
+        experiment: "most".to_owned(),
+        server: contender.to_string(),
+        door: base.server.way.name().to_owned(),
+        disk: stage.place().to_string(),
+        disks: stage.disk_count(),
+        layout: stage.layout().name().to_owned(),
+        bitrate: base.bitrate,
+        seconds: base.seconds,
+        copies: base.copy_count,
+        streams_kept: kept,
+        streams_least: least,
+        streams_most: most,
+        bytes_wrong: runs.iter().map(|run| run.bytes_wrong).sum(),
+        runs,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::reports::report::StreamRow;
+
+    #[test]
+    fn the_largest_number_is_found_in_few_runs() {
+        for limit in 0..=30 {
+            let mut asked = Vec::new();
+            let found = largest(3, 24, &mut |count| {
+                asked.push(count);
+                Ok(count <= limit)
+            });
+            assert_eq!(found.unwrap(), limit.clamp(2, 24));
+            assert!(asked.len() <= 5, "{asked:?}");
+            assert!(asked.iter().all(|count| (3..=24).contains(count)));
+        }
+    }
+
+    #[test]
+    fn a_promise_counts_when_every_frame_of_it_was_in_time() {
+        let row = |admitted, late_frames| StreamRow {
+            admitted,
+            late_frames,
+            ..StreamRow::default()
+        };
+        let report = Report {
+            per_stream: vec![row(true, 0), row(true, 1), row(false, 0), row(true, 0)],
+            ..Report::default()
+        };
+        assert_eq!(promises_kept(&report), 2);
+    }
+}

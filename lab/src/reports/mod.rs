@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Results: JSON with promised field names, tables, and plots.
+
+pub mod arrival;
+pub mod plot;
+pub mod report;
+pub mod written;

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The folder a run lives in, and the order in which everything in it goes away again.
+//!
+//! A room is locked while its run lives. Whoever finds one unlocked (`rushes lab clean`) may end what
+//! its control groups still hold, unmount what is mounted below it, detach loop devices over files in
+//! it, and remove it.
+
+use anyhow::{Context, Result};
+use rustix::fs::{FlockOperation, flock};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const PREFIX: &str = "rushes-lab.";
+const CGROUPS: &str = "cgroups";
+const MEMORY: &str = "/dev/shm";
+
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+static SERIAL: AtomicU32 = AtomicU32::new(0);
+
+/// Catch Ctrl-C and termination: from now on [`interrupted`] tells, and the run unwinds on its own.
+pub fn catch_interrupts() -> Result<()> {
+    ctrlc::set_handler(|| {
+        if INTERRUPTED.swap(true, Ordering::SeqCst) {
+            // The second time the user means it; `rushes lab clean` does the rest.
+            std::process::exit(130);
+        }
+    })
+    .context("no handler for Ctrl-C could be installed")
+}
+
+/// True once the user wants us to stop.
+pub fn interrupted() -> bool {
+    INTERRUPTED.load(Ordering::SeqCst)
+}
+
+/// Fails once the user wants us to stop.
+pub fn go_on() -> Result<()> {
+    anyhow::ensure!(!interrupted(), "interrupted; everything was put away");
+    Ok(())
+}
+
+/// Sleep, but not through an interrupt.
+pub fn pause(span: Duration) -> Result<()> {
+    let end = Instant::now() + span;
+    loop {
+        go_on()?;
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(());
+        }
+        std::thread::sleep(left.min(Duration::from_millis(100)));
+    }
+}
+
+/// A locked temporary folder; removed when dropped.
+#[derive(Debug)]
+pub struct Room {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl Room {
+    /// A fresh one in the system's temporary folder.
+    pub fn create() -> Result<Room> {
+        Room::below(&std::env::temp_dir())
+    }
+
+    /// A fresh one in memory, for what is written and thrown away all the time.
+    pub fn in_memory() -> Result<Room> {
+        Room::below(Path::new(MEMORY))
+    }
+
+    fn below(folder: &Path) -> Result<Room> {
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{PREFIX}{}-{serial}", std::process::id());
+        Room::again(&folder.join(name))
+    }
+
+    /// Where one was: for what remembers its paths.
+    ///
+    /// Errors   a run that lives has it
+    pub fn again(path: &Path) -> Result<Room> {
+        if path.exists() {
+            let lock = File::open(path.join("lock"));
+            if let Ok(lock) = lock {
+                flock(&lock, FlockOperation::NonBlockingLockExclusive)
+                    .context("the room is another run's")?;
+            }
+            sweep(path);
+        }
+        fs::create_dir(path).with_context(|| format!("{} could not be created", path.display()))?;
+        let lock = File::create(path.join("lock")).context("the room has no lock file")?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive)
+            .context("the room's lock is held by somebody else")?;
+        Ok(Room {
+            path: path.to_owned(),
+            _lock: lock,
+        })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A folder in it, made if need be.
+    pub fn folder(&self, name: &str) -> Result<PathBuf> {
+        let path = self.path.join(name);
+        fs::create_dir_all(&path)
+            .with_context(|| format!("{} could not be created", path.display()))?;
+        Ok(path)
+    }
+
+    /// Note a control group, so that a later sweep finds what runs in it.
+    pub fn remember_cgroup(&self, folders: &[PathBuf]) -> Result<()> {
+        use std::io::Write;
+        let mut file = fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(self.path.join(CGROUPS))
+            .context("the room's list of control groups cannot be written")?;
+        for folder in folders {
+            writeln!(file, "{}", folder.display()).context("the list of control groups")?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        sweep(&self.path);
+    }
+}
+
+/// Put away every room whose run is gone. Returns what was removed.
+pub fn clean() -> Result<Vec<PathBuf>> {
+    let mut removed = clean_below(&std::env::temp_dir())?;
+    removed.extend(clean_below(Path::new(MEMORY))?);
+    Ok(removed)
+}
+
+fn clean_below(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut removed = Vec::new();
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("{} cannot be listed", folder.display()))?;
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if !entry.file_name().to_string_lossy().starts_with(PREFIX) || !path.is_dir() {
+            continue;
+        }
+        if let Ok(lock) = File::open(path.join("lock"))
+            && flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err()
+        {
+            continue;
+        }
+        sweep(&path);
+        removed.push(path);
+    }
+    Ok(removed)
+}
+
+/// Every mount point at or below `folder`, deepest first.
+fn mounts_below(folder: &Path) -> Vec<PathBuf> {
+    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mut found: Vec<PathBuf> = text
+        .lines()
+        .filter_map(|line| line.split(' ').nth(4))
+        .map(|name| PathBuf::from(name.replace("\\040", " ")))
+        .filter(|path| path.starts_with(folder))
+        .collect();
+    found.reverse();
+    found
+}
+
+/// Best effort by design: it runs on the way out and after crashes, where the next step is worth trying
+/// whatever became of this one.
+fn sweep(folder: &Path) {
+    for group in fs::read_to_string(folder.join(CGROUPS))
+        .unwrap_or_default()
+        .lines()
+    {
+        crate::servers::cgroup::empty_and_remove(Path::new(group));
+    }
+    for mount in mounts_below(folder) {
+        if rustix::mount::unmount(&mount, rustix::mount::UnmountFlags::empty()).is_err() {
+            let _ = rustix::mount::unmount(&mount, rustix::mount::UnmountFlags::DETACH);
+        }
+    }
+    if let Ok(list) = Command::new("losetup")
+        .args([
+            "--list",
+            "--noheadings",
+            "--raw",
+            "--output",
+            "NAME,BACK-FILE",
+        ])
+        .output()
+    {
+        for line in String::from_utf8_lossy(&list.stdout).lines() {
+            if let Some((name, file)) = line.split_once(' ')
+                && Path::new(file).starts_with(folder)
+            {
+                let _ = Command::new("losetup").args(["-d", name]).status();
+            }
+        }
+    }
+    // A mount that would not go must not have its content deleted.
+    if mounts_below(folder).is_empty() {
+        let _ = fs::remove_dir_all(folder);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_room_goes_when_it_is_dropped() {
+        let room = Room::create().unwrap();
+        let path = room.path().to_owned();
+        fs::write(path.join("x"), "y").unwrap();
+        drop(room);
+        assert!(!path.exists());
+    }
+}
