@@ -243,9 +243,19 @@ impl Door {
     }
 
     /// A power cut, or a mount that died, may have left it so.
-    pub(crate) fn look_for_unsettled(&self, node: &Node, stub: &OwnedFd, layout: &mut Layout) {
+    ///
+    /// Errors   ESTALE: it was removed, and its objects are being
+    pub(crate) fn look_for_unsettled(
+        &self,
+        node: &Node,
+        stub: &OwnedFd,
+        layout: &mut Layout,
+    ) -> Answer<()> {
         match self.pool.look_for_unsettled(stub.as_fd(), layout) {
             Ok(false) => {}
+            Ok(true) if self.removed_inodes()?.contains(&node.number) => {
+                return Err(Errno::STALE);
+            }
             Ok(true) => {
                 tracing::warn!(
                     "{}: it was being made when the power went and was never synced; it reads as zeroes. What is there of it `rushes pool fsck` puts into lost+found",
@@ -259,6 +269,7 @@ impl Door {
             Err(error) => tracing::debug!("file {}: {error}", node.number),
         }
         self.unsettled.note(node, layout);
+        Ok(())
     }
 
     /// Until the door closes, and then once more.
