@@ -5,8 +5,10 @@ use rushes_tests::disk::run;
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld};
+use rustix::fs::{Mode, OFlags};
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -200,4 +202,41 @@ fn a_disk_that_stalls_keeps_no_file_of_another_unsettled() {
     world.slow_disk().tell("clear");
     world.slow_disk().tell("timing off");
     wait_until_settled(&world, slow);
+}
+
+/// As Samba opens: it has a file as a path first, and opens it by that. What has replaced the name meanwhile is another file. (Torture seed 12100
+/// round 64: it read zeroes.)
+#[test]
+fn a_replaced_file_is_opened_whole_by_a_program_that_has_it_as_a_path() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 64)]) else {
+        return;
+    };
+    make(&world, "clip.mov", 1);
+    let path = rustix::fs::open(world.path("clip.mov"), OFlags::PATH, Mode::empty());
+    let path = path.expect("there");
+    make(&world, "new.mov", 2);
+    fs::rename(world.path("new.mov"), world.path("clip.mov")).expect("renamed");
+    make(&world, "removed.mov", 3);
+    fs::remove_file(world.path("removed.mov")).expect("removed");
+    // Removed files go within half a second, or five behind the last ones.
+    let until = |count: usize| {
+        let end = Instant::now() + Duration::from_secs(30);
+        while objects(&world).len() != count {
+            assert!(Instant::now() < end, "{:?}, not {count}", objects(&world));
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    };
+    until(2);
+    std::thread::sleep(Duration::from_secs(6));
+    let whole = |name: &str, seed: u64| {
+        let mut bytes = Vec::new();
+        let opened = File::open(name).and_then(|mut file| file.read_to_end(&mut bytes));
+        assert_eq!(opened.expect("as on any file system"), LENGTH, "{name}");
+        pattern::check(seed, 0, &bytes, name);
+    };
+    whole(&format!("/proc/self/fd/{}", path.as_raw_fd()), 1);
+    drop(path);
+    until(1);
+    whole(&world.path("clip.mov").display().to_string(), 2);
+    assert!(!world.log().contains("zero"), "{}", world.log());
 }

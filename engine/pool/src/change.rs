@@ -41,8 +41,8 @@ const CHUNK_BYTES: usize = 1 << 20;
 
 /// Who uses a pool while its members change: a door, or nobody.
 pub trait Users {
-    /// Somebody has the removed file open whose stub has this inode number.
-    fn need(&self, inode: u64) -> bool;
+    /// Bury what was removed and nobody has open.
+    fn bury(&self, pool: &Pool) -> Result<(), PoolError>;
     /// Put a log of names on members that take bytes now.
     fn log_names(&self, pool: &Pool) -> Result<(), PoolError>;
     /// Files come, go and get other names meanwhile.
@@ -54,8 +54,8 @@ pub trait Users {
 pub struct Nobody;
 
 impl Users for Nobody {
-    fn need(&self, _inode: u64) -> bool {
-        false
+    fn bury(&self, pool: &Pool) -> Result<(), PoolError> {
+        pool.bury(|_| false, || ()).map(|_| ())
     }
 
     fn log_names(&self, pool: &Pool) -> Result<(), PoolError> {
@@ -835,7 +835,7 @@ fn is_unused(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), Poo
 /// How much a member has.
 fn left(pool: &Pool, member: &Member, users: &impl Users) -> Result<Left, PoolError> {
     let mut left = Left::default();
-    pool.bury(|inode| users.need(inode), || ())?;
+    users.bury(pool)?;
     let mut count = |path: &Path, stub: BorrowedFd<'_>| {
         // A record that nobody can read may name it.
         let layout = pool.layout(stub).map_err(|error| about(path, &error))?;

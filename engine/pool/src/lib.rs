@@ -63,7 +63,7 @@ pub use mountpoint::may_be_mounted_on;
 pub use names::{FoundUnsettled, Inode, NameLog, inode, newest_log};
 pub use online::{Move, Moved, each_file_in};
 pub use others::draining_with_room;
-pub use pool::{Buried, Members, Pool, Readers, SpillReason, Usage};
+pub use pool::{Buried, Members, Opens, Pool, Readers, SpillReason, Usage};
 pub use record_room::scarce_room;
 pub use request::{
     Asked, Asker, Door, DoorStatus, Listener, MountState, Request, Told, Work, WorkKind,

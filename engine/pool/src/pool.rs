@@ -1045,12 +1045,12 @@ impl Pool {
         known.is_ok_and(|member| member.status().state == MemberState::Present)
     }
 
-    /// Remove stubs from [`Catalogue::removed`] with their objects, unless `is_open` says of a stub's native inode number that it is needed.
+    /// Remove stubs from [`Catalogue::removed`] with their objects, unless `opens` says of a stub's native inode number that it is needed.
     /// A stub that still has a name in the tree only loses the one there. For a door's start, and then now and then. Names are
     /// neither made nor removed by anybody else while what `links` gives is there.
     pub fn bury<Guard>(
         &self,
-        is_open: impl Fn(u64) -> bool,
+        opens: impl Opens,
         links: impl Fn() -> Guard,
     ) -> Result<Buried, PoolError> {
         let path = self.catalogue.path().join(REMOVED);
@@ -1061,7 +1061,7 @@ impl Pool {
         for entry in std::fs::read_dir(&path).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let inode = std::os::unix::fs::DirEntryExt::ino(&entry);
-            if !is_open(inode) {
+            if !opens.need(inode) {
                 found.push((inode, entry.file_name()));
             }
         }
@@ -1073,13 +1073,10 @@ impl Pool {
         self.catalogue.sync()?;
         let mut emptied = Vec::with_capacity(found.len());
         for (inode, name) in found {
-            // (That took seconds.)
-            if is_open(inode) {
-                buried.left_count += 1;
-                continue;
-            }
-            match self.remove_objects_of(&name) {
-                Ok((is_last, layout)) => emptied.push((name, is_last, layout)),
+            match self.remove_objects_of(&name, || opens.close_off(inode)) {
+                Ok(Some((is_last, layout))) => emptied.push((name, is_last, layout)),
+                // (That took seconds.)
+                Ok(None) => buried.left_count += 1,
                 Err(errors) => buried.kept.extend(errors),
             }
         }
@@ -1114,7 +1111,10 @@ impl Pool {
             let _links = links();
             let gone = statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW)
                 .and_then(|found| {
-                    if is_open(found.st_ino) || !is_last && found.st_nlink == 1 {
+                    let is_needed = opens.is_open(found.st_ino) || !is_last && found.st_nlink == 1;
+                    // Its number may soon be another file's.
+                    opens.let_go(found.st_ino);
+                    if is_needed {
                         return Ok(false);
                     }
                     unlinkat(folder, &name, AtFlags::empty()).map(|()| true)
@@ -1132,12 +1132,13 @@ impl Pool {
         Ok(buried)
     }
 
-    /// Returns  whether it is the file's last name, and where its bytes were
+    /// Returns  whether it is the file's last name, and where its bytes were. None: it is open
     /// Errors   each member that keeps an object for now; or why no other was tried
     fn remove_objects_of(
         &self,
         name: &std::ffi::OsStr,
-    ) -> Result<(bool, Option<Layout>), Vec<PoolError>> {
+        close_off: impl FnOnce() -> bool,
+    ) -> Result<Option<(bool, Option<Layout>)>, Vec<PoolError>> {
         let failed = |error: Errno| {
             let name = name.to_string_lossy().into_owned();
             vec![PoolError::system("remove", name, error)]
@@ -1149,7 +1150,10 @@ impl Pool {
         let is_last = status.st_nlink == 1
             && FileType::from_raw_mode(status.st_mode) == FileType::RegularFile;
         if !is_last {
-            return Ok((false, None));
+            return Ok(Some((false, None)));
+        }
+        if !close_off() {
+            return Ok(None);
         }
         let layout = self.layout(stub.as_fd()).map_err(|error| vec![error])?;
         // What one member keeps for now is no reason for the others to.
@@ -1173,10 +1177,41 @@ impl Pool {
             }
         }
         match kept.is_empty() {
-            true => Ok((true, layout)),
+            true => Ok(Some((true, layout))),
             false => Err(kept),
         }
     }
+}
+
+/// Which removed files are needed still, by the inode numbers of their stubs. A function that says which are open will do where nobody opens any
+/// meanwhile.
+pub trait Opens {
+    /// It is not to be buried now.
+    fn need(&self, inode: u64) -> bool;
+    /// Somebody has it open.
+    fn is_open(&self, inode: u64) -> bool;
+    /// Its objects go now: from now on nobody opens it.
+    ///
+    /// Returns  false: somebody has it open
+    fn close_off(&self, inode: u64) -> bool;
+    /// Its stub goes now, or it was not removed.
+    fn let_go(&self, inode: u64);
+}
+
+impl<F: Fn(u64) -> bool> Opens for F {
+    fn need(&self, inode: u64) -> bool {
+        self(inode)
+    }
+
+    fn is_open(&self, inode: u64) -> bool {
+        self(inode)
+    }
+
+    fn close_off(&self, inode: u64) -> bool {
+        !self(inode)
+    }
+
+    fn let_go(&self, _inode: u64) {}
 }
 
 pub(crate) fn may_take(

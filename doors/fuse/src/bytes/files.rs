@@ -35,6 +35,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::Instant;
 
 /// So many writes in a row that are left to us, and the daemon is asked about one in [`ASK_EVERY`] only.
 const PLAIN_RUN_MAX: u32 = 8;
@@ -58,6 +59,8 @@ pub(crate) struct FileSlot {
     mapped: Option<Mapped>,
     /// Its last name in the tree is gone; the stub waits among the removed ones.
     pub(crate) nameless: bool,
+    /// Since then, if this process saw it.
+    pub(crate) nameless_since: Option<Instant>,
 }
 
 /// An object that was passed, of a file that nobody has open.
@@ -545,9 +548,16 @@ impl Door {
     ) -> Answer<Arc<OpenFile>> {
         let fd = self.nodes.descriptor(node)?;
         let mut slot = locked(&node.file);
-        let file = self.stub_of(node, &fd, &mut slot, share)?;
+        // Counted first: a burial looks at that when it has said that it begins.
         slot.open_count += 1;
-        Ok(file)
+        let file = match self.burials.has_closed_off(node.number) {
+            true => Err(Errno::STALE),
+            false => self.stub_of(node, &fd, &mut slot, share),
+        };
+        if file.is_err() {
+            slot.open_count -= 1;
+        }
+        file
     }
 
     /// Its open stub, opened when need be.
@@ -569,6 +579,10 @@ impl Door {
             Err(Errno::ROFS) => open(OFlags::RDONLY),
             opened => opened,
         })?;
+        // Its objects went before its stub did.
+        if slot.nameless && status(&stub)?.stx_nlink == 0 {
+            return Err(Errno::STALE);
+        }
         let file = self.opened(node, stub, slot, share)?;
         slot.open = Some(Arc::clone(&file));
         Ok(file)
@@ -599,7 +613,7 @@ impl Door {
         let layout = self.pool.layout(stub.as_fd());
         let mut layout = layout.map_err(|error| self.trouble(node, &error))?;
         if let Some(layout) = &mut layout {
-            self.look_for_unsettled(node, &stub, layout);
+            self.look_for_unsettled(node, &stub, layout)?;
         }
         let size = status(&stub)?.stx_size;
         let stub = Arc::new(stub);

@@ -247,9 +247,19 @@ impl Door {
     }
 
     /// A power cut, or a mount that died, may have left it so.
-    pub(crate) fn look_for_unsettled(&self, node: &Node, stub: &OwnedFd, layout: &mut Layout) {
+    ///
+    /// Errors   ESTALE: it was removed, and its objects are being
+    pub(crate) fn look_for_unsettled(
+        &self,
+        node: &Node,
+        stub: &OwnedFd,
+        layout: &mut Layout,
+    ) -> Answer<()> {
         match self.pool.look_for_unsettled(stub.as_fd(), layout) {
             Ok(false) => {}
+            Ok(true) if self.removed_inodes()?.contains(&node.number) => {
+                return Err(Errno::STALE);
+            }
             Ok(true) => {
                 tracing::warn!(
                     "{}: the power failed while it was being created, and it was never synced; it reads as zeros. `rushes pool fsck` puts its remaining bytes into lost+found",
@@ -263,6 +273,7 @@ impl Door {
             Err(error) => tracing::debug!("file {}: {error}", node.number),
         }
         self.unsettled.note(node, layout);
+        Ok(())
     }
 
     /// Until the door closes, and then once more.

@@ -8,7 +8,7 @@ use crate::door::Door;
 use crate::kernel::answer::Answer;
 use crate::lock::locked;
 use crate::tree::nodes::{Node, S_IFMT, S_IFREG, status};
-use rushes_pool::{MemberNumber, PoolError};
+use rushes_pool::{Buried, MemberNumber, Opens, PoolError};
 use rustix::fs::{
     AtFlags, Mode, OFlags, RawDir, RenameFlags, linkat, openat, renameat_with, statat, unlinkat,
 };
@@ -29,6 +29,8 @@ const REST: Duration = Duration::from_secs(5);
 /// Until what could not be removed is tried again, where nobody can say when that would go better; then twice as long each time.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(3600);
+/// A removed file that the kernel knows may be opened for so long: on other file systems whoever has it as a path can.
+const OPENED_UNTIL: Duration = Duration::from_secs(60);
 /// Who finds no room waits so long at most for what was removed: a disk that hangs buries nothing.
 const ROOM_COMES_MAX: Duration = Duration::from_secs(10);
 
@@ -41,6 +43,46 @@ pub(crate) struct Burials {
     burier: OnceLock<Thread>,
     /// What it could not remove.
     kept: Mutex<Kept>,
+    /// Stubs whose objects are going, by their inode numbers: nobody opens these any more.
+    closed_off: Mutex<BTreeSet<u64>>,
+}
+
+/// Which removed files are not to be buried.
+pub(crate) struct Opened<'a> {
+    pub(crate) door: &'a Door,
+    /// Files that the kernel knows are waited for: a program that has only looked one up, or has it as a path (O_PATH), may open it still.
+    pub(crate) waits: bool,
+}
+
+impl Opens for &Opened<'_> {
+    fn need(&self, inode: u64) -> bool {
+        if self.door.has_open(inode) {
+            return true;
+        }
+        let is_known = self.waits && self.door.may_be_opened(inode);
+        if is_known {
+            // Nobody says so when the kernel forgets it.
+            self.door.something_removed();
+        }
+        is_known
+    }
+
+    fn is_open(&self, inode: u64) -> bool {
+        self.door.has_open(inode)
+    }
+
+    fn close_off(&self, inode: u64) -> bool {
+        locked(&self.door.burials.closed_off).insert(inode);
+        let is_free = !self.door.has_open(inode);
+        if !is_free {
+            self.let_go(inode);
+        }
+        is_free
+    }
+
+    fn let_go(&self, inode: u64) {
+        locked(&self.door.burials.closed_off).remove(&inode);
+    }
 }
 
 /// Removed files that keep their place for now.
@@ -126,6 +168,16 @@ impl Burials {
     /// One more, or one that has to be tried again.
     pub(crate) fn one_more(&self) {
         locked(&self.counts).removed += 1;
+    }
+
+    /// Nobody opens the file of this inode any more.
+    pub(crate) fn has_closed_off(&self, inode: u64) -> bool {
+        locked(&self.closed_off).contains(&inode)
+    }
+
+    /// Somebody waits for room.
+    fn is_wanted(&self) -> bool {
+        locked(&self.counts).is_wanted
     }
 
     /// Whether something is to be buried now. `has_rested`: long enough after the last time.
@@ -275,9 +327,18 @@ impl Door {
         node.is_ok_and(|node| locked(&node.file).is_open())
     }
 
+    /// The kernel knows it, and it has lost its name not long ago.
+    fn may_be_opened(&self, inode: u64) -> bool {
+        let node = self.nodes.get(self.nodes.number_of(inode));
+        let since = node.ok().and_then(|node| locked(&node.file).nameless_since);
+        since.is_some_and(|since| since.elapsed() < OPENED_UNTIL)
+    }
+
     fn nameless(&self, node: Option<Arc<Node>>) {
         if let Some(node) = node {
-            locked(&node.file).nameless = true;
+            let mut slot = locked(&node.file);
+            slot.nameless = true;
+            slot.nameless_since = Some(Instant::now());
         }
         self.something_removed();
     }
@@ -310,24 +371,32 @@ impl Door {
             if has_rested && locked(&self.burials.kept).is_due(&there) {
                 self.something_removed();
             }
+            let waits = !self.burials.is_wanted();
             if self.burials.is_due(has_rested) {
-                self.bury();
+                self.bury_removed(waits);
                 last = Some(Instant::now());
             }
         }
-        self.bury();
+        self.bury_removed(false);
+    }
+
+    /// As [`Pool::bury`]. What waits for the kernel to forget it is for the next time.
+    ///
+    /// Assumes  `burying` is held
+    pub(crate) fn bury_unless(&self, opens: Opened<'_>) -> Result<Buried, PoolError> {
+        let buried = self.pool.bury(&opens, || locked(&self.links))?;
+        if buried.left_count > 0 {
+            self.something_removed();
+        }
+        Ok(buried)
     }
 
     /// Not beside the opening of a file by its stub: that one has a name, or is known to be open.
-    pub(crate) fn bury(&self) {
+    pub(crate) fn bury_removed(&self, waits: bool) {
         let _burying = locked(&self.burying);
-        let links = || locked(&self.links);
         let begun = self.burials.begin();
-        match self.pool.bury(|inode| self.has_open(inode), links) {
+        match self.bury_unless(Opened { door: self, waits }) {
             Ok(buried) => {
-                if buried.left_count > 0 {
-                    self.something_removed();
-                }
                 locked(&self.burials.kept).note(&buried.kept);
                 for error in buried.kept {
                     // So do others, each time.

@@ -11,6 +11,7 @@ use crate::door::Door;
 use crate::kernel::answer::Answer;
 use crate::lock::locked;
 use crate::tree::nodes::{Node, status};
+use crate::tree::removals::Opened;
 use rushes_core::pool::pace::{rest, rest_beside};
 use rushes_core::pool::tidy::Wait;
 use rushes_core::pool::vain::Rooms;
@@ -244,8 +245,13 @@ fn class_named(name: &str) -> Result<Class, PoolError> {
 }
 
 impl Users for Door {
-    fn need(&self, inode: u64) -> bool {
-        self.has_open(inode)
+    fn bury(&self, _pool: &Pool) -> Result<(), PoolError> {
+        let _burying = locked(&self.burying);
+        self.bury_unless(Opened {
+            door: self,
+            waits: false,
+        })
+        .map(|_| ())
     }
 
     fn log_names(&self, pool: &Pool) -> Result<(), PoolError> {
@@ -340,7 +346,7 @@ impl Door {
     fn let_member_go(&self, number: u16, parting: Parting) -> Result<Told, PoolError> {
         // (A burial may hang in the disk that is given up.)
         if parting == Parting::Empty {
-            self.bury();
+            self.bury_removed(true);
         }
         rushes_pool::remove(&self.pool, MemberNumber(number), parting, self)?;
         self.members_changed();
@@ -706,7 +712,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             // Of several looks the last one says what is still there.
             self.failed = Failed::default();
         }
-        door.bury();
+        door.bury_removed(true);
         each_file_in(&door.pool, plan.paths(), |path, stub| {
             self.done.file_count += 1;
             let found = stub.and_then(|stub| self.file(path, &stub, plan, spare_open));
