@@ -24,7 +24,7 @@ pub(crate) enum Command {
 Signals: SIGHUP reads the configuration again (rules, policy, new shares), SIGTERM and SIGINT stop \
 cleanly. systemd is told when the daemon is ready, reloads and stops.")]
     Serve(ServeArgs),
-    /// Write the data that an ended daemon left in its lanes, if no new daemon starts
+    /// Write acknowledged data that an ended daemon left in the runtime folder; for a machine where no new daemon starts
     #[command(after_help = "\
 A daemon does this by itself when it starts. Doors start this command if no daemon has started for a while. Exit code: 0 nothing is left; 1 some data \
 could not be written, and the output names it, the reason and the remedy; 2 the command failed, or a daemon is running.")]
@@ -122,8 +122,8 @@ not be added.")]
     #[command(after_help = "\
 The member takes no new bytes from then on, also after an interrupt; repeat the command to continue. --cancel lets the member take new bytes again. \
 In a mounted pool the mount moves the files, behind all other reads and writes, while this command runs. A file that is being moved at an interrupt may lie \
-in two segments until the drain continues. Where the other members lack space a file may stay in two segments, with all its bytes. The last member that takes bytes is refused, and nothing is \
-changed; a missing member is refused. Exit code: 0 the member is empty; 1 files are left on it, and the first few are named with the reason; 2 the drain failed.")]
+in two segments until the drain continues. Where the other members lack space a file may stay in two segments, with all its bytes. The command refuses, and changes nothing, if the member is \
+missing or is the last one that takes bytes. Exit code: 0 the member is empty; 1 files are left on it, and the first few are named with the reason; 2 the drain failed.")]
     Drain(PoolDrainArgs),
     /// Move files from full members to emptier ones, after one was added; the pool may be mounted
     #[command(after_help = "\
@@ -296,8 +296,8 @@ pub(crate) struct PoolPolicyArgs {
     /// Class of a member, for `class=`; `NUMBER=` takes it away. May be repeated, or list several with commas. The pool may be mounted
     #[arg(long, value_name = "NUMBER=CLASS", value_parser = parse_class, value_delimiter = ',')]
     pub(crate) class: Vec<(MemberNumber, Option<Class>)>,
-    /// When the mount of the pool tidies it (`rebalance`, then `defrag`) by itself, while no program reads or writes and no contract exists: `off`, `idle` (at any time of
-    /// day), or a time of day such as `02:00-06:00`; or `always`, also beside players and recorders. The pool may be mounted
+    /// When the mount of the pool tidies it (`rebalance`, then `defrag`) by itself: `off`; `idle`, whenever no program reads or writes and no contract
+    /// exists; the same within hours such as `02:00-06:00`; or `always`, also beside players and recorders. The pool may be mounted
     #[arg(long, value_name = "WHEN", value_parser = parse_schedule)]
     pub(crate) tidy: Option<Schedule>,
     /// Print JSON; field names are stable

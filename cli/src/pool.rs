@@ -132,7 +132,7 @@ fn create(args: &PoolCreateArgs) -> Result<ExitCode, String> {
         print_json(&report)?;
     } else {
         let first = if made.is_resumed {
-            "An interrupted create is finished.\n"
+            "The pool is complete: an earlier create had made it, or a part of it.\n"
         } else {
             ""
         };

@@ -62,7 +62,7 @@ fn text(report: &DestroyReport) -> String {
             false => "no file",
         };
         return format!(
-            "The pool {} has {files}, and {} objects. With --yes it is none any more, and what is the pool's in these folders goes: {folders}\n",
+            "The pool {} has {files}, and {} objects. With --yes the pool is deleted, with everything of it in these folders: {folders}\n",
             report.catalogue, report.object_count
         );
     }
