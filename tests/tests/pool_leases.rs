@@ -148,7 +148,7 @@ fn a_daemon_that_comes_has_what_was_passed_and_what_is_mapped_when_it_is_not_any
     until("it is missed", || {
         world
             .log()
-            .contains("acknowledged bytes wait to be written")
+            .contains("acknowledged bytes are not written yet")
     });
     daemon.start_again();
     assert_eq!(fs::read(world.path("closed")).expect("read"), b"anew");

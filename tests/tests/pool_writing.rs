@@ -282,7 +282,7 @@ fn what_a_daemon_left_is_written_when_none_comes_back_and_writing_goes_on() {
     file.sync_all().expect("synced");
     check(&object(&world, "a.mov"), 1, length + MIB);
     let log = world.log();
-    let gone = log.find("the daemon is gone, and acknowledged bytes wait");
+    let gone = log.find("the daemon is gone, and acknowledged bytes are not written");
     let started = log.find("no daemon has started");
     assert!(gone.is_some() && gone < started, "{log}");
     put(&world.path("b.mov"), 2, MIB).expect("without any daemon");
