@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! What a daemon left when the next one, or `rushes recover`, cannot write it yet: nothing of it is thrown away, what can be written is, the
 //! rest is named with its reason, and written when that is over. Only of a file that is proved gone the bytes go.
+//!
+//! It keeps time, so it runs alone (tests/doors.sh): what is left must not be old enough to have been written.
 
 use rushes_tests::disk::{run, said};
 use rushes_tests::fsx::{self, client};
@@ -193,7 +195,7 @@ fn what_is_left_is_told_alike_by_whoever_is_asked() {
 
     let recover = world.rushes(&["recover"]).output();
     let recover = recover.expect("rushes was built");
-    let told = format!("left {count} writes of 4 files");
+    let told = format!("left {count} acknowledged writes of 4 files");
     assert!(said(&recover).contains(&told), "{}", said(&recover));
     assert!(recover.status.success(), "{}", said(&recover));
     let list = world.rushes(&["recover", "--list"]).output();
