@@ -474,17 +474,37 @@ pub(crate) fn serve(catalogue: &Path) -> Result<Pool, PoolError> {
         let path = catalogue.canonicalize();
         let is_mounted = path
             .is_ok_and(|path| rushes_pool::mounts_of(&path).is_ok_and(|mounts| !mounts.is_empty()));
-        if is_mounted || Instant::now() > end {
+        if is_mounted {
             return Err(error);
+        }
+        if Instant::now() > end {
+            return Err(with_keeper(error));
         }
         if !is_said && Instant::now() + ENDING > end + SILENT {
             eprintln!(
-                "rushes: {error}. Waiting for its end, {} s at most",
+                "rushes: {}. Waiting for its end, {} s at most",
+                with_keeper(error),
                 ENDING.as_secs()
             );
             is_said = true;
         }
         std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Of a pool that is not mounted here: who else keeps it. (All processes are looked at: not at each try.)
+fn with_keeper(error: PoolError) -> PoolError {
+    match error {
+        PoolError::Served {
+            catalogue,
+            mut holder,
+        } => {
+            if let Some(clause) = rushes_pool::kept_elsewhere(&catalogue) {
+                holder += &format!(", unmounted here, but {clause}");
+            }
+            PoolError::Served { catalogue, holder }
+        }
+        other => other,
     }
 }
 

@@ -309,14 +309,8 @@ fn take_lock(root: &OwnedFd, path: &Path) -> Result<File, PoolError> {
             let mut holder = String::new();
             let _ = (&file).take(200).read_to_string(&mut holder);
             let mut holder = holder.trim().to_owned();
-            let mounts = crate::find::mounts_of(path).unwrap_or_default();
-            for mount in &mounts {
+            for mount in crate::find::mounts_of(path).unwrap_or_default() {
                 holder += &format!(", mounted on {}", mount.display());
-            }
-            if mounts.is_empty()
-                && let Some(clause) = crate::find::kept_elsewhere(path)
-            {
-                holder += &format!(", unmounted here, but {clause}");
             }
             let catalogue = path.to_path_buf();
             return Err(PoolError::Served { catalogue, holder });
