@@ -17,6 +17,7 @@ pub mod local;
 pub mod mapper;
 pub mod needs;
 pub mod nfs4;
+pub mod patience;
 pub mod pattern;
 pub mod pool;
 pub mod random;

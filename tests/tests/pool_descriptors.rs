@@ -4,6 +4,7 @@
 //! It keeps time, so it runs alone (tests/doors.sh).
 
 use rushes_tests::needs::{self, Need};
+use rushes_tests::patience::until;
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, check, put};
 use rushes_tests::ways::Hands;
@@ -257,14 +258,6 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Nobody who has nothing to do with a disk that hangs waits so long.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}: not within {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 fn open(path: PathBuf) -> File {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
@@ -346,14 +339,16 @@ fn a_written_object_that_is_closed_for_room_is_asked_what_was_not_stored() {
     let files: Vec<File> = (0..OPEN_COUNT)
         .map(|number| open(world.path(format!("wide/file{number}"))))
         .collect();
-    until("the disk is asked", || {
+    until("the disk is asked", PATIENCE, || {
         for file in &files {
             file.write_all_at(&[9; OPEN_LENGTH], 0).expect("written");
         }
         world.log().contains(" fails: ")
     });
     world.slow_disk().tell("clear");
-    until("the disk works", || world.log().contains(" works again"));
+    until("the disk works", PATIENCE, || {
+        world.log().contains(" works again")
+    });
     for file in [&victim, &reader] {
         let error = file.sync_all().expect_err("it was not stored");
         assert_eq!(error.raw_os_error(), Some(5), "{error}");
@@ -405,7 +400,9 @@ fn objects_that_cannot_be_closed_on_a_disk_that_hangs_keep_nobody_from_others() 
         let finished = opening.is_finished();
         if finished {
             // The first of each opened has none of its objects closed; the rest of the quick ones make room.
-            until("others are closed", || open_objects(&world).0 < quick);
+            until("others are closed", PATIENCE, || {
+                open_objects(&world).0 < quick
+            });
             let (_, still) = open_objects(&world);
             assert!(still >= hung, "{still} of {hung}: it hangs");
         }

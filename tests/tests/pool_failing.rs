@@ -7,6 +7,7 @@
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::run;
 use rushes_tests::needs::{self, Need};
+use rushes_tests::patience::until;
 use rushes_tests::pattern;
 use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, check, put};
 use std::fs::{self, File};
@@ -125,14 +126,6 @@ fn state_of_broken(world: &PoolWorld) -> String {
     let (report, _) = world.json(&["status"], &[]);
     let state = report[0]["members"][1]["state"].as_str();
     state.expect("text").to_owned()
-}
-
-fn until(what: &str, patience: Duration, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + patience;
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}: not within {patience:?}");
-        std::thread::sleep(Duration::from_millis(100));
-    }
 }
 
 /// Files are listed with their lengths, those elsewhere are as they were.

@@ -3,6 +3,7 @@
 
 use rushes_tests::mapper::Mapper;
 use rushes_tests::needs::{self, Need};
+use rushes_tests::patience::until;
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, check, put};
 use std::fs::{self, File};
@@ -245,10 +246,10 @@ fn a_mount_that_another_namespace_keeps_says_which_process_keeps_it() {
             name(&namespace.0.id().to_string()) != name("self")
                 && fs::read_to_string(&table).is_ok_and(|text| text.contains(mnt))
         };
-        until("it has mounts of its own", is_private);
+        until("it has mounts of its own", 5 * SOON, is_private);
         world.tell_to_end();
         let says = format!("process {}", namespace.0.id());
-        until("the log names it", || {
+        until("the log names it", 5 * SOON, || {
             let log = world.log();
             log.contains("another mount namespace still has it mounted") && log.contains(&says)
         });
@@ -261,13 +262,5 @@ fn a_mount_that_another_namespace_keeps_says_which_process_keeps_it() {
         assert_eq!(status.code(), Some(0), "{}", world.log());
         let (report, code) = world.json(&["fsck"], &[]);
         assert_eq!(code, Some(0), "{report}");
-    }
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let end = Instant::now() + 5 * SOON;
-    while !is_so() {
-        assert!(Instant::now() < end, "{what}: not within {:?}", 5 * SOON);
-        std::thread::sleep(Duration::from_millis(50));
     }
 }
