@@ -167,7 +167,7 @@ test-kills: ## A daemon killed under all kinds of load; a pool's mount killed
 	"$(BIN)/smb-mixed-kills"
 	"$(BIN)/pool-kills"
 
-## Measuring (bench/PROMISES.md; raw data goes to bench/runs/DATE)
+## Measuring (bench/PROMISES.md; raw data goes to bench/runs/DATE-MACHINE)
 
 .PHONY: figures
 figures: ## List the figures that can be measured; each is a target, for instance make figure-12

@@ -5,8 +5,8 @@
     bench/figures.py 12            as `make figure-12`
     bench/figures.py --list        their names
 
-Each run is one `rushes lab …` and one JSON file in bench/runs/DATE/, beside a note on the
-machine. The verdict at the end compares with the promise; the exit code is 0 when it is kept or when the
+Each run is one `rushes lab …` and one line in bench/runs/DATE-MACHINE/raw.jsonl, see
+bench/runs.py. The verdict at the end compares with the promise; the exit code is 0 when it is kept or when the
 figure only reports. Nothing is measured here: the lab measures, this puts runs in order.
 """
 
@@ -22,6 +22,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import runs as kept
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
@@ -47,9 +49,9 @@ class Runs:
     def __init__(self, figure, keep):
         self.figure = figure
         self.keep = keep
-        self.folder = ROOT / "bench" / "runs" / datetime.date.today().isoformat()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        note_machine(self.folder)
+        facts = machine()
+        self.revision = facts.pop("revision")
+        self.folder = kept.folder_for(datetime.date.today().isoformat(), facts)
 
     def play(self, label, *words):
         """One `rushes lab play`; a label of its own within the figure."""
@@ -105,13 +107,8 @@ class Runs:
         return report
 
     def put(self, label, report):
-        """Keep it; never over an earlier run of the day: a good one must not hide a bad one."""
-        name = f"{self.figure}-{label}.json"
-        serial = 2
-        while (self.folder / name).exists():
-            name = f"{self.figure}-{label}.{serial}.json"
-            serial += 1
-        (self.folder / name).write_text(json.dumps(report, indent=1) + "\n")
+        """Keep it."""
+        kept.add(self.folder, f"{self.figure}-{label}", self.revision, report)
 
 
 def show_recording(report):
@@ -129,11 +126,8 @@ def show_recording(report):
     )
 
 
-def note_machine(folder):
-    """What the numbers were measured on; never the machine's name, nor who hosts it."""
-    note = folder / "machine.json"
-    if note.exists():
-        return
+def machine():
+    """What the numbers are measured on, and with; never the machine's name, nor who hosts it."""
 
     def said(*command):
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -141,17 +135,16 @@ def note_machine(folder):
 
     cpu = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line]
     memory = Path("/proc/meminfo").read_text().splitlines()[0].split()
-    facts = {
+    changed = said("git", "status", "--porcelain", "--untracked-files=no")
+    return {
         "cpu": cpu[0].split(":")[1].strip() if cpu else platform.machine(),
         "cpu_count": os.cpu_count(),
         "memory_kib": int(memory[1]),
         # Its numbers: what follows them names who built it.
         "kernel": re.match(r"[0-9.]*", platform.release()).group(),
         "samba": said("smbd", "--version"),
-        "revision": said("git", "rev-parse", "--short", "HEAD"),
-        "uncommitted_changes": bool(said("git", "status", "--porcelain", "--untracked-files=no")),
+        "revision": said("git", "rev-parse", "--short", "HEAD") + (" changed" if changed else ""),
     }
-    note.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 # ---- verdicts ----

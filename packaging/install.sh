@@ -27,8 +27,8 @@ done
 install -D -m 644 "$here/rushes.toml" "$dest/usr/share/doc/rushes/examples/rushes.toml"
 install -D -m 644 "$here/smb.conf.sample" "$dest/usr/share/doc/rushes/examples/smb.conf.sample"
 # The guide, the reference and the decisions. (Messages name these pages; links to sources lead nowhere here.)
-for folder in guide reference decisions images; do
-	for page in "$root/docs/$folder"/*; do
+for folder in guide reference decisions decisions/detail decisions/measured images; do
+	for page in "$root/docs/$folder"/*.*; do
 		install -D -m 644 "$page" "$dest/usr/share/doc/rushes/docs/$folder/${page##*/}"
 	done
 done

@@ -57,5 +57,9 @@ rm -rf "$dest/usr/share/doc/rushes"
 if [ -z "$dest" ] && [ -d /run/systemd/system ]; then
 	systemctl daemon-reload
 fi
-echo "uninstall.sh: done; $dest/etc/rushes (configuration) and $dest/var/lib/rushes (measured devices) are still there;" \
+left=
+for folder in etc/rushes var/lib/rushes; do
+	[ -e "$dest/$folder" ] && left="$left $dest/$folder"
+done
+echo "uninstall.sh: done${left:+; configuration and measured devices are still there:$left};" \
 	"a folder that a pool was mounted on with --protect is writable again after chattr -i FOLDER" >&2

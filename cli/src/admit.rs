@@ -4,7 +4,7 @@
 use crate::args::AdmitArgs;
 use crate::ask::{ask, print_json, say, unexpected};
 use crate::show;
-use rushes_control::{Admission, Answer, Ask};
+use rushes_control::{Admission, Answer, Ask, DeviceVerdict};
 use rushes_pool::{Mounted, mounted};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -61,44 +61,76 @@ fn text(admission: &Admission) -> String {
         1 => format!("one stream of {}", show::bitrate(admission.bitrate)),
         n => format!("{n} streams of {}", show::bitrate(admission.bitrate)),
     };
+    if admission.devices.is_empty() {
+        out +=
+            &format!("no, {asked}: no device of a share is there now; `rushes status` says why\n");
+    }
     for verdict in &admission.devices {
         let word = if verdict.admitted { "yes" } else { "no" };
-        out += &format!("{}: {word}, {asked}: {}\n", verdict.device, verdict.reason);
-        out += &match (verdict.admitted, verdict.more_count) {
-            // (What is left cannot be told in bytes a second: it depends on how they are read.)
-            (false, 0) => format!(
-                "    room for none of {} now; {}\n",
-                show::bitrate(admission.bitrate),
-                match verdict.lower {
-                    Some(lower) => format!(
-                        "for {} of {} each: {} in such streams",
-                        lower.count,
-                        show::bitrate(lower.bitrate),
-                        show::byte_rate(lower.bytes_per_s),
-                    ),
-                    None => String::from("nor of much lower rates"),
-                }
-            ),
-            (admitted, count) => format!(
-                "    room for {count} {} of {} each{}: {} in such streams; of another rate there may be more room\n",
-                if admitted { "more" } else { "now" },
-                show::bitrate(admission.bitrate),
-                if admitted { " with these" } else { "" },
-                show::byte_rate(verdict.left_bytes_per_s),
-            ),
-        };
+        out += &format!("{}: {word}, {asked}: {}\n", name(verdict), verdict.reason);
+        out += &format!("    {}\n", room(admission, verdict));
         if verdict.guessed_model {
             out += "    the daemon knows no measurement of the device, this rests on a cautious guess: rushes \
                     calibrate PATH --save, then systemctl reload rushes\n";
         }
     }
+    if admission.admitted && admission.devices.len() > 1 {
+        let tightest = admission.devices.iter();
+        if let Some(tightest) = tightest.min_by_key(|verdict| verdict.more_count) {
+            out += &format!(
+                "yes on all {} devices; the tightest is {}: {}\n",
+                admission.devices.len(),
+                name(tightest),
+                room(admission, tightest)
+            );
+        }
+    }
     out
+}
+
+/// A device, with the shares that lie on it where the daemon tells them.
+fn name(verdict: &DeviceVerdict) -> String {
+    match verdict.shares.as_slice() {
+        [] => verdict.device.clone(),
+        [share] => format!("{} (share {share})", verdict.device),
+        shares => format!("{} (shares {})", verdict.device, shares.join(", ")),
+    }
+}
+
+/// The room of a device: behind the streams that were asked about where they fit, else now.
+fn room(admission: &Admission, verdict: &DeviceVerdict) -> String {
+    let rate = show::bitrate(admission.bitrate);
+    let other = "of another rate there may be more room";
+    match (verdict.admitted, verdict.more_count) {
+        (true, 0) => format!("behind these there is room for no more of {rate}; {other}"),
+        (true, count) => format!(
+            "behind these there is room for {count} more of {rate} each: {} in such streams; {other}",
+            show::byte_rate(admission.bitrate / 8 * u64::from(count)),
+        ),
+        // The rest cannot be told in bytes a second: it depends on how they are read.
+        (false, 0) => format!(
+            "room for none of {rate} now; {}",
+            match verdict.lower {
+                Some(lower) => format!(
+                    "for {} of {} each: {} in such streams",
+                    lower.count,
+                    show::bitrate(lower.bitrate),
+                    show::byte_rate(lower.bytes_per_s),
+                ),
+                None => String::from("nor of much lower rates"),
+            }
+        ),
+        (false, count) => format!(
+            "room for {count} now of {rate} each: {} in such streams; {other}",
+            show::byte_rate(verdict.left_bytes_per_s),
+        ),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rushes_control::{DeviceVerdict, LowerRate};
+    use rushes_control::LowerRate;
 
     #[test]
     fn a_verdict_reads_as_a_sentence() {
@@ -108,6 +140,7 @@ mod tests {
             count: 2,
             devices: vec![DeviceVerdict {
                 device: String::from("md0"),
+                shares: Vec::new(),
                 admitted: false,
                 reason: String::from("the device would be busy 104 % of the time"),
                 more_count: 1,
@@ -136,6 +169,7 @@ mod tests {
             count: 1,
             devices: vec![DeviceVerdict {
                 device: String::from("md0"),
+                shares: Vec::new(),
                 admitted: false,
                 reason: String::from("the device would be busy 190 % of the time"),
                 more_count: 0,
@@ -157,5 +191,38 @@ mod tests {
         let told = text(&admission);
         assert!(told.contains("; nor of much lower rates"), "{told}");
         assert!(!told.contains(" 0 B/s"), "{told}");
+    }
+    #[test]
+    fn a_yes_says_how_much_is_left_behind_it_and_where_least() {
+        let verdict = |device: &str, shares: &[&str], more_count| DeviceVerdict {
+            device: String::from(device),
+            shares: shares.iter().map(|share| String::from(*share)).collect(),
+            admitted: true,
+            reason: String::from("0 streams are under contract here"),
+            more_count,
+            left_bytes_per_s: 12_500_000 * u64::from(2 + more_count),
+            ..DeviceVerdict::default()
+        };
+        let mut admission = Admission {
+            admitted: true,
+            bitrate: 100_000_000,
+            count: 2,
+            devices: vec![verdict("sda", &["media"], 5)],
+        };
+        let one = text(&admission);
+        let left =
+            "behind these there is room for 5 more of 100 Mb/s each: 62.5 MB/s in such streams";
+        assert!(
+            one.starts_with("sda (share media): yes, 2 streams"),
+            "{one}"
+        );
+        assert!(one.contains(left) && !one.contains("tightest"), "{one}");
+        admission.devices.push(verdict("sdb", &["a", "b"], 0));
+        let both = text(&admission);
+        let last = "yes on all 2 devices; the tightest is sdb (shares a, b): behind these there is room for no more of 100 Mb/s;";
+        assert!(both.lines().last().unwrap().starts_with(last), "{both}");
+        admission.devices.clear();
+        admission.admitted = false;
+        assert!(text(&admission).starts_with("no, 2 streams of 100 Mb/s: no device"));
     }
 }

@@ -2,7 +2,7 @@
 //! Every word that `rushes` understands. Help, man pages and completions are made from this table.
 
 use crate::export_args::ExportCommand;
-use clap::{Args, Parser, Subcommand, ValueHint};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use rushes_daemon::config::{DEFAULT_CONFIG, amount};
 use rushes_pool::{Class, MemberNumber, Policy, Rule, RuleChange, Schedule, Wish};
 use std::ffi::OsString;
@@ -17,16 +17,36 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
+/// The table, with the usage line of each command as its help has it.
+///
+/// clap makes the usage of an error from the options that are set, also by the environment: with
+/// RUSHES_CONFIG set it would read as if --config were required.
+pub(crate) fn with_whole_usage() -> clap::Command {
+    fn fix(command: &mut clap::Command) {
+        for inner in command.get_subcommands_mut() {
+            fix(inner);
+        }
+        let usage = command.render_usage().to_string();
+        let usage = usage.strip_prefix("Usage: ").unwrap_or(&usage).to_owned();
+        *command = std::mem::take(command).override_usage(usage);
+    }
+    let mut command = Cli::command();
+    command.build();
+    fix(&mut command);
+    command
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Run the daemon, in the foreground
     #[command(after_help = "\
 Signals: SIGHUP reads the configuration again (rules, policy, new shares), SIGTERM and SIGINT stop \
-cleanly. systemd is told when the daemon is ready, reloads and stops.")]
+cleanly. systemd is told when the daemon is ready, reloads and stops. Exit code: 0 stopped by a signal, 2 the daemon could not start or go on.")]
     Serve(ServeArgs),
     /// Write acknowledged data that an ended daemon left in the runtime folder; for a machine where no new daemon starts
     #[command(after_help = "\
-A daemon does this by itself when it starts. Doors start this command if no daemon has started for a while. Exit code: 0 nothing is left; 1 some data \
+A daemon does this by itself when it starts. The Samba module and a pool's mount start this command if no daemon has started for a while. A lane is the part of \
+the write buffer that one of them has with the daemon: a file in the runtime folder. Exit code: 0 nothing is left; 1 some data \
 could not be written, and the output names it, the reason and the remedy; 2 the command failed, or a daemon is running.")]
     Recover(RecoverArgs),
     /// Examine configuration and machine; each finding comes with its remedy
@@ -35,13 +55,18 @@ could not be written, and the output names it, the reason and the remedy; 2 the 
     )]
     Check(CheckArgs),
     /// Streams, their contracts and lateness; devices, cache, sessions
+    #[command(after_help = "Exit code: 0 shown, 2 the daemon could not be asked.")]
     Status(StatusArgs),
     /// Live view of streams, contracts, lateness, devices, cache and sessions
+    #[command(
+        after_help = "Exit code: 0 ended by q or after --once, 2 the daemon could not be asked."
+    )]
     Top(TopArgs),
     /// Ask whether more streams can get contracts: yes or no, why, and how much bandwidth is left
     #[command(after_help = "Exit code: 0 yes, 1 no, 2 the daemon could not be asked.")]
     Admit(AdmitArgs),
     /// Measure the device under a folder; contracts rest on the result
+    #[command(after_help = "Exit code: 0 measured, 2 it could not be measured or kept.")]
     Calibrate(CalibrateArgs),
     /// One directory tree over many file systems
     Pool {
@@ -143,7 +168,7 @@ code: 0 done, 1 files were skipped, 2 the defrag could not start or failed.")]
     Defrag(PoolDefragArgs),
     /// Remove a member that has no bytes, or whose disk is dead; the pool may be mounted
     #[command(after_help = "\
-Refused while a file has bytes on the member, and for the last member that takes bytes. A missing member may be removed if it had no bytes, while the pool is not mounted, or with --lost. \
+Refused while a file has bytes on the member, and for the last member that takes bytes. A missing member may be removed while the pool is not mounted, if it had no bytes; or, at any time, with --lost. \
 With --lost, files that had bytes on it stay in the tree, reads of the lost bytes get an input/output error, `rushes pool fsck` names the files, and they can be rewritten or deleted. \
 Repeat an interrupted remove to finish it. Exit code: 0 the member is removed, 2 it is not.")]
     Remove(PoolRemoveArgs),
@@ -261,9 +286,12 @@ pub(crate) struct PoolRemoveArgs {
     /// Number or folder of the member
     #[arg(value_name = "MEMBER")]
     pub(crate) member: PathBuf,
-    /// Its disk is dead: give up its bytes, for good. Refused if the member is present
+    /// Its disk is dead: give up its bytes, for good, with --yes. Refused if the member is present
     #[arg(long)]
     pub(crate) lost: bool,
+    /// With --lost: give them up
+    #[arg(long, requires = "lost")]
+    pub(crate) yes: bool,
     /// Print JSON; field names are stable
     #[arg(long)]
     pub(crate) json: bool,
@@ -306,7 +334,7 @@ pub(crate) struct PoolPolicyArgs {
 }
 
 impl PoolPolicyArgs {
-    /// What is to be wished. None: it is only to be shown.
+    /// The policy to set. None: it is only to be shown.
     pub(crate) fn wish(&self) -> Option<Wish> {
         if self.clear {
             Some(Wish::default())
@@ -315,7 +343,7 @@ impl PoolPolicyArgs {
         }
     }
 
-    /// What is to become of the pool's rules.
+    /// The change of the pool's rules.
     pub(crate) fn rules(&self) -> Result<RuleChange, String> {
         let said = self
             .rule
@@ -484,7 +512,7 @@ pub(crate) struct RecoverArgs {
     /// With --list: print JSON
     #[arg(long, requires = "list")]
     pub(crate) json: bool,
-    /// End a daemon that holds the lanes and has not answered for this long
+    /// End a daemon that serves, holds the lanes and has not answered for this long; one that is still starting is left alone
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
     pub(crate) hung_after: std::time::Duration,
     /// Log level: error, warn, info, debug, trace, or a filter such as `info,rushes_daemon=debug`
@@ -627,7 +655,6 @@ fn parse_period(text: &str) -> Result<std::time::Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_table_is_sound() {

@@ -72,10 +72,18 @@ fn bar() -> ProgressBar {
 
 /// As told, else as configured, else the default.
 fn state_dir(args: &CalibrateArgs) -> PathBuf {
-    args.state_dir.clone().unwrap_or_else(|| {
-        Config::load(&args.config.config).map_or_else(
-            |_| PathBuf::from(DEFAULT_STATE_DIR),
-            |config| config.state_dir,
-        )
-    })
+    if let Some(dir) = &args.state_dir {
+        return dir.clone();
+    }
+    let file = &args.config.config;
+    Config::load(file).map_or_else(
+        |error| {
+            // A measurement before there is a configuration needs no warning.
+            if file.exists() {
+                eprintln!("warning: {error}. The result goes to {DEFAULT_STATE_DIR}; is that the daemon's? --state-dir names another");
+            }
+            PathBuf::from(DEFAULT_STATE_DIR)
+        },
+        |config| config.state_dir,
+    )
 }

@@ -3,6 +3,7 @@
 
 use crate::args::CheckArgs;
 use crate::ask::{print_json, say};
+use crate::show;
 use rushes_daemon::doctor::{Level, Places, Report, examine};
 use rushes_pool::{Pool, PoolError};
 use std::path::{Path, PathBuf};
@@ -33,7 +34,7 @@ const SERVICES: &str = "/etc/rushes";
 
 /// Where pools are mounted, and the folders of the members of pools that are mounted or have a service.
 fn pools() -> Result<(Vec<PathBuf>, Vec<PathBuf>), String> {
-    // Who may not look into their catalogues is told of all else.
+    // A user that may not look into their catalogues is told of all else.
     let all = match rushes_pool::mounted() {
         Err(PoolError::Refused(_)) => Vec::new(),
         found => found.map_err(|error| error.to_string())?,
@@ -87,14 +88,10 @@ fn text(report: &Report) -> String {
     out += &match (report.error_count, report.warning_count) {
         (0, 0) => String::from("\nNothing is in the way.\n"),
         (errors, warnings) => {
-            let count = |count: u32, what: &str| match count {
-                1 => format!("1 {what}"),
-                _ => format!("{count} {what}s"),
-            };
             format!(
                 "\n{}, {}\n",
-                count(errors, "error"),
-                count(warnings, "warning")
+                show::count(errors.into(), "error"),
+                show::count(warnings.into(), "warning")
             )
         }
     };

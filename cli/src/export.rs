@@ -14,7 +14,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// What an export does now, as `--json` says it.
+/// The state of an export, as `--json` says it.
 #[derive(Debug, Serialize)]
 pub(crate) struct ExportReport {
     pub(crate) protocol: &'static str,
@@ -127,7 +127,8 @@ fn iscsi(args: &ExportIscsiArgs) -> Result<(), String> {
     };
     let mount = Mount::of(if file.exists() { &file } else { folder }).map_err(told)?;
     let label = plain_name(&file);
-    // Nobody by default, on loopback neither: a disk knows no users, and whoever has it has all of it.
+    // Nobody by default, on loopback neither: a disk knows no users, and a client that has it has
+    // all of it.
     let initiators = args
         .clients
         .iter()
@@ -156,7 +157,7 @@ fn iscsi(args: &ExportIscsiArgs) -> Result<(), String> {
         export.target.clone(),
         export.listen.to_string(),
     );
-    // Whatever may be refused is, before a file is made.
+    // All that may be refused is refused before a file is made.
     let mut server = export.server(&mount).map_err(told)?;
     let bytes = DiskExport::prepare(&file, args.size, args.sparse).map_err(told)?;
     let report = ExportReport {

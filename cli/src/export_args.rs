@@ -28,7 +28,7 @@ more. Needs the Debian package tgt.")]
     Iscsi(ExportIscsiArgs),
 }
 
-/// Whose rights the users of NFS clients have.
+/// The rights that the users of NFS clients have.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum SquashArg {
     /// Users are who the client says; its root is nobody
@@ -44,7 +44,8 @@ pub(crate) struct ExportNfsArgs {
     /// Where the pool is mounted, or a folder in it
     #[arg(value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub(crate) folder: PathBuf,
-    /// Who may mount it: an address, a network such as 192.168.7.0/24, or a host's name; again for more
+    /// Clients that may mount it: an address, a network such as 192.168.7.0/24, or a host's name;
+    /// again for more
     #[arg(long = "client", value_name = "CLIENT")]
     pub(crate) clients: Vec<String>,
     /// The address of this machine to listen on
@@ -53,19 +54,20 @@ pub(crate) struct ExportNfsArgs {
     /// TCP port
     #[arg(long, default_value_t = 2049, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
-    /// What clients mount; otherwise the folder's own name
+    /// The name that clients mount; otherwise the folder's own name
     #[arg(long, value_name = "/NAME")]
     pub(crate) name: Option<String>,
     /// Nobody writes through it
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// Take clients from any port: any user there, or here on loopback, can then say that he is another one
+    /// Take clients from any port: any user there, or here on loopback, can then claim to be
+    /// another one
     #[arg(long)]
     pub(crate) any_port: bool,
-    /// Whose rights users have
+    /// The rights that users have
     #[arg(long, value_enum, default_value = "root", value_name = "WHO")]
     pub(crate) squash: SquashArg,
-    /// User and group of who is nobody, or of everybody with `--squash all`
+    /// User and group of a user that is nobody, or of everybody with `--squash all`
     #[arg(long, value_name = "UID:GID", value_parser = parse_ids)]
     pub(crate) anonymous: Option<(u32, u32)>,
     /// NFSv3 as well, for clients that know no other (needs rpcbind; without locks between v3 clients)
@@ -102,10 +104,11 @@ pub(crate) struct ExportIscsiArgs {
     /// Of a file that is made: take room only as it is written. A full pool is then an error of the disk
     #[arg(long, requires = "size")]
     pub(crate) sparse: bool,
-    /// Who may log in: an address, or a network such as 192.168.7.0/24; again for more
+    /// Clients that may log in: an address, or a network such as 192.168.7.0/24; again for more
     #[arg(long = "client", value_name = "CLIENT")]
     pub(crate) clients: Vec<String>,
-    /// Who may log in, instead of --client: the initiator's name (iqn.…), which anybody can give himself; again for more
+    /// Clients that may log in, instead of --client: the initiator's name (iqn.…), which anybody
+    /// can take; again for more
     #[arg(long = "initiator", value_name = "IQN")]
     pub(crate) initiators: Vec<String>,
     /// The address of this machine to listen on

@@ -24,11 +24,12 @@ mod status;
 mod top;
 
 use args::{Cli, Command};
-use clap::Parser;
+use clap::FromArgMatches;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let words = args::with_whole_usage().get_matches();
+    let cli = Cli::from_arg_matches(&words).unwrap_or_else(|error| error.exit());
     let done = match &cli.command {
         Command::Serve(args) => serve::run(args),
         Command::Recover(args) => recover::run(args),

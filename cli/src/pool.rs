@@ -78,7 +78,7 @@ pub(crate) struct SegmentReport {
     pub(crate) objects: Vec<ObjectReport>,
 }
 
-/// What has its bytes.
+/// An object that has its bytes.
 #[derive(Debug, Serialize)]
 pub(crate) struct ObjectReport {
     pub(crate) member: u16,
@@ -141,7 +141,8 @@ fn create(args: &PoolCreateArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A pool's parts are there again when the machine starts anew. (The engine takes memory, too: its tests do.)
+/// A pool's parts are there again when the machine starts anew. The engine takes memory, too: its
+/// tests do.
 pub(crate) fn outlast_the_machine<'a>(
     mut folders: impl Iterator<Item = &'a PathBuf>,
 ) -> Result<(), String> {
@@ -189,7 +190,7 @@ pub(crate) fn say_that_it_waits(unwritten: &Unwritten) {
     );
 }
 
-/// What brings them to their objects.
+/// The way to bring them to their objects.
 pub(crate) fn how_to_write(unwritten: &Unwritten) -> &'static str {
     match unwritten.is_daemon_there {
         true => {
@@ -216,7 +217,7 @@ fn ls(args: &PoolLsArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(!is_whole)))
 }
 
-/// What `rushes pool COMMAND` says of each of some pools.
+/// The report of `rushes pool COMMAND` on each of some pools.
 pub(crate) fn print_all<Report: Serialize>(
     reports: &[Report],
     json: bool,
@@ -492,7 +493,8 @@ pub(crate) fn serve(catalogue: &Path) -> Result<Pool, PoolError> {
     }
 }
 
-/// Of a pool that is not mounted here: who else keeps it. (All processes are looked at: not at each try.)
+/// Of a pool that is not mounted here: the process elsewhere that keeps it. All processes are
+/// looked at: not at each try.
 fn with_keeper(error: PoolError) -> PoolError {
     match error {
         PoolError::Served {

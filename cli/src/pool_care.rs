@@ -10,7 +10,7 @@ use rushes_pool::{Fsck, ObjectName, Progress, State};
 use serde::Serialize;
 use std::process::ExitCode;
 
-/// What a look through a pool came to.
+/// The result of a look through a pool.
 #[derive(Debug, Serialize)]
 pub(crate) struct FsckReport {
     pub(crate) catalogue: String,
@@ -84,7 +84,8 @@ pub(crate) struct RescueReport {
     pub(crate) fsck: FsckReport,
 }
 
-/// What the lost catalogue said of the pool's daemon is lost with it: the one of this machine's configuration is looked at.
+/// The lost catalogue's word on the pool's daemon is lost with it: the daemon of this machine's
+/// configuration is looked at.
 fn members_have_all(args: &PoolRescueArgs) -> Result<(), String> {
     let runtime_dir = runtime_dir(&args.daemon)?;
     let waited = rushes_fuse::wait_until_members_have_all(
@@ -183,8 +184,10 @@ impl FindingReport {
 
 fn text(report: &FsckReport, repair: bool) -> String {
     let mut text = format!(
-        "pool {}: {} files, {} objects\n",
-        report.catalogue, report.file_count, report.object_count
+        "pool {}: {}, {}\n",
+        report.catalogue,
+        show::count(report.file_count, "file"),
+        show::count(report.object_count, "object")
     );
     for missing in &report.missing {
         text += &format!(

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool destroy`: a pool that was made is none any more. What may go, and in which order: engine/pool.
+//! `rushes pool destroy`: a pool that was made is none any more. The parts that may go, and their
+//! order, are in engine/pool.
 
 use crate::args::PoolDestroyArgs;
 use crate::ask::{print_json, say};
 use crate::pool::{has_all, shown, told};
 use crate::pool_care::counter;
+use crate::show;
 use rushes_pool::{Doomed, Files};
 use serde::Serialize;
 use std::process::ExitCode;
@@ -62,8 +64,9 @@ fn text(report: &DestroyReport) -> String {
             false => "no file",
         };
         return format!(
-            "The pool {} has {files}, and {} objects. With --yes the pool is deleted, with everything of it in these folders: {folders}\n",
-            report.catalogue, report.object_count
+            "The pool {} has {files}, and {}. With --yes the pool is deleted, with everything of it in these folders: {folders}\n",
+            report.catalogue,
+            show::count(report.object_count, "object")
         );
     }
     let left: String = report

@@ -31,7 +31,7 @@ struct AddReport {
     numbers: Vec<u16>,
 }
 
-/// Who changes a pool.
+/// The program that changes a pool.
 enum Hand {
     /// This program: nobody else has it.
     Ours(Box<Pool>),
@@ -53,7 +53,7 @@ impl Hand {
     }
 }
 
-/// What a mount did.
+/// The result of a mount's work.
 #[derive(Default)]
 struct Done {
     numbers: Vec<u16>,
@@ -71,7 +71,7 @@ fn waiting(message: &'static str) -> ProgressBar {
     bar
 }
 
-/// Ask the mount. Whoever interrupts this program interrupts the work.
+/// Ask the mount. An interrupt of this program interrupts the work.
 fn asked(door: Door, request: &Request, bar: &ProgressBar) -> Result<Done, PoolError> {
     let last = door.ask(request, |told| match told {
         Told::Added { count } => bar.set_position(count),
@@ -138,7 +138,8 @@ pub(crate) fn add(args: &PoolAddArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What to know of new members without a class in a pool whose others have some; nothing where that is not so.
+/// A note on new members without a class in a pool whose others have some; nothing where that is
+/// not so.
 fn of_no_class(pool: &Pool, numbers: &[u16]) -> String {
     let members = pool.members();
     let is_new = |number: MemberNumber| numbers.contains(&number.0);
@@ -253,18 +254,18 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
         print_json(&report)?;
     } else {
         let moved = format!(
-            "{} files, {}, were moved",
-            report.moved_count,
+            "moved {}, {}",
+            show::count(report.moved_count, "file"),
             show::bytes(report.moved_bytes)
         );
         say(&match (args.cancel, is_empty) {
-            (true, _) => format!("Member {} takes new bytes again.\n", number.0),
+            (true, _) => format!("Member {} takes new bytes.\n", number.0),
             (false, true) => format!("Member {} is empty; {moved}.\n", number.0),
             (false, false) => format!(
                 "Member {} is not empty; {moved}. {}{}Where there is no room add a member or remove files; then repeat this.\n",
                 number.0,
                 failed_text(report.failed_count, &report.failed),
-                // (Looked at anew: who is for what may have changed meanwhile.)
+                // Read the members again: another command may have changed their duties.
                 seen(&args.catalogue)
                     .ok()
                     .and_then(|pool| rushes_pool::draining_with_room(&pool, number))
@@ -283,7 +284,8 @@ fn drain_interrupted(catalogue: &str, number: MemberNumber) -> String {
     )
 }
 
-/// Say it when SIGINT or SIGTERM ends this program. What it does, itself or by way of the mount, may stop at any instant.
+/// Say it when SIGINT or SIGTERM ends this program. Its work, by itself or by way of the mount, may
+/// stop at any instant.
 fn say_when_interrupted(bar: &ProgressBar, sentence: String) -> Result<(), String> {
     let mut signals =
         Signals::new([SIGINT, SIGTERM]).map_err(|error| format!("cannot take signals: {error}"))?;
@@ -292,7 +294,7 @@ fn say_when_interrupted(bar: &ProgressBar, sentence: String) -> Result<(), Strin
         if let Some(signal) = signals.forever().next() {
             bar.finish_and_clear();
             eprintln!("{sentence}");
-            // As if nobody had listened: who called this program sees what ended it.
+            // As if nobody had listened: the caller of this program sees what ended it.
             let _ = emulate_default_handler(signal);
         }
     });
@@ -603,8 +605,8 @@ pub(crate) fn defrag(args: &PoolDefragArgs) -> Result<ExitCode, String> {
 
 fn moved_so_far(now: Drained) -> String {
     format!(
-        "{} files looked at, {} moved, {}",
-        now.file_count,
+        "{} looked at, {} moved, {}",
+        show::count(now.file_count, "file"),
         now.moved_count,
         show::bytes(now.moved_bytes)
     )
@@ -618,6 +620,23 @@ struct RemoveReport {
     lost: bool,
 }
 
+/// A member that is only away is not given up by one word. One that is there is refused in any
+/// case.
+fn may_be_given_up(pool: &Pool, number: MemberNumber) -> Result<(), String> {
+    let Some(member) = pool.member(number) else {
+        return Ok(());
+    };
+    match member.status().state {
+        rushes_pool::MemberState::Missing(why) => Err(format!(
+            "member {} is missing: {} {why}. If its disk is only away, mount it there, and nothing is lost. If it is dead: with --yes its bytes are given up for good, \
+             also when that disk is found again; each file with bytes there gives input/output errors from then on, and `rushes pool where` names them",
+            number.0,
+            member.path().display()
+        )),
+        rushes_pool::MemberState::Present | rushes_pool::MemberState::ReadOnly => Ok(()),
+    }
+}
+
 pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
     let pool = seen(&args.catalogue)?;
     let report = RemoveReport {
@@ -626,6 +645,9 @@ pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
         lost: args.lost,
     };
     let (member, lost, number) = (report.member, report.lost, MemberNumber(report.member));
+    if lost && !args.yes {
+        may_be_given_up(&pool, number)?;
+    }
     let hand = Hand::on(&args.catalogue)?;
     let bar = waiting("looking whether a file has bytes there");
     let removed = match hand {
@@ -696,7 +718,7 @@ impl MountReport {
     }
 }
 
-/// What the mount does to the pool at this moment.
+/// The mount's work on the pool at this moment.
 #[derive(Debug, Serialize)]
 struct WorkReport {
     kind: &'static str,
@@ -752,7 +774,7 @@ struct TidyReport {
     last: Option<TidiedReport>,
 }
 
-/// What that came to the last time.
+/// The result of the last tidying.
 #[derive(Debug, Serialize)]
 struct TidiedReport {
     ended_unix_s: u64,
@@ -780,14 +802,14 @@ impl TidiedReport {
             all.push(format!("and {more} more"));
         }
         format!(
-            "; {} files could not be read or moved: {}",
-            self.failed_count,
+            "; {} could not be read or moved: {}",
+            show::count(self.failed_count, "file"),
             all.join(", ")
         )
     }
 }
 
-/// What was moved.
+/// The numbers of a move.
 #[derive(Debug, Serialize)]
 struct MovedReport {
     file_count: u64,
@@ -842,9 +864,9 @@ impl TidyReport {
                 (None, false) => String::from("interrupted"),
             };
             format!(
-                ", last {}, {how}: {} files, {} moved",
+                ", last {}, {how}: {}, {} moved",
                 humantime::format_rfc3339_seconds(ended),
-                last.rebalance.moved_count + last.defrag.moved_count,
+                show::count(last.rebalance.moved_count + last.defrag.moved_count, "file"),
                 show::bytes(last.rebalance.moved_bytes + last.defrag.moved_bytes)
             ) + &last.failed_words()
         });
@@ -954,7 +976,7 @@ fn text(report: &StatusReport) -> String {
             member.class.replace('_', " "),
             member.assigned_class.clone().unwrap_or_default(),
             member.state.replace('_', "-"),
-            // ("full" would be read as one that has no room.)
+            // The word "full" would be read as a member that has no room.
             match member.duty {
                 "full" => String::from("all"),
                 duty => duty.to_owned(),
@@ -1002,7 +1024,8 @@ fn text(report: &StatusReport) -> String {
     )
 }
 
-/// What is to be known of members that are emptied: that lasts, whether or not the command that began it has ended.
+/// A note on members that are draining: that lasts, whether or not the command that began it has
+/// ended.
 pub(crate) fn draining_text(catalogue: &str, members: impl Iterator<Item = u16>) -> String {
     members
         .map(|number| {

@@ -45,7 +45,7 @@ fn failed(folder: &Path, error: &dyn Display) -> String {
     format!("{}: {error}", folder.display())
 }
 
-/// Before it is mounted. (A folder that cannot be protected is no reason to go without the pool.)
+/// Before it is mounted. A folder that cannot be protected is no reason to go without the pool.
 fn protect(args: &PoolMountArgs) {
     if args.protect
         && let Err(sentence) = rushes_fuse::protect(&args.folder)
@@ -77,7 +77,7 @@ fn can_mount(user: u32, args: &PoolMountArgs) -> Result<(), String> {
     }
 }
 
-/// Nobody else has it, and it may be mounted there. (Before anything is done to the folder.)
+/// Nobody else has it, and it may be mounted there. Before anything is done to the folder.
 fn pool_for(args: &PoolMountArgs) -> Result<Pool, String> {
     can_mount(rustix::process::geteuid().as_raw(), args)?;
     let pool = crate::pool::serve(&args.catalogue).map_err(told)?;
@@ -93,7 +93,7 @@ fn daemon(args: &PoolMountArgs) -> Result<DaemonPlace, String> {
     })
 }
 
-/// What is heard, and by whom.
+/// The process that listens, and what it acts on.
 #[derive(Clone)]
 enum Ear {
     /// Serves the mount; with a keeper, which tells it to hurry.
@@ -176,7 +176,7 @@ fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
 
 /// The keeper's part.
 fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
-    // What is wrong with the pool is said here, once.
+    // Anything wrong with the pool is said here, once.
     let pool = pool_for(args)?;
     let folder = args.folder.as_path();
     let lock = pool

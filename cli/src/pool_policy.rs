@@ -29,7 +29,7 @@ pub(crate) struct PolicyReport {
     pub(crate) members: Vec<ClassReport>,
 }
 
-/// What is said of files that are made under names of a pattern.
+/// The policy of files that are made under names of a pattern.
 #[derive(Debug, Serialize)]
 pub(crate) struct RuleReport {
     pub(crate) pattern: String,
@@ -209,7 +209,7 @@ fn set_own(path: &Path, wish: &Wish) -> Result<(), String> {
     done.map_err(|error| failed(path, format!("{WISH_ATTRIBUTE} cannot be set: {error}")))
 }
 
-/// What a file or folder says itself. None: nothing.
+/// The policy of a file or folder itself. None: it has none.
 fn own(path: &Path) -> Result<Option<String>, String> {
     let mut value = [0; WISH_BYTES_MAX];
     match getxattr(path, WISH_ATTRIBUTE, &mut value[..]) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes recover`: what a daemon that ended has left in lanes, written, listed or given up.
+//! `rushes recover`: data that an ended daemon left in lanes, written, listed or given up.
 
 use crate::args::RecoverArgs;
 use crate::ask::{print_json, say};
@@ -12,7 +12,7 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// Whoever starts us names the folder of the daemon that is missing.
+/// The program that starts us names the folder of the daemon that is missing.
 const RUNTIME_DIR: &str = "RUSHES_RUNTIME_DIR";
 
 /// Ranges of a file, and damaged records of a lane, that are shown; JSON has all.
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
     ended(result)
 }
 
-/// What a recovery that left nothing has done. `left`: what there was before.
+/// The work of a recovery that left nothing. `left`: the lanes as they were before.
 fn recovered(left: &[LaneLeft]) -> String {
     let writes: u64 = left.iter().map(|lane| lane.write_count).sum();
     let bytes = show::bytes(left.iter().map(|lane| lane.bytes).sum());
@@ -78,7 +78,7 @@ fn load(named: &Path) -> Result<Config, String> {
     Ok(config)
 }
 
-/// (A door may know it by another name: /var/run is a link.)
+/// A door may know it by another name: /var/run is a link.
 fn is_same_folder(one: &Path, other: &Path) -> bool {
     one == other
         || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
@@ -98,7 +98,7 @@ pub(crate) fn ended(result: Result<(), ServeError>) -> Result<ExitCode, String> 
 
 fn run_give_up(config: &Config, lane: u32, yes: bool) -> Result<ExitCode, String> {
     if !yes {
-        // What it is about, first.
+        // Say first what it is about.
         let mut left = list(config).map_err(|error| error.to_string())?;
         left.retain(|left| left.lane == lane);
         if left.is_empty() {
@@ -125,10 +125,10 @@ fn table(left: &[LaneLeft]) -> String {
 
 fn of_lane(lane: &LaneLeft) -> String {
     let what = format!(
-        "{} writes, {}, of {} files",
-        lane.write_count,
+        "{}, {}, of {}",
+        show::count(lane.write_count, "write"),
         show::bytes(lane.bytes),
-        lane.files.len()
+        show::count(lane.files.len() as u64, "file")
     );
     let mut out = match &lane.fault {
         None => format!("lane {}: {what}\n", lane.lane),

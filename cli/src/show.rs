@@ -11,6 +11,14 @@ pub(crate) fn byte_rate(bytes_per_s: u64) -> String {
     scaled_fixed(bytes_per_s as f64, &["B/s", "kB/s", "MB/s", "GB/s"], 1000.0)
 }
 
+/// So many of something: "1 file", "2 files".
+pub(crate) fn count(count: u64, noun: &str) -> String {
+    match count {
+        1 => format!("1 {noun}"),
+        _ => format!("{count} {noun}s"),
+    }
+}
+
 /// `1_073_741_824` as "1.0 GiB".
 pub(crate) fn bytes(count: u64) -> String {
     scaled_fixed(count as f64, &["B", "KiB", "MiB", "GiB", "TiB"], 1024.0)
@@ -104,7 +112,8 @@ impl Table {
     }
 }
 
-/// A name as it is shown: what would end a line of text, or move a terminal's cursor, is written as Rust writes it. (JSON has it as it is.)
+/// A name as it is shown: a letter that would end a line of text, or move a terminal's cursor, is
+/// written as Rust writes it. JSON has it as it is.
 pub(crate) fn one_line(text: &str) -> String {
     let each = |letter: char| match letter.is_control() {
         true => letter.escape_default().to_string(),

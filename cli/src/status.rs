@@ -33,7 +33,7 @@ pub(crate) fn text(status: &Status) -> String {
         .iter()
         .filter_map(|share| share.trouble.as_ref())
     {
-        out += &format!("{trouble}\n");
+        out += &format!("note: {trouble}\n");
     }
     let open = status.streams.iter().filter(|stream| stream.open).count();
     out += &format!(
@@ -111,8 +111,7 @@ fn seat_line(seat: &SeatStatus) -> String {
     });
     match seat.playheads.len() {
         0 => {}
-        1 => parts.push(String::from("1 playhead")),
-        count => parts.push(format!("{count} playheads")),
+        count => parts.push(show::count(count as u64, "playhead")),
     }
     if let Some(run) = seat.run_bytes {
         parts.push(format!("runs of {}", show::bytes(run)));
@@ -139,7 +138,7 @@ fn refusals(status: &Status) -> String {
     out
 }
 
-/// What devices do beside their model's word.
+/// The devices that are slower than their model says.
 fn slowness(status: &Status) -> String {
     let mut out = String::new();
     for device in &status.devices {

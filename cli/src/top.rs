@@ -29,7 +29,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, String> {
     if args.json {
         json(args, &dir)
     } else if args.once {
-        let (before, now) = two(&dir, args.interval)?;
+        let (before, now) = two(args, &dir)?;
         say(&picture(&before, &now, args.width))?;
         Ok(ExitCode::SUCCESS)
     } else {
@@ -37,22 +37,22 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, String> {
     }
 }
 
-fn status(dir: &Path) -> Result<Status, String> {
-    match ask_in(dir, &Ask::Status {})? {
+fn status(args: &TopArgs, dir: &Path) -> Result<Status, String> {
+    match ask_in(&args.daemon, dir, &Ask::Status {})? {
         Answer::Status(status) => Ok(*status),
         other => Err(unexpected(&other)),
     }
 }
 
-fn two(dir: &Path, interval: Duration) -> Result<(Status, Status), String> {
-    let before = status(dir)?;
-    std::thread::sleep(interval);
-    Ok((before, status(dir)?))
+fn two(args: &TopArgs, dir: &Path) -> Result<(Status, Status), String> {
+    let before = status(args, dir)?;
+    std::thread::sleep(args.interval);
+    Ok((before, status(args, dir)?))
 }
 
 fn json(args: &TopArgs, dir: &Path) -> Result<ExitCode, String> {
     loop {
-        say(&rushes_control::line_of(&status(dir)?))?;
+        say(&rushes_control::line_of(&status(args, dir)?))?;
         if args.once {
             return Ok(ExitCode::SUCCESS);
         }
@@ -68,7 +68,7 @@ fn picture(before: &Status, now: &Status, width: u16) -> String {
         Ok(terminal) => terminal,
         Err(never) => match never {},
     };
-    match terminal.draw(|frame| draw(frame, before, now, None)) {
+    match terminal.draw(|frame| draw(frame, before, now, &Around::default())) {
         Ok(_) => {}
         Err(never) => match never {},
     }
@@ -83,14 +83,18 @@ fn picture(before: &Status, now: &Status, width: u16) -> String {
 }
 
 fn live(args: &TopArgs, dir: &Path) -> Result<ExitCode, String> {
-    let mut before = status(dir)?;
+    let mut before = status(args, dir)?;
     let mut now = before.clone();
     let mut trouble: Option<String> = None;
     let mut terminal = ratatui::try_init().map_err(|error| {
         format!("this is no terminal to draw on ({error}); use --once or --json")
     })?;
     let result = loop {
-        let drawn = terminal.draw(|frame| draw(frame, &before, &now, trouble.as_deref()));
+        let around = Around {
+            keys: " · q leaves",
+            trouble: trouble.as_deref(),
+        };
+        let drawn = terminal.draw(|frame| draw(frame, &before, &now, &around));
         if let Err(error) = drawn {
             break Err(format!("the terminal is gone: {error}"));
         }
@@ -100,7 +104,7 @@ fn live(args: &TopArgs, dir: &Path) -> Result<ExitCode, String> {
             Err(error) => break Err(format!("the terminal is gone: {error}")),
         }
         // A daemon that restarts is no reason to go: say it and keep asking.
-        match status(dir) {
+        match status(args, dir) {
             Ok(next) => {
                 before = std::mem::replace(&mut now, next);
                 trouble = None;
@@ -130,8 +134,17 @@ fn wait_for_quit(interval: Duration) -> std::io::Result<bool> {
     }
 }
 
-fn draw(frame: &mut Frame<'_>, before: &Status, now: &Status, trouble: Option<&str>) {
-    let notes = now.daemon.notes.len() + usize::from(trouble.is_some());
+/// The parts of a picture that no status has.
+#[derive(Default)]
+struct Around<'a> {
+    /// The keys that do something; none in a picture that is only printed.
+    keys: &'a str,
+    /// Why the status is old.
+    trouble: Option<&'a str>,
+}
+
+fn draw(frame: &mut Frame<'_>, before: &Status, now: &Status, around: &Around<'_>) {
+    let notes = now.daemon.notes.len() + usize::from(around.trouble.is_some());
     let [head, cache, devices, streams] = Layout::vertical([
         Constraint::Length(2 + notes as u16),
         Constraint::Length(1),
@@ -139,13 +152,13 @@ fn draw(frame: &mut Frame<'_>, before: &Status, now: &Status, trouble: Option<&s
         Constraint::Min(2),
     ])
     .areas(frame.area());
-    frame.render_widget(head_widget(now, trouble), head);
+    frame.render_widget(head_widget(now, around), head);
     frame.render_widget(cache_widget(now), cache);
     frame.render_widget(devices_widget(before, now), devices);
     frame.render_widget(streams_widget(before, now), streams);
 }
 
-fn head_widget<'a>(now: &Status, trouble: Option<&str>) -> Paragraph<'a> {
+fn head_widget<'a>(now: &Status, around: &Around<'_>) -> Paragraph<'a> {
     let daemon = &now.daemon;
     let (mut due, mut late, mut promised_late) = (0, 0, 0);
     for stream in &now.streams {
@@ -155,11 +168,12 @@ fn head_widget<'a>(now: &Status, trouble: Option<&str>) -> Paragraph<'a> {
     }
     let mut lines = vec![
         Line::from(format!(
-            "rushes {} · up {} · CPU {:.1} s · memory {} beside the cache · q leaves",
+            "rushes {} · up {} · CPU {:.1} s · memory {} beside the cache{}",
             daemon.version,
             show::uptime(daemon.uptime_s),
             daemon.cpu_s,
-            show::bytes(daemon.rss_beside_cache_bytes)
+            show::bytes(daemon.rss_beside_cache_bytes),
+            around.keys
         )),
         Line::styled(
             format!(
@@ -177,7 +191,7 @@ fn head_widget<'a>(now: &Status, trouble: Option<&str>) -> Paragraph<'a> {
             Style::new().fg(Color::Yellow),
         ));
     }
-    if let Some(trouble) = trouble {
+    if let Some(trouble) = around.trouble {
         lines.push(Line::styled(
             trouble.to_string(),
             Style::new().fg(Color::Red),
@@ -374,6 +388,7 @@ mod tests {
                 "{expect:?} is missing in\n{picture}"
             );
         }
+        assert!(!picture.contains("leaves"), "it takes no keys:\n{picture}");
     }
 
     #[test]

@@ -142,6 +142,11 @@ fn a_daemon_is_started_asked_reloaded_and_stopped() {
     assert!(start.elapsed() < Duration::from_millis(100) || cfg!(debug_assertions));
     assert_eq!(yes.status.code(), Some(0));
     assert_eq!(json(&yes)["admitted"], true);
+    assert_eq!(json(&yes)["devices"][0]["shares"][0], "media");
+    let yes = run(&config, &["admit", "--bitrate", "1M"]);
+    let text = String::from_utf8(yes.stdout).unwrap();
+    assert!(text.contains("(share media): yes, one stream"), "{text}");
+    assert!(text.contains("behind these there is room for"), "{text}");
     let no = run(
         &config,
         &["admit", "--bitrate", "500G", "--count", "9", "--json"],
@@ -192,6 +197,69 @@ fn a_daemon_is_started_asked_reloaded_and_stopped() {
     assert_eq!(gone.status.code(), Some(2));
     let why = String::from_utf8_lossy(&gone.stderr);
     assert!(why.contains("start the daemon"), "{why}");
+}
+
+#[test]
+fn a_daemon_that_was_started_with_another_runtime_folder_is_found() {
+    let folder = Folder::new();
+    let notify = folder.0.join("notify");
+    let manager = UnixDatagram::bind(&notify).unwrap();
+    manager
+        .set_read_timeout(Some(Duration::from_secs(30)))
+        .unwrap();
+    let _daemon = Daemon::start(&folder, &notify);
+    let mut buffer = [0; 64];
+    let count = manager.recv(&mut buffer).unwrap();
+    assert_eq!(&buffer[..count], b"READY=1");
+    let text = std::fs::read_to_string(folder.config()).unwrap();
+    let new = folder.0.join("new");
+    let text = text.replace(
+        folder.0.join("run").to_str().unwrap(),
+        new.to_str().unwrap(),
+    );
+    std::fs::write(folder.config(), text).unwrap();
+    let former = folder.0.join("run");
+    for words in [&["status"][..], &["top", "--once"]] {
+        let output = run(&folder.config(), words);
+        assert_eq!(output.status.code(), Some(2), "{words:?}");
+        let said = String::from_utf8_lossy(&output.stderr);
+        for expect in [
+            format!("looked for in {}, the runtime_dir", new.display()),
+            format!("is in {0}: --runtime-dir {0}", former.display()),
+        ] {
+            assert!(said.contains(&expect), "{expect}: {said}");
+        }
+    }
+    let report = json(&run(&folder.config(), &["check", "--json"]));
+    let findings = report["findings"].as_array().unwrap();
+    let found = findings.iter().find(|one| {
+        let finding = one["finding"].as_str().unwrap();
+        finding.contains("was started with another runtime_dir")
+    });
+    let found = found.unwrap_or_else(|| panic!("{report:#}"));
+    assert!(found["remedy"].as_str().unwrap().contains("restart rushes"));
+}
+
+#[test]
+fn usage_of_a_wrong_command_is_the_same_with_and_without_the_environment() {
+    for words in [&["admit"][..], &["pool", "mount"], &["check", "--bogus"]] {
+        let said = |is_set: bool| {
+            let mut command = rushes();
+            command.args(words).env_remove("RUSHES_CONFIG");
+            if is_set {
+                command
+                    .env("RUSHES_CONFIG", "/x")
+                    .env("RUSHES_RUNTIME_DIR", "/y");
+            }
+            let output = command.output().unwrap();
+            assert_eq!(output.status.code(), Some(2), "{words:?}");
+            String::from_utf8(output.stderr).unwrap()
+        };
+        let plain = said(false);
+        assert!(plain.contains("Usage: rushes "), "{plain}");
+        assert!(plain.contains("[OPTIONS]"), "{plain}");
+        assert_eq!(said(true), plain, "{words:?}");
+    }
 }
 
 #[test]
@@ -265,10 +333,13 @@ fn man_pages_and_completions_come_from_the_same_table() {
     }
     let printed = rushes().arg("man").output().unwrap().stdout;
     let written = std::fs::read(out.join("rushes.1")).unwrap();
-    for page in [printed, written] {
-        let page = String::from_utf8(page).unwrap();
+    assert_eq!(printed, written);
+    let pages: Vec<_> = std::fs::read_dir(&out).unwrap().flatten().collect();
+    assert!(pages.len() > 25, "{pages:?}");
+    for page in pages {
+        let page = std::fs::read_to_string(page.path()).unwrap();
         for section in [".SH \"EXIT STATUS\"", ".SH FILES", ".SH EXAMPLES"] {
-            assert_eq!(page.matches(section).count(), 1, "{section}");
+            assert_eq!(page.matches(section).count(), 1, "{section}: {page}");
         }
     }
     for shell in ["bash", "zsh", "fish"] {
@@ -291,7 +362,7 @@ fn commands_of(words: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// What bash offers behind these words, by what `rushes completions bash` prints.
+/// The words that bash offers behind these, by what `rushes completions bash` prints.
 fn offered(script: &Path, words: &[&str]) -> Vec<String> {
     let line = words.join(" ");
     let ask = format!(

@@ -267,9 +267,9 @@ impl FilePart {
         self.count == 1
     }
 
-    /// What of a file's rate is this part's.
+    /// This part's share of a file's rate.
     pub fn of(self, rate: BytesPerSecond) -> BytesPerSecond {
-        // (A new one is refused a count of 0.)
+        // A new one is refused a count of 0.
         BytesPerSecond(rate.0.div_ceil(u64::from(self.count.max(1))))
     }
 }

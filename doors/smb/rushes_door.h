@@ -53,12 +53,23 @@ extern int vfs_rushes_debug_level;
 /*
  * A daemon that dies may have acknowledged what files do not have yet. We look
  * for another this often; if none has come in RECOVER_S, "rushes recover" is
- * started, as one of many who do so: one of them writes what was left. A call
- * that cannot wait in the background fails after PATIENCE_S.
+ * started, as one of many who do so: one of them writes what was left. It may
+ * be refused, by a disk or by a daemon that starts and then dies: what is still
+ * left after RECOVER_AGAIN_S, then after twice as long and so on, has it
+ * started again. A call that cannot wait in the background fails after
+ * PATIENCE_S.
  */
 #define RUSHES_LOOK_MS 50
 #define RUSHES_RECOVER_S 5
+#define RUSHES_RECOVER_AGAIN_S 30
+#define RUSHES_RECOVER_AGAIN_S_MAX 480
 #define RUSHES_PATIENCE_S 90
+
+/*
+ * What the kernel could not write the daemon writes again, once a second while
+ * that fails; who reads the file plainly waits for that so long.
+ */
+#define RUSHES_AGAIN_MS 3000
 
 /* What malloc may keep of freed memory; see rushes_keep_buffers. */
 #define RUSHES_KEEP_BYTES (32 * 1024 * 1024)
@@ -171,10 +182,12 @@ struct rushes_session {
 	/* Who writes what was left, if no daemon comes: a shell's line */
 	const char *recover_command;
 	uint64_t recover_ns;
+	/* It is not started again before; 0: it was not started */
+	uint64_t recover_again_ns;
+	uint32_t recover_wait_s;
 
 	/* Without a heartbeat for so long a daemon is taken for dead */
 	uint64_t hung_ns;
-	bool recover_started;
 };
 
 /* CLOCK_MONOTONIC_COARSE: read in a few ns, good to some milliseconds. */

@@ -105,7 +105,7 @@ static void rushes_session_lost(struct rushes_session *session,
 		 * concerns those waits in the library for another daemon.
 		 */
 		session->lost_ns = rushes_now_ns();
-		session->recover_started = false;
+		session->recover_again_ns = 0;
 		TALLOC_FREE(session->fdes[0]);
 		TALLOC_FREE(session->fdes[1]);
 		rushes_session_log_absence(session, reason);
@@ -279,7 +279,7 @@ static bool rushes_session_is_whole(struct rushes_session *session)
 		session->absence_logged = false;
 		session->is_silent = false;
 		session->missed_ns = 0;
-		session->recover_started = false;
+		session->recover_again_ns = 0;
 		return true;
 	}
 	rushes_session_end(session);
@@ -337,16 +337,26 @@ static void rushes_session_recover(struct rushes_session *session,
 {
 	char *runtime_dir = NULL;
 	char *slash = NULL;
+	uint64_t now_ns = rushes_now_ns();
 	pid_t pid;
 
-	if (session->recover_started ||
-	    rushes_now_ns() < since_ns + session->recover_ns)
+	if (now_ns < since_ns + session->recover_ns ||
+	    now_ns < session->recover_again_ns)
 	{
 		return;
 	}
-	session->recover_started = true;
-	DBG_ERR("share %s: no daemon has started; starting \"%s\"\n",
-		session->share, session->recover_command);
+	DBG_ERR("share %s: %s; starting \"%s\"\n", session->share,
+		session->recover_again_ns == 0
+			? "no daemon has started"
+			: "what the last daemon left is not written yet",
+		session->recover_command);
+	session->recover_wait_s =
+		session->recover_again_ns == 0
+			? RUSHES_RECOVER_AGAIN_S
+			: MIN(2 * session->recover_wait_s,
+			      RUSHES_RECOVER_AGAIN_S_MAX);
+	session->recover_again_ns =
+		now_ns + session->recover_wait_s * RUSHES_NS_PER_S;
 	/* Whose: its sockets lie in its runtime folder. */
 	runtime_dir = talloc_strdup(talloc_tos(), session->socket_path);
 	slash = runtime_dir == NULL ? NULL : strrchr(runtime_dir, '/');

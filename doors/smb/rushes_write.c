@@ -236,14 +236,41 @@ bool rushes_hold_fsp(struct vfs_handle_struct *handle,
 	return true;
 }
 
+/*
+ * Bytes that the kernel may have lost: only the daemon that wrote them has a
+ * copy, and only as long as it lives.
+ */
+static bool rushes_is_loose_there(struct rushes_session *session,
+				  dev_t device, ino_t inode)
+{
+	return session != NULL &&
+	       rushes_is_loose(session->facts, device, inode) &&
+	       rushes_session_has_daemon(session);
+}
+
 bool rushes_settle_inode(struct rushes_session *session, dev_t device,
 			 ino_t inode)
 {
+	uint64_t end_ns = 0;
+
 	if (!rushes_has_fact(session, device, inode)) {
-		return true;
+		/* Loose bytes may have become dirty between the looks. */
+		if (!rushes_is_loose_there(session, device, inode) &&
+		    !rushes_has_fact(session, device, inode))
+		{
+			return true;
+		}
+		end_ns = rushes_now_ns() + RUSHES_AGAIN_MS * (RUSHES_NS_PER_S / 1000);
 	}
-	if (!rushes_hold_inode(session, device, inode)) {
-		return false;
+	/*
+	 * That the kernel has lost something is for who wrote it and flushes:
+	 * who reads waits for it to be written again.
+	 */
+	while (!rushes_hold_inode(session, device, inode)) {
+		if (rushes_now_ns() > end_ns) {
+			return false;
+		}
+		smb_msleep(RUSHES_LOOK_MS);
 	}
 	rushes_changed_inode(session, device, inode, 0, 0);
 	return true;

@@ -13,10 +13,12 @@
  * real descriptors, the modules before it translate names and streams.
  *
  * What it does not do: decide anything (which file is cached, read ahead,
- * refused: the daemon), keep data (writes go to the file at once), and fail:
- * whatever happens to the daemon, the same I/O on our own descriptor is always
- * right, because every write has passed through it. See engine/shm for the
- * client library; all calls to it are made from smbd's main thread.
+ * refused, taken into the write buffer: the daemon), and keep data (that lies in
+ * a lane, which outlives us and the daemon). I/O on our own descriptor is right
+ * wherever the table of facts says nothing of the file; else the daemon, or who
+ * comes after it, brings the file's bytes there first; see rushes_write.c. See
+ * engine/shm for the client library; all calls to it are made from smbd's main
+ * thread.
  *
  * One tree connect is one session with the daemon; see rushes_session.c. A file
  * is named to it at its first read; see rushes_fsp.c.

@@ -423,9 +423,10 @@ fn show(args: &DemoArgs) -> Result<()> {
 /// Set in the environment of a process that has mounts of its own.
 const OWN_MOUNTS: &str = "RUSHES_LAB_OWN_MOUNTS";
 
-/// Go on as a process whose mounts nobody else sees: who copies the machine's (a container that starts, an smbd of a test) would keep a
-/// device mounted for as long as it lives. It could not be written anew for the next recording, and its page cache would outlive each unmount
-/// that is to make it cold.
+/// Go on as a process whose mounts nobody else sees: a process that copies the machine's (a
+/// container that starts, an smbd of a test) would keep a device mounted for as long as it lives.
+/// It could not be written anew for the next recording, and its page cache would outlive each
+/// unmount that is to make it cold.
 fn with_own_mounts() -> Result<()> {
     if std::env::var_os(OWN_MOUNTS).is_some() {
         return Ok(());

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Every word that the lab understands, as JSON, for `rushes completions`: `rushes` does not link the lab.
 //!
-//! What reads it is `cli/src/lab_words.rs`.
+//! Its reader is `cli/src/lab_words.rs`.
 
 use clap::{Arg, Command, ValueHint};
 use serde::Serialize;
@@ -21,7 +21,7 @@ struct Word {
     /// None: it stands by itself.
     long: Option<String>,
     short: Option<char>,
-    /// What it is in help.
+    /// Its name in help.
     name: String,
     help: String,
     takes_value: bool,

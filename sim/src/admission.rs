@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ten thousand questions: who is admitted, is any of those late, and how many could have been?
+//! Ten thousand questions: which streams are admitted, is any of those late, and how many could
+//! have been?
 //!
-//! Each question is a device, a cache and streams that join one by one, drawn from a seed. The server
-//! answers by its ledger; those with a contract from their first frame on must never be late in the
-//! simulated world. The [`Oracle`] then says how many could have been kept, in two senses: *first come*,
-//! each newcomer taken in its turn if it can be (what a server is asked to do), and *any subset*, the
-//! largest number of them, whoever came first (what no server can know, since it may not refuse a large
-//! stream in the hope of small ones).
+//! Each question is a device, a cache and streams that join one by one, drawn from a seed. The
+//! server answers by its ledger; those with a contract from their first frame on must never be late
+//! in the simulated world. The [`Oracle`] then says how many could have been kept, in two senses:
+//! *first come*, each newcomer taken in its turn if it can be (what a server is asked to do), and
+//! *any subset*, the largest number of them, whichever came first (what no server can know, since
+//! it may not refuse a large stream in the hope of small ones).
 
 use crate::client::{Kind, Latency};
 use crate::disk::{Faults, table5};
@@ -48,7 +49,7 @@ pub struct Question {
     pub seconds: u64,
 }
 
-/// What came of a question.
+/// The result of a question.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Answer {
     /// Its seed.
@@ -281,7 +282,7 @@ pub struct Admission {
 /// Sums over answers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Sum {
-    /// What is summed.
+    /// The name of the sum.
     pub name: String,
     /// Questions.
     pub questions: u64,
@@ -343,7 +344,7 @@ impl Sum {
     }
 }
 
-/// What came of all.
+/// The results of all.
 #[derive(Clone, Debug, Serialize)]
 pub struct Result {
     /// All together.

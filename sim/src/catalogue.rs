@@ -17,6 +17,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "cold_opens",
     "conform",
     "copies_alone",
+    "copies_come_along",
     "copy_storm",
     "failing_reads",
     "fragmented",
@@ -29,6 +30,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "no_analyser",
     "op_atom",
     "op_atom_untold",
+    "opens_beside_windows",
     "overload",
     "patterns",
     "pool_sequences",
@@ -60,7 +62,7 @@ pub const SWARM: &str = "swarm";
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kept {
-    /// What was wrong.
+    /// The fault.
     pub cause: String,
     /// The seed of the run.
     pub seed: u64,

@@ -5,7 +5,7 @@
 //! compares with the true content of the files. It says nothing about lateness; that is
 //! [`crate::judge`]'s, by the players' own measure.
 //!
-//! What must hold:
+//! These rules must hold:
 //! - an answer holds the right bytes of the right file, none older than an acknowledged change;
 //! - no slot is refilled under a client's hands or while a device still writes into it;
 //! - every request is answered exactly once, the dead are not answered, and nobody waits for ever;
@@ -51,7 +51,7 @@ fn meet(one: Pages, two: Pages) -> bool {
     one.0 < two.1 && two.0 < one.1
 }
 
-/// What a slot holds.
+/// The contents of a slot.
 #[derive(Default)]
 struct Slot {
     /// Which block of which file.
@@ -154,7 +154,8 @@ struct Acknowledged {
     changes: Vec<(ByteRange, u64)>,
     /// The serial whose size everybody must see.
     size_serial: u64,
-    /// What strangers did of whom nobody tells, and from when on: who asked before may see the file as it was when he asked.
+    /// Changes by strangers of which nobody tells, and from when on: a client that asked before may
+    /// see the file as it was when it asked.
     seen: Vec<(ByteRange, u64, Instant)>,
     /// The same of sizes: (from when on, serial), each later than the one before.
     seen_sizes: Vec<(Instant, u64)>,
@@ -282,14 +283,14 @@ impl Checker {
         }
     }
 
-    /// Who asks from now on must see a change of which nobody told.
+    /// A client that asks from now on must see a change of which nobody told.
     pub fn seen(&mut self, now: Instant, file: FileIndex, range: ByteRange, serial: u64) {
         let books = self.acknowledged.entry(file).or_default();
         books.seen.push((range, serial, now));
         self.size_seen(now, file, serial);
     }
 
-    /// Who asks from now on must see the size of `file` as of `serial`.
+    /// A client that asks from now on must see the size of `file` as of `serial`.
     pub fn size_seen(&mut self, now: Instant, file: FileIndex, serial: u64) {
         let books = self.acknowledged.entry(file).or_default();
         let last = books.seen_sizes.last().map_or(0, |(_, serial)| *serial);
@@ -324,7 +325,7 @@ impl Checker {
             file,
             range,
             serial,
-            // (A name that goes says nothing of what others did to its file.)
+            // A name that goes says nothing of what others did to its file.
             size_too: range.length.0 > 0 && is_size(serial) && !is_hidden,
         };
         self.ask(now, session, request, asked);
@@ -423,6 +424,7 @@ impl Checker {
             | Event::Opened { .. }
             | Event::NeighbourOpened { .. }
             | Event::SessionOfPool { .. }
+            | Event::Stopping
             | Event::PoolFileOpened { .. }
             | Event::Changed { .. }
             | Event::Gone { .. }
@@ -557,6 +559,7 @@ impl Checker {
                 | Action::LaneDone { .. }
                 | Action::Known { .. }
                 | Action::Clean { .. }
+                | Action::Loose { .. }
                 | Action::Reserve { .. }
                 | Action::Sync { .. }
                 | Action::WriteOut { .. }
@@ -637,7 +640,7 @@ impl Checker {
         self.flight_count_max = self.flight_count_max.max(self.flights.len());
     }
 
-    /// What is wrong with the form of a request.
+    /// The fault in the form of a request.
     fn form(
         &self,
         read: &IoRead,
@@ -786,7 +789,7 @@ impl Checker {
         }
     }
 
-    /// What is wrong with the bytes of an answer.
+    /// The fault in the bytes of an answer.
     fn contents(
         &self,
         files: &Files,
@@ -802,7 +805,7 @@ impl Checker {
         }
         let known = files.get(file);
         let books = self.acknowledged.get(&file);
-        // (What strangers did of whom nobody tells is not seen yet: nobody has asked.)
+        // A change by a stranger of which nobody tells is not seen yet: nobody has asked.
         let asked = match files.seen_by(file, asked) > asked {
             true => Instant::ZERO,
             false => asked,
@@ -849,7 +852,7 @@ impl Checker {
         None
     }
 
-    /// What is missing or too old among the pages of a slot.
+    /// The pages of a slot that are missing or too old.
     fn fresh(
         &self,
         slot: &Slot,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Those who use the server: one session, one thing to do.
 //!
-//! A client knows nothing of the server but messages and answers. What all have in common is the
-//! [`Hand`]; what they do with it is in [`crate::player`] and [`crate::others`].
+//! A client knows nothing of the server but messages and answers. The part that all have in common
+//! is the [`Hand`]; what they do with it is in [`crate::player`] and [`crate::others`].
 
 use crate::files::{FileIndex, Files};
 use crate::op_atom::OpAtom;
@@ -58,7 +58,7 @@ impl Default for Latency {
 /// A client's first handle.
 pub const FIRST_HANDLE: HandleId = HandleId(1);
 
-/// What a client says to the server.
+/// A client's message to the server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "the fields are said by their types")]
 pub enum Message {
@@ -90,7 +90,7 @@ pub enum Message {
     Gone { request: RequestId, file: FileIndex },
 }
 
-/// What a client gets.
+/// The answer that a client gets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Answer {
     /// So many bytes, copied by now.
@@ -130,7 +130,7 @@ pub struct Waiting {
     pub sent: Instant,
 }
 
-/// What a client does.
+/// The work of a client.
 pub enum Kind {
     /// Plays.
     Play(Player),
@@ -148,7 +148,7 @@ pub enum Kind {
     Foreign(Foreign),
 }
 
-/// What every client has.
+/// The state that every client has.
 pub struct Hand {
     /// The client's number in the world.
     pub index: u32,
@@ -179,13 +179,13 @@ pub struct Hand {
 
 /// A client.
 pub struct Client {
-    /// What it has.
+    /// Its state.
     pub hand: Hand,
-    /// What it does.
+    /// Its work.
     pub kind: Kind,
 }
 
-/// What a client may touch.
+/// The parts of the world that a client may touch.
 pub struct Scene<'a> {
     /// Now.
     pub now: Instant,

@@ -4,8 +4,10 @@
 //! Two runs of one seed must have the same; a difference means that something reads a clock, an
 //! address or an unordered map. Not a checksum of anything stored.
 //!
-//! What is mixed is what the types themselves say they are made of (`#[derive(Hash)]`), so that no field is left out. The hasher is our
-//! own and takes each number as 64 bits: the standard one may be another in the next release, and the width of a `usize` is the machine's.
+//! The fields that are mixed are those that the types themselves say they are made of
+//! (`#[derive(Hash)]`), so that none is left out. The hasher is our own and takes each number as 64
+//! bits: the standard one may be another in the next release, and the width of a `usize` is the
+//! machine's.
 
 use rushes_core::server::{Actions, Event};
 use rushes_core::units::Instant;
@@ -90,6 +92,14 @@ mod tests {
             Action::Sync { file },
             Action::WriteOut { file },
             Action::Clean { file },
+            Action::Loose {
+                file,
+                is_loose: true,
+            },
+            Action::Loose {
+                file,
+                is_loose: false,
+            },
             Action::ReadHeader {
                 file,
                 size: ByteCount(0),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A disk of the simulated world: one request in service, the nearest ahead next, and trouble.
 //!
-//! The model is FACTS §2's, the same that the lab's real device follows: positioning by distance, none
-//! when a request starts where the last one ended; among pending requests the nearest ahead is taken
-//! (C-SCAN), but one that has waited 100 ms goes first; a drive goes on reading while it is idle, so
-//! that a contiguous request after a pause has up to 8 MB for nothing. What the server was told may
-//! differ from what is true here: that is what [`Faults`] are for.
+//! The model is FACTS §2's, the same that the lab's real device follows: positioning by distance,
+//! none when a request starts where the last one ended; among pending requests the nearest ahead is
+//! taken (C-SCAN), but one that has waited 100 ms goes first; a drive goes on reading while it is
+//! idle, so that a contiguous request after a pause has up to 8 MB for nothing. The model that the
+//! server was told may differ from what is true here: that is what [`Faults`] are for.
 
 use crate::files::{FileIndex, Files};
 use crate::prng::Prng;
@@ -16,8 +16,12 @@ use serde::{Deserialize, Serialize};
 /// A request that has waited so long goes before nearer ones.
 const IMPATIENCE: Duration = Duration::from_ms(100);
 
-/// What a drive reads ahead into its own memory while nobody asks. Units: bytes.
+/// The bytes that a drive reads ahead into its own memory while nobody asks. Units: bytes.
 const READ_AHEAD_BYTES: u64 = 8 << 20;
+
+/// A scheduler of classes turns to a lower one so long after the last real-time request has ended:
+/// until then another one may come, and goes first.
+const CLASS_RESTART: Duration = Duration::from_us(300);
 
 /// The array of rt-Samba's Table 5: 15.2 ms and 172 MB/s for reads, 8 ms and 145 MB/s for writes, 40 GB.
 pub fn table5() -> DeviceModel {
@@ -53,7 +57,8 @@ pub struct Faults {
     pub storm_from_ms: u64,
     /// Its last; 0: it never ends. Units: ms.
     pub storm_to_ms: u64,
-    /// The disk takes real-time requests before best effort ones, as mq-deadline does.
+    /// The disk takes real-time requests before best effort ones, as mq-deadline does: nothing of a
+    /// lower class is in service beside them, nor within a moment after the last one.
     pub honours_class: bool,
 }
 
@@ -99,7 +104,7 @@ pub enum Owner {
     },
     /// The kernel's, for somebody who opens a file.
     Open {
-        /// Who.
+        /// The client.
         client: u32,
         /// In which of its lives.
         life: u32,
@@ -136,7 +141,7 @@ pub struct Job {
     pub arrived: Instant,
 }
 
-/// What a disk has done. Units: as named; times in ns.
+/// The work of a disk so far. Units: as named; times in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DiskCount {
     /// The server's requests.
@@ -157,6 +162,7 @@ struct Service {
     job: Job,
     failed: bool,
     serial: u64,
+    ends: Instant,
 }
 
 /// A disk.
@@ -171,13 +177,15 @@ pub struct Disk {
     pub served: bool,
     /// Its troubles.
     pub faults: Faults,
-    /// What it has done.
+    /// Its work so far.
     pub count: DiskCount,
     prng: Prng,
     pending: Vec<(u64, Job)>,
     service: Option<Service>,
     head: u64,
     idle_since: Instant,
+    /// Requests of a lower class wait until then, if the disk honours classes.
+    others_from: Instant,
 }
 
 /// A request that ended.
@@ -187,7 +195,7 @@ pub struct Done {
     pub job: Job,
     /// It gave an error.
     pub failed: bool,
-    /// What the file's content was when it was read ([`Files::serial`]).
+    /// The version of the file's content when it was read ([`Files::serial`]).
     pub serial: u64,
 }
 
@@ -206,10 +214,11 @@ impl Disk {
             service: None,
             head: 0,
             idle_since: Instant::ZERO,
+            others_from: Instant::ZERO,
         }
     }
 
-    /// Takes a request. Returns when the one now in service ends, if this one went into service at once.
+    /// Takes a request. Returns when to call [`Disk::finish`], if that is not known yet.
     pub fn submit(&mut self, now: Instant, job: Job, files: &Files) -> Option<Instant> {
         let start = match job.file {
             Some(file) => files.physical(file, job.range.start),
@@ -222,16 +231,26 @@ impl Disk {
         self.begin(now, files)
     }
 
-    /// The request in service ends. Returns it, and when the next one will end.
-    pub fn finish(&mut self, now: Instant, files: &Files) -> Option<(Done, Option<Instant>)> {
-        let service = self.service.take()?;
+    /// The request in service ends, or it is time to turn to those of a lower class. Returns the
+    /// request that has ended, and when to call again.
+    pub fn finish(&mut self, now: Instant, files: &Files) -> (Option<Done>, Option<Instant>) {
+        let Some(service) = self.service.take_if(|service| service.ends <= now) else {
+            let next = match self.service {
+                None => self.begin(now, files),
+                Some(_) => None,
+            };
+            return (None, next);
+        };
         self.idle_since = now;
+        if service.job.class == IoClass::RealTime {
+            self.others_from = now + CLASS_RESTART;
+        }
         let done = Done {
             job: service.job,
             failed: service.failed,
             serial: service.serial,
         };
-        Some((done, self.begin(now, files)))
+        (Some(done), self.begin(now, files))
     }
 
     /// Requests waiting or in service.
@@ -240,6 +259,9 @@ impl Disk {
     }
 
     fn begin(&mut self, now: Instant, files: &Files) -> Option<Instant> {
+        if self.waits_for_others(now) {
+            return Some(self.others_from);
+        }
         let (start, job) = self.choose(now)?;
         let mut positioning = 0;
         let mut transfer = 0;
@@ -305,12 +327,23 @@ impl Disk {
             }
         }
         let serial = job.file.map_or(0, |file| files.serial(file));
+        let ends = now + Duration(ns);
         self.service = Some(Service {
             job,
             failed,
             serial,
+            ends,
         });
-        Some(now + Duration(ns))
+        Some(ends)
+    }
+
+    /// Only requests of a lower class are there, and it is too early for them.
+    fn waits_for_others(&self, now: Instant) -> bool {
+        let is_real_time = |(_, job): &(u64, Job)| job.class == IoClass::RealTime;
+        self.faults.honours_class
+            && now < self.others_from
+            && !self.pending.is_empty()
+            && !self.pending.iter().any(is_real_time)
     }
 
     /// The request to serve next, taken out of the pending ones.
@@ -327,7 +360,7 @@ impl Disk {
             }
             let patient = now.since(job.arrived) < IMPATIENCE;
             let order = if patient {
-                // What lies behind the head comes after everything ahead of it.
+                // A job that lies behind the head comes after everything ahead of it.
                 start.wrapping_sub(self.head)
             } else {
                 job.arrived.0
@@ -394,7 +427,7 @@ mod tests {
             for _ in 0..2000 {
                 let at = prng.below(disk.truth.size.0 - bytes) & !4095;
                 now = disk.submit(now, read(at, bytes, now), &files).unwrap();
-                disk.finish(now, &files).unwrap();
+                disk.finish(now, &files);
             }
             let got = 2000.0 * bytes as f64 * 8e3 / now.0 as f64;
             assert!(
@@ -414,12 +447,48 @@ mod tests {
         }
         let mut order = Vec::new();
         while let Some(at) = now {
-            let (done, next) = disk.finish(at, &files).unwrap();
-            order.push(done.job.range.start.0 >> 30);
+            let (done, next) = disk.finish(at, &files);
+            order.push(done.unwrap().job.range.start.0 >> 30);
             now = next;
         }
         // 24 MiB take 0.16 s: after the second, the one behind the head has waited longest with the other,
         // and came first among equals by its arrival.
         assert_eq!(order, [1, 5, 20, 0]);
+    }
+
+    #[test]
+    fn requests_of_a_lower_class_wait_for_a_moment_without_real_time() {
+        let files = Files::default();
+        let faults = Faults {
+            honours_class: true,
+            ..Faults::default()
+        };
+        let mut disk = Disk::new(table5(), faults, Prng::new(2));
+        let real_time = |start, now| Job {
+            class: IoClass::RealTime,
+            ..read(start, 1 << 20, now)
+        };
+        let first = disk.submit(Instant::ZERO, real_time(0, Instant::ZERO), &files);
+        assert_eq!(
+            disk.submit(Instant(1), read(1 << 30, 4096, Instant(1)), &files),
+            None
+        );
+        let (done, turn) = disk.finish(first.unwrap(), &files);
+        assert!(done.is_some());
+        let turn = turn.unwrap();
+        assert_eq!(turn, first.unwrap() + CLASS_RESTART);
+        // Another real-time request comes in time.
+        let soon = first.unwrap() + Duration::from_us(100);
+        let second = disk.submit(soon, real_time(1 << 20, soon), &files);
+        assert!(
+            disk.finish(turn, &files).0.is_none(),
+            "it is still in service"
+        );
+        let (done, turn) = disk.finish(second.unwrap(), &files);
+        assert_eq!(done.unwrap().job.class, IoClass::RealTime);
+        let (done, last) = disk.finish(turn.unwrap(), &files);
+        assert!(done.is_none(), "the small one goes into service now");
+        let (done, _) = disk.finish(last.unwrap(), &files);
+        assert_eq!(done.unwrap().job.class, IoClass::BestEffort);
     }
 }

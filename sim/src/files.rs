@@ -32,7 +32,7 @@ pub struct WorldFile {
     pub folder: String,
     /// Name in it.
     pub name: String,
-    /// What stat says.
+    /// The key that stat gives.
     pub key: FileKey,
     /// On which device.
     pub device: DeviceId,
@@ -56,7 +56,8 @@ pub struct WorldFile {
     pub tells_extents: bool,
     /// From a rule, or a header that was read.
     pub hint: Option<RateHint>,
-    /// What its header says, and how many places of it are read for that. None: it has none, or that is known already.
+    /// The rate in its header, and how many places of it are read for that. None: it has none, or
+    /// that is known already.
     pub header: Option<(Option<RateHint>, u32)>,
     /// How the driver calls it now.
     pub id: Option<FileId>,
@@ -91,7 +92,8 @@ impl WorldFile {
     }
 }
 
-/// Who changes a file beside a client of ours, and is not told of, is seen so long after that client's last change (decision 0038).
+/// A stranger who changes a file beside a client of ours, and of whom nobody tells, is seen so long
+/// after that client's last change (decision 0038).
 const BEHIND_A_CLIENT: Duration = Duration::from_s(3);
 
 /// All files.
@@ -207,8 +209,8 @@ impl Files {
         self.get(index).serial
     }
 
-    /// What the driver answers when asked to open it. An id is given out that was freed last, so that
-    /// a server that still uses it is found out.
+    /// The driver's answer when it is asked to open it. An id is given out that was freed last, so
+    /// that a server that still uses it is found out.
     pub fn facts(&mut self, index: FileIndex) -> FileFacts {
         let id = match self.get(index).id {
             Some(id) => id,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who was promised what, and whether it was kept, by the players' own measure.
+//! Streams with a promise, and whether it was kept, by the players' own measure.
 //!
 //! A stream counts as promised when the ledger says *contract* right after its first read was taken
 //! (where nothing is decided then, of a sequence, and in worlds too large to look that often: at the
@@ -15,7 +15,7 @@ use rushes_core::server::{RateSource, Standing, StreamRecord};
 use rushes_core::units::*;
 use serde::Serialize;
 
-/// What the ledger said of one client, look by look.
+/// The ledger's entries of one client, look by look.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     /// Right after the first read, or at the first look after the first frame.
@@ -141,7 +141,8 @@ impl Watch {
                 *entry = Some(record.standing);
             }
         }
-        // Whoever has closed one clip and not opened the next has what his seat keeps.
+        // A client that has closed one clip and not opened the next has the contract that its seat
+        // keeps.
         for seat in world.server.seats(world.now) {
             let index = seat.label.client.strip_prefix("client");
             let index = index.and_then(|index| index.parse::<usize>().ok());
@@ -229,7 +230,7 @@ pub struct Report {
     pub op_atom_late: u64,
     /// See there.
     pub op_atom_worst_ms: f64,
-    /// What disks read for the server, for each hundred bytes that clients got.
+    /// The bytes that disks read for the server, for each hundred bytes that clients got.
     pub read_percent: f64,
     /// Answered reads of ramblers.
     pub ramble_count: u64,
@@ -361,7 +362,7 @@ impl Report {
         let first_ms = count.first_frame_ns.map_or(f64::INFINITY, ms);
         self.first_frame_ms_max = self.first_frame_ms_max.max(first_ms);
         if let Some(shed_at) = seen.shed_at {
-            // Who jumps asks anew, and may be refused.
+            // A client that jumps asks anew, and may be refused.
             let asked_anew = count.wrapped_at.is_some_and(|wrapped| wrapped <= shed_at);
             self.shed += u64::from(!asked_anew);
             if count.first_late_at.is_none_or(|late| late >= shed_at) {
@@ -434,7 +435,7 @@ fn together(lines: &[&StreamRecord]) -> StreamRecord {
         for (sum, count) in all.guilty.iter_mut().zip(line.guilty) {
             *sum += count;
         }
-        // What is not known of one is not known of all.
+        // A rate that is not known of one is not known of all.
         if line
             .rate
             .is_none_or(|(_, source)| source == RateSource::Cadence)
@@ -476,7 +477,7 @@ fn disagree(count: &PlayerCount, record: &StreamRecord, seen: &Seen) -> Option<S
             record.promised_late_count, record.promised_count
         ));
     }
-    // Whoever jumps has lines that are closed.
+    // A client that jumps has lines that are closed.
     if count.jump_count > 0 {
         return None;
     }

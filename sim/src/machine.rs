@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the world drives: the real server, or a naive one to compare with and to test the checkers on.
+//! The server that the world drives: the real one, or a naive one to compare with and to test the
+//! checkers on.
 //!
 //! The naive one has no pattern, no deadline and no cache worth the name: every read goes to the disk
 //! as it comes. It can be told to make mistakes, each of which a checker must find.
@@ -534,6 +535,7 @@ impl Machine for Naive {
             | Event::PolicyChanged(_)
             | Event::NeighbourOpened { .. }
             | Event::SessionOfPool { .. }
+            | Event::Stopping
             | Event::PoolFileOpened { .. }
             | Event::Hint { .. }
             | Event::ForeignLoad { .. }

@@ -33,7 +33,8 @@ enum What {
     Torture(Torture),
 }
 
-/// Whoever reads it may stop when they have seen enough (`| head`): then nothing is left to be done, and nothing is wrong.
+/// A reader of the output may stop when it has seen enough (`| head`): then nothing is left to be
+/// done, and nothing is wrong.
 fn end_with_the_reader() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What could have been promised: known policies played offline, with the true device, knowing it all.
+//! Promises that could have been made: known policies played offline, with the true device,
+//! knowing it all.
 //!
 //! A set of streams is servable when one of the policies keeps every frame in time. The policies are
 //! earliest deadline first, rounds in position order (C-SCAN), and what lies between (grouped sweeping:
@@ -129,7 +130,7 @@ impl Oracle {
                 continue;
             }
             if self.keeps(asks, plan) {
-                // What worked is likely to work for the next set.
+                // A plan that worked is likely to work for the next set.
                 self.plans[..=index].rotate_right(1);
                 return true;
             }

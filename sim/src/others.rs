@@ -10,7 +10,7 @@ use rushes_core::units::*;
 
 /// A copy: a file from its first to its last byte, requests back to back; then the next.
 pub struct Copy {
-    /// What is copied, and again from the first.
+    /// The files that are copied, and again from the first.
     pub files: Vec<FileIndex>,
     /// Longest request.
     pub request_bytes: u64,

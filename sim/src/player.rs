@@ -20,7 +20,7 @@ pub enum Pattern {
     Strided(u64),
 }
 
-/// What is played.
+/// The source that is played.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// One file of many frames.
@@ -45,7 +45,7 @@ pub struct Shot {
 /// How a player plays.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlayerPlan {
-    /// What.
+    /// The source.
     pub source: Source,
     /// Bytes of a frame.
     pub frame_bytes: u64,
@@ -73,7 +73,7 @@ pub struct PlayerPlan {
     pub die_per_10k: u64,
 }
 
-/// What a player saw. Times in ns.
+/// The times and counts of a player. Times in ns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PlayerCount {
     /// Frames that came.
@@ -154,7 +154,7 @@ struct Frame {
 pub struct Player {
     /// How it plays.
     pub plan: PlayerPlan,
-    /// What it saw.
+    /// Its times and counts.
     pub count: PlayerCount,
     /// It died in the middle of a read: what did not come is nobody's fault.
     pub died: bool,
@@ -427,13 +427,13 @@ impl Player {
         self.after_jump = true;
     }
 
-    /// What was due and never came is late.
+    /// A frame that was due and never came is late.
     pub fn close_books(&mut self, hand: &Hand, now: Instant) {
         if self.died || (hand.session.is_none() && !hand.over) {
             return;
         }
-        // At its end it stops asking. What it had not asked for by then, a preroll behind at most, could still have
-        // been in time.
+        // At its end it stops asking. Frames that it had not asked for by then, a preroll behind at
+        // most, could still have been in time.
         let stopped = now.min(hand.end);
         for frame in std::mem::take(&mut self.frames) {
             // Part of it may have come late although the rest was never asked for.

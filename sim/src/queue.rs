@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What will happen, in order of time; at one instant, in the order it was put in.
+//! Coming events, in order of time; at one instant, in the order they were put in.
 //!
 //! A binary heap of small keys over a slab; nothing is allocated once both have reached their greatest
 //! size.

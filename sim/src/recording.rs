@@ -17,7 +17,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 const DISK: DeviceId = DeviceId(1);
-/// Of a request's number: whose it is. The rest counts his requests.
+/// Of a request's number: whose it is. The rest counts that client's requests.
 const CLIENT_BITS: u32 = 16;
 const PREROLL: Duration = Duration::from_ms(500);
 /// From here on acknowledged bytes that the disk lacks are late.
@@ -39,16 +39,16 @@ const IMPATIENCE: Duration = Duration::from_ms(100);
 const COMMITS: Duration = Duration::from_s(5);
 /// A commit, in the middle of the disk. Units: bytes.
 const JOURNAL_BYTES: u64 = 64 << 10;
-/// What calibration sees of writes that go to a drive's memory.
+/// Calibration's view of writes that go to a drive's memory.
 const INTO_MEMORY: ServiceModel = ServiceModel {
     fixed: Duration::from_us(150),
     span: Duration::ZERO,
     rate: BytesPerSecond(1_900_000_000),
 };
-/// What scatterers write at once, at most; whole pages.
+/// The most that scatterers write at once; whole pages.
 const SCATTER_PAGES_MAX: u64 = 16;
 
-/// Who is there.
+/// The clients of a run.
 #[derive(Clone, Debug, Args)]
 pub struct Recording {
     /// Players under contract.
@@ -141,7 +141,7 @@ impl Default for Recording {
     }
 }
 
-/// What came of it.
+/// The results.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Recorded {
     /// Players with a contract from their first read on.
@@ -164,13 +164,13 @@ pub struct Recorded {
     pub dirty_bytes_max: u64,
     /// From the last acknowledgement until the disk had everything.
     pub final_sync_s: f64,
-    /// What copies read, and what they wrote, while there was work. Units: MB/s.
+    /// Rates of the reads and the writes of copies, while there was work. Units: MB/s.
     pub copy_mb_per_s: f64,
     /// Units: MB/s.
     pub copy_in_mb_per_s: f64,
     /// The slowest of those who write beside the mean of them, from when the last one has begun until the end; 1 without them.
     pub copy_in_even: f64,
-    /// What scatterers had on the disk, from the first of their writes until it had all of them. Units: MB/s.
+    /// Rate of scatterers' bytes to the disk, from their first write until it had all. Units: MB/s.
     pub scatter_mb_per_s: f64,
     /// Of what was written, what the disk had already. Units: bytes.
     pub bridged_bytes: u64,
@@ -269,7 +269,7 @@ struct Memory {
     commits: Option<(u64, bool)>,
     /// A run of it is being written.
     destages: bool,
-    /// When somebody last wanted to read. (What is written does not keep the head from writing.)
+    /// When somebody last wanted to read. A write does not keep the head from writing.
     wanted: Instant,
 }
 
@@ -339,7 +339,7 @@ struct World {
     files: BTreeMap<FileId, OneFile>,
     /// Gaps of the disk that nobody has: start and end.
     free: Vec<(u64, u64)>,
-    /// What waits for the disk, and since when.
+    /// The jobs that wait for the disk, and since when.
     pending: Vec<(Job, Instant)>,
     serving: Option<Job>,
     memory: Memory,
@@ -474,7 +474,7 @@ impl Recording {
         ];
         let played = self.readers + self.copies;
         let size = disk::table5().size.0;
-        // What is read lies in the first half, evenly; what is written takes the rest.
+        // Files that are read lie in the first half, evenly; files that are written take the rest.
         let gap = size / 2 / played.max(1);
         world
             .free
@@ -533,7 +533,7 @@ impl Recording {
             }
             Role::CopyIn => (self.copy_in_mib << 20) / frame_bytes,
             Role::Scatter => {
-                // All read it, each his own part.
+                // All read it, each its own part.
                 to_read = (self.scatter_mib << 20) / COPY_BYTES / self.scatterers;
                 let mean = (SCATTER_PAGES_MAX + 1) * PAGE_BYTES / 2;
                 one.size = to_read * COPY_BYTES * self.scatterers;
@@ -945,7 +945,7 @@ impl World {
             return;
         }
         let head = self.head;
-        // (A write that waits for room in the memory is not for the head.)
+        // A write that waits for room in the memory is not for the head.
         let waits = |job: &Job| self.memory.capacity > 0 && matches!(job, Job::Write(_));
         let nearest = (0..self.pending.len())
             .filter(|&at| !waits(&self.pending[at].0))
@@ -1086,7 +1086,7 @@ impl World {
                 (io.io, io.range.length)
             }
         };
-        // (The event loop's turn: the disk has nothing to do meanwhile.)
+        // The event loop's turn: the disk has nothing to do meanwhile.
         self.later(
             TURN,
             Event::IoDone {
@@ -1162,7 +1162,7 @@ impl World {
                     let admitted = records.iter().any(|record| {
                         record.label.client == label
                             && record.promised_count > 0
-                            // (Two reads may come before it can be known that somebody plays.)
+                            // Two reads may come before it can be known that somebody plays.
                             && record.promised_count + 2 >= record.read_count
                     });
                     self.out.readers_admitted += u64::from(admitted);
@@ -1231,7 +1231,7 @@ mod tests {
             ..Recording::default()
         }
         .run();
-        // (What the first had before the others came has to move: it had most of the buffer. Without shares 3.8 GB do.)
+        // The bytes of the first have to move: it had most of the buffer. Without shares 3.8 GB do.
         assert!(out.moved_bytes < 1200 << 20, "{out:?}");
         assert_eq!((out.plain, out.missing_bytes), (0, 0), "{out:?}");
     }

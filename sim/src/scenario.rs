@@ -21,11 +21,11 @@ use rushes_core::server::{
 use rushes_core::units::*;
 use serde::{Deserialize, Serialize};
 
-/// What happens in a run, and what must come of it.
+/// The events of a run, and the results that it must have.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scenario {
-    /// What it is to show, a sentence.
+    /// Its goal, a sentence.
     pub goal: String,
     /// How long there is work.
     pub seconds: u64,
@@ -52,7 +52,7 @@ pub struct Scenario {
     pub writer: Vec<WriterGroup>,
     /// Strangers that write.
     pub foreign: Vec<ForeignGroup>,
-    /// What must come of it.
+    /// The results that it must have.
     pub expect: Expect,
 }
 
@@ -108,7 +108,7 @@ pub struct DiskPlan {
     pub count: u32,
     /// Positioning at the shortest distance; 0: the disk of Table 5, whole. Units: µs.
     pub fixed_us: u64,
-    /// What the longest distance adds. Units: µs.
+    /// The time that the longest distance adds. Units: µs.
     pub span_us: u64,
     /// Transfer. Units: MB/s.
     pub rate_mb: u64,
@@ -438,7 +438,8 @@ impl Default for ForeignGroup {
     }
 }
 
-/// What must come of it. Violations of the seam and disagreement of the ledger are always failures.
+/// The results that a run must have. Violations of the seam and disagreement of the ledger are
+/// always failures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Expect {
@@ -464,7 +465,7 @@ pub struct Expect {
     pub scrub_ms_p95_max: Option<f64>,
     /// Single frames that come, at least.
     pub scrub_frames_min: u64,
-    /// What disks read for each hundred bytes that clients got, at most.
+    /// The bytes that disks read for each hundred bytes that clients got, at most.
     pub read_percent_max: Option<f64>,
     /// The slowest. Units: ms.
     pub cut_ms_max: Option<f64>,
@@ -609,7 +610,7 @@ impl LatencyPlan {
 }
 
 impl DiskPlan {
-    /// What the server is told.
+    /// The model that the server is told.
     pub fn told(&self) -> DeviceModel {
         if self.rate_mb == 0 {
             return table5();
@@ -899,7 +900,7 @@ impl Scenario {
             for sound in 0..group.sounds {
                 let name = format!("a{sound}.mxf");
                 let mut file = contiguous(&folder, &name, device, next, sound_size, None);
-                // (Of one without a rate only the beginning is read.)
+                // Of one without a rate only the beginning is read.
                 file.header = Some(match group.sound_told {
                     true => (Some(sound_rate), 3),
                     false => (None, 1),
@@ -1046,7 +1047,7 @@ impl Scenario {
             .map(|k| {
                 let place = at + k * frame_bytes.next_multiple_of(4096);
                 let device = match group.pool {
-                    // (The members are alike, and so is where it lies on each.)
+                    // The members are alike, and so is where it lies on each.
                     true => DeviceId(((u64::from(device.0) + k) % layout.disk_count) as u16),
                     false => device,
                 };
@@ -1082,7 +1083,7 @@ impl Scenario {
         }
         let until = world.now + Duration::from_s(5);
         world.run_until(until);
-        // What was fetched ahead for those who have gone may still be in a long queue.
+        // Blocks that were fetched ahead for those who have gone may still be in a long queue.
         let last = world.now + Duration::from_s(60);
         while world.checker.flight_count() > 0 && world.now < last {
             world.run_until(world.now + Duration::from_s(1));

@@ -60,7 +60,7 @@ pub fn scenario(seed: u64) -> Scenario {
     if !calm {
         trouble(&mut p, &mut scenario);
     }
-    // (From numbers of their own: what a seed brought before it still brings.)
+    // From numbers of their own: what a seed brought before it still brings.
     editors(&mut Prng::fork(seed, 78), &mut scenario, read_kib);
     for group in &mut scenario.player {
         let least = group.least_kib(&scenario.latency);
@@ -162,7 +162,7 @@ fn disk(p: &mut Prng, calm: bool) -> DiskPlan {
     if p.chance(250) {
         faults.storm_per_second = p.between(1, 60);
         faults.storm_from_ms = p.below(10_000);
-        // (A disk that stalls has it all the longer, and one that never gets over it answers nobody.)
+        // A disk that stalls has it all the longer, and one that never gets over it answers nobody.
         if faults.stall_permille > 0 {
             faults.storm_to_ms = faults.storm_from_ms + 10_000;
         }
@@ -274,7 +274,7 @@ fn editors(p: &mut Prng, scenario: &mut Scenario, read_kib: u64) {
             count: p.between(1, 4),
             start_ms: p.below(6000),
             every_ms: [0, 250, 1000][p.below(3) as usize],
-            // (They read a frame in one piece, of 40 ms.)
+            // They read a frame in one piece, of 40 ms.
             megabits: p.log_between(20.0, 200.0).min(read_kib as f64 / 5.0),
             sounds: p.between(1, 16),
             sound_told: p.chance(600),
@@ -327,13 +327,14 @@ impl PlayerGroup {
     }
 }
 
-/// What may be expected: lateness only where the premises of promises hold.
+/// The results that may be expected: lateness only where the premises of promises hold.
 fn expect(scenario: &mut Scenario, calm: bool) {
     let many = u64::MAX / 2;
     let read_kib = scenario.server.limits().read_bytes_max >> 10;
-    // Reads pinned for long, jumps and readers that guess are not in any contract; but what is promised
-    // to the others must hold beside them. Nor does a server that sees reads know that they are pieces of a frame, all of which is due when its first
-    // byte is: of frames of half a second that is much. And whoever cuts to another disk asks there.
+    // Reads pinned for long, jumps and readers that guess are not in any contract; but what is
+    // promised to the others must hold beside them. Nor does a server that sees reads know that
+    // they are pieces of a frame, all of which is due when its first byte is: of frames of half a
+    // second that is much. And a player that cuts to another disk asks there.
     let is_whole =
         |g: &PlayerGroup| g.frame_ms <= 100.0 || g.frame_kib() <= g.request_kib(read_kib);
     let premises = calm

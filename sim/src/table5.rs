@@ -79,7 +79,7 @@ pub struct Table5 {
     pub json: bool,
 }
 
-/// What came of it.
+/// The result.
 #[derive(Clone, Debug, Serialize)]
 pub struct Result5 {
     /// Asked.

@@ -20,12 +20,12 @@ use rushes_core::units::*;
 
 /// So long after a change of which nobody tells no read may give what was before.
 const PROMISE: Duration = Duration::from_s(1);
-/// What is read at a time of a header. Units: bytes.
+/// The length of one read of a header. Units: bytes.
 const HEADER_BYTES: u64 = 16 << 10;
 /// How often a driver looks at what others do on a device.
 const SAMPLE: Duration = Duration::from_ms(500);
 
-/// What will happen.
+/// A coming event.
 #[derive(Clone, Debug)]
 #[expect(missing_docs, reason = "the fields are said by their types")]
 pub enum What {
@@ -47,7 +47,7 @@ pub enum What {
         file: FileIndex,
         told_at: Instant,
     },
-    /// What the driver found out about a file.
+    /// The driver's findings about a file.
     Opened {
         client: u32,
         life: u32,
@@ -76,7 +76,7 @@ pub enum What {
     Neighbour { beside: FileId, name: String },
     /// The driver looks at a file; the server hears of it later.
     Stat { file: FileId, told_at: Instant },
-    /// What it saw.
+    /// The result of its look.
     StatTold { file: FileId, look: Look },
     /// The server is told that a stranger changed a file.
     ForeignChange { file: FileIndex },
@@ -88,7 +88,7 @@ pub enum What {
     Storm { disk: DeviceId },
 }
 
-/// What a stranger does of whom nobody tells.
+/// A change by a stranger of which nobody tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silent {
     /// These bytes are others.
@@ -108,7 +108,7 @@ pub struct Look {
     serial: u64,
 }
 
-/// What happened in numbers.
+/// The events in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorldCount {
     /// Steps of the server.
@@ -125,7 +125,7 @@ pub struct World {
     pub now: Instant,
     /// The machine under test.
     pub server: Box<dyn Machine>,
-    /// Who reads.
+    /// The clients that read.
     pub clients: Vec<Client>,
     /// From what.
     pub disks: Vec<Disk>,
@@ -137,7 +137,7 @@ pub struct World {
     pub latency: Latency,
     /// Names, by folder, that somebody has looked for in vain.
     absent: std::collections::BTreeSet<(String, String)>,
-    /// What happened.
+    /// The events so far.
     pub count: WorldCount,
     /// Slack of all players.
     pub slack: SlackLog,
@@ -160,9 +160,10 @@ pub struct World {
     prng: Prng,
 }
 
-/// Whether the server's own state is looked at after this step: after each at first, then after one in so many, and in worlds of millions of steps
-/// seldom: a look takes as long as all that the server remembers, a step much less. (The numbers are primes, so that no rhythm of clients hides
-/// behind them.)
+/// Whether the server's own state is looked at after this step: after each at first, then after one
+/// in so many, and in worlds of millions of steps seldom: a look takes as long as all that the
+/// server remembers, a step much less. The numbers are primes, so that no rhythm of clients hides
+/// behind them.
 pub(crate) fn is_checked(step: u64) -> bool {
     match step {
         0..=300 => true,
@@ -325,8 +326,8 @@ impl World {
                     self.client_answered(client, life, request, answer);
                 }
             }
-            // What others write stays in their page cache, and they are held back, while a disk has its hands
-            // full: else a world may write for ever more than the disk can.
+            // Bytes that others write stay in their page cache, and they are held back, while a
+            // disk has its hands full: else a world may write for ever more than the disk can.
             What::Job { disk, job } if job.write && self.disks[disk.0 as usize].depth() >= 64 => {}
             What::Job { disk, job } => self.submit(disk, job),
             What::DiskDone { disk } => self.disk_done(disk),
@@ -603,12 +604,13 @@ impl World {
     }
 
     fn disk_done(&mut self, disk: DeviceId) {
-        let Some((done, next)) = self.disks[disk.0 as usize].finish(self.now, &self.files) else {
-            return;
-        };
+        let (done, next) = self.disks[disk.0 as usize].finish(self.now, &self.files);
         if let Some(at) = next {
             self.queue.push(at, What::DiskDone { disk });
         }
+        let Some(done) = done else {
+            return;
+        };
         match done.job.owner {
             Owner::Server(io) => {
                 self.checker.device_read(io, done.serial);
@@ -770,7 +772,7 @@ impl World {
         self.step(Event::PoolFileOpened { pool, path, facts });
     }
 
-    /// What a driver sees in the kernel's counters: what others did since it last looked.
+    /// A driver's look at the kernel's counters: the work of others since its last look.
     fn sample(&mut self, device: DeviceId) {
         let it = &mut self.disks[device.0 as usize];
         // As the daemon: only a sample in which the server read nothing tells what others do.
@@ -915,6 +917,7 @@ impl World {
             | Action::LaneDone { .. }
             | Action::Known { .. }
             | Action::Clean { .. }
+            | Action::Loose { .. }
             | Action::Reserve { .. }
             | Action::Sync { .. }
             | Action::WriteOut { .. }

@@ -23,7 +23,7 @@ pub struct Daemon {
     pub descriptor_limit: Option<u32>,
 }
 
-/// What differs between tests.
+/// The settings that differ between tests.
 #[derive(Clone, Debug)]
 pub struct DaemonSpec {
     /// Folder of the share.
@@ -146,7 +146,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// What it printed.
+    /// Its output.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -194,7 +194,8 @@ impl Daemon {
     }
 
     fn wait_until_ready(&mut self) {
-        // (Longer than it waits for a program that writes what a former daemon left, which answers such questions, too.)
+        // Longer than it waits for a program that writes what a former daemon left, which answers
+        // such questions, too.
         let end = Instant::now() + Duration::from_secs(60);
         let pid = u64::from(self.pid());
         let is_its = |status: Value| status["daemon"]["pid"].as_u64() == Some(pid);

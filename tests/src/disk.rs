@@ -60,7 +60,7 @@ impl Disk {
             .arg(&device));
         let mount = scratch.folder("disk");
         run(Command::new("mount").arg(&device).arg(&mount));
-        // (It goes when it is unmounted.)
+        // It goes when it is unmounted.
         run(Command::new("losetup").args(["--detach", &device]));
         Some(Disk { mount, slow: None })
     }

@@ -10,13 +10,13 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
-/// What an NFS test needs.
+/// The needs of an NFS test.
 pub const NFS: &[needs::Need<'static>] = &[
     needs::Need::Program("ganesha.nfsd"),
     needs::Need::Program("nfs-ls"),
 ];
 
-/// What an iSCSI test needs.
+/// The needs of an iSCSI test.
 pub const ISCSI: &[needs::Need<'static>] = &[
     needs::Need::Program("tgtd"),
     needs::Need::Program("iscsi-ls"),
@@ -37,7 +37,7 @@ pub struct Export {
     pub port: u16,
 }
 
-/// Free now; who takes it meanwhile makes a start fail, which is then tried again.
+/// Free now; a program that takes it meanwhile makes a start fail, which is then tried again.
 pub fn free_port() -> u16 {
     TcpListener::bind(("127.0.0.1", 0))
         .and_then(|listener| listener.local_addr())
@@ -141,7 +141,7 @@ impl Export {
         read.is_ok() && line.contains(&format!("\"state\":\"{state}\""))
     }
 
-    /// What it and its server logged.
+    /// The log of it and its server.
     pub fn log(&self) -> String {
         fs::read_to_string(&self.log).unwrap_or_default()
     }

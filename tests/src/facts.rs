@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which files meet in one bucket of a daemon's facts: `core/src/format/facts.rs`, read as somebody would who has the table's key. (Only root
-//! can read that.)
+//! Files that meet in one bucket of a daemon's facts: `core/src/format/facts.rs`, read as somebody
+//! would who has the table's key. Only root can read that.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -44,7 +44,7 @@ pub fn told(runtime: &Path) -> HashSet<u64> {
     };
     table
         .chunks_exact(64)
-        // (A mark of reserved blocks is no fact.)
+        // A mark of reserved blocks is no fact.
         .filter(|entry| word(entry, 1) >> 63 == 0)
         .map(|entry| word(entry, 2))
         .filter(|&inode| inode != 0)

@@ -2,11 +2,12 @@
 //! Random operations on files through the real door, compared with a model of them: what fsx is for a
 //! local file system, with what SMB adds (copies on the server, several clients, allocation sizes).
 //!
-//! Each worker has two files of its own and does one thing at a time, so the bytes of a file are always
-//! known; many workers share a few connections, so that requests are pipelined and the daemon is busy
-//! with all of them. What a worker does follows from the seed and its number alone, whatever the others
-//! do: a divergence can be looked for again with fewer workers. Which operations there are, and how
-//! often, changes every few hundred of them: rare meetings are found by leaving the rest out.
+//! Each worker has two files of its own and does one thing at a time, so the bytes of a file are
+//! always known; many workers share a few connections, so that requests are pipelined and the
+//! daemon is busy with all of them. The work of a worker follows from the seed and its number
+//! alone, whatever the others do: a divergence can be looked for again with fewer workers. Which
+//! operations there are, and how often, changes every few hundred of them: rare meetings are found
+//! by leaving the rest out.
 
 use crate::pattern;
 use crate::smb2::{self, Chunk, Connection, Disposition, Handle, Info, REQUEST_MAX, Status};
@@ -28,10 +29,10 @@ const HISTORY_MAX: usize = 60;
 /// Seconds from 1601 to 1970.
 const EPOCH_1601_S: u64 = 11_644_473_600;
 
-/// What is to be done.
+/// The plan of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What follows from it is always the same.
+    /// The operations that follow from it are always the same.
     pub seed: u64,
     /// Of all workers together.
     pub operations: u64,
@@ -46,11 +47,11 @@ pub struct Plan {
     /// The daemon dies meanwhile. Then times are not compared: one that a file has may be milliseconds older after that, which is an open
     /// fault; bytes and lengths are compared as ever.
     pub daemon_dies: bool,
-    /// Rises with each operation, for whoever waits for them.
+    /// Rises with each operation, for a thread that waits for them.
     pub steps: Arc<AtomicU64>,
 }
 
-/// What was done.
+/// The work of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Operations, each compared with the model.
@@ -145,7 +146,7 @@ pub fn run(port: u16, folder: &Path, plan: &Plan) -> Result<Report, String> {
         let failed: Vec<String> = running
             .into_iter()
             .filter_map(|worker| {
-                // (One that panicked has said why: no answer came.)
+                // One that panicked has said why: no answer came.
                 let ended = worker.join();
                 ended
                     .unwrap_or_else(|_| Err(String::from("fsx: a worker had no answer")))
@@ -521,7 +522,7 @@ impl<'a> Worker<'a> {
             self.clients[client].delete_on_close(self.handle(file, client)),
         )?;
         if self.random.one_in(2) {
-            // Who has it open may go on with it.
+            // A client that has it open may go on with it.
             let other = self.random.below(self.clients.len() as u64) as usize;
             let (offset, length) = self.range(self.size_max);
             self.write(file, other, offset, length)?;
@@ -619,7 +620,7 @@ impl<'a> Worker<'a> {
         self.open_all(file, Disposition::Open)
     }
 
-    /// Whatever is not zero lies where the file says that something is.
+    /// Every byte that is not zero lies where the file says that something is.
     fn ranges(&mut self, file: usize, client: usize) -> Step {
         let size = self.size(file);
         let ranges = must(

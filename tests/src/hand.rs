@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Longer than anything but a hang takes.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 
-/// What came back: a number and perhaps bytes, or a sentence.
+/// The answer of a hand: a number and perhaps bytes, or a sentence.
 pub type Answer = Result<(u64, Vec<u8>), String>;
 
 /// A file that a hand holds open.

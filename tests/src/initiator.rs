@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// What it says when it waits for a command.
+/// Its prompt when it waits for a command.
 const PROMPT: &str = "qemu-io> ";
 /// Longer than anything but a hang takes.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -94,7 +94,7 @@ impl Blocks {
         }
     }
 
-    /// What to ask of the disk next; what it writes counts as written.
+    /// The next command for the disk; bytes that it writes count as written.
     pub fn command(&mut self) -> String {
         let block = self.random.below(self.bytes.len() as u64);
         let length = self.block_bytes;

@@ -10,13 +10,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What all clients share.
+/// The state that all clients share.
 #[derive(Debug, Default)]
 pub struct Stage {
     done: AtomicBool,
     /// How often the daemon was killed so far.
     kills: AtomicU64,
-    /// What took longest of all requests in whose time it was killed once at most; and of the others.
+    /// The slowest of all requests in whose time it was killed once at most; and of the others.
     slowest: Mutex<[Slow; 2]>,
 }
 

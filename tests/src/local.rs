@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a program may do to a file of a mount, by chance, beside a model of the file in memory.
+//! Calls of a program on a file of a mount, by chance, beside a model of the file in memory.
 
 use crate::pattern;
 use crate::random::Random;
@@ -14,7 +14,7 @@ pub struct Model {
     file: File,
     bytes: Vec<u8>,
     random: Random,
-    /// What was done last comes last.
+    /// The last call comes last.
     done: Vec<String>,
     /// Offsets are less. Units: bytes.
     span: u64,

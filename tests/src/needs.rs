@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a test needs of the machine, and how it skips aloud without it.
+//! The needs of a test, and how it skips aloud on a machine that lacks one.
 //!
 //! Started by hand, a test that lacks something says so and passes. Under `make test`
 //! (`RUSHES_TEST_ALL=1`) it fails instead: a pass there means that everything ran.

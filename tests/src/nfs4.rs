@@ -87,7 +87,7 @@ pub struct Lock {
     length: u64,
 }
 
-/// What GETATTR said.
+/// The answer of GETATTR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
     /// 1 file, 2 folder, 5 symbolic link.
@@ -350,7 +350,7 @@ impl Nfs4 {
         Ok(answer.opaque())
     }
 
-    /// What is known of it.
+    /// The attributes of a file.
     pub fn known(&mut self, handle: &[u8]) -> Result<Known, u32> {
         let wanted = (1 << 1) | (1 << 4) | (1 << 20);
         let ops = Ops::default().at(handle).op(GETATTR).u32(1).u32(wanted);
@@ -475,7 +475,7 @@ impl Nfs4 {
         answer.op(PUTFH)?;
         answer.op(OPEN)?;
         let mut state: [u8; 16] = answer.fixed();
-        // What changed in the folder.
+        // The change of the folder.
         answer.fixed::<20>();
         let flags = answer.u32();
         answer.bitmap();

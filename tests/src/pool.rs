@@ -4,6 +4,7 @@
 use crate::daemon::{Daemon, DaemonSpec, limited};
 use crate::disk::{Disk, run};
 use crate::needs;
+use crate::patience::until;
 use crate::pattern;
 use crate::scratch::Scratch;
 use rustix::process::{Pid, Signal, kill_process};
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// What a member is made of: the command for its file system, and its size in MiB.
+/// The make of a member: the command for its file system, and its size in MiB.
 pub type Made = (&'static [&'static str], u64);
 
 /// ext4 with all of it for files.
@@ -32,7 +33,7 @@ const PIECE_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct PoolWorld {
     mount: Option<Child>,
-    /// What `rushes pool mount` is told besides.
+    /// Options for `rushes pool mount` besides.
     pub mount_options: Vec<&'static str>,
     /// Descriptors that its process may have. None: as many as this one.
     pub descriptor_limit: Option<u32>,
@@ -43,6 +44,9 @@ pub struct PoolWorld {
     /// Goes last: it unmounts what is in it.
     pub scratch: Scratch,
 }
+
+/// A mount that is busy, for instance because the test itself has a file open, never ends.
+const END_PATIENCE: Duration = Duration::from_secs(300);
 
 impl PoolWorld {
     /// Made and mounted: a catalogue on an ext4 of its own, members as asked. None: the machine lacks something, which was said.
@@ -74,12 +78,12 @@ impl PoolWorld {
         made.chain(slow).collect()
     }
 
-    /// What [`PoolWorld::add_slow_disk`] has put up, if it has.
+    /// The disk that [`PoolWorld::add_slow_disk`] has put up, if it has.
     pub fn obedient_disk(&self) -> Option<&Disk> {
         self.slow.as_ref()
     }
 
-    /// What [`PoolWorld::add_slow_disk`] has put up.
+    /// The disk that [`PoolWorld::add_slow_disk`] has put up.
     pub fn slow_disk(&self) -> &Disk {
         self.slow.as_ref().expect("one was added")
     }
@@ -145,7 +149,7 @@ impl PoolWorld {
     /// Mount it, in a process of its own, and wait until it is there.
     pub fn start(&mut self) {
         let folder = self.scratch.path().join("mnt");
-        // (One that was killed leaves a folder that nobody can look at.)
+        // One that was killed leaves a folder that nobody can look at.
         let _ = fs::create_dir(&folder);
         let log = File::options()
             .create(true)
@@ -185,7 +189,7 @@ impl PoolWorld {
         self.mount = Some(child);
     }
 
-    /// What the mount said.
+    /// The log of the mount.
     pub fn log(&self) -> String {
         fs::read_to_string(self.scratch.path().join("daemon.log")).unwrap_or_default()
     }
@@ -275,11 +279,13 @@ impl PoolWorld {
 
     /// SIGTERM to the mount's process, which is to end well.
     pub fn end(&mut self) {
-        if let Some(mut child) = self.mount.take() {
-            run(Command::new("kill").arg(child.id().to_string()));
-            let status = child.wait().expect("it is ours");
-            assert!(status.success(), "{status}: {}", self.log());
+        if self.mount.is_none() {
+            return;
         }
+        self.tell_to_end();
+        until("its mount has ended", END_PATIENCE, || !self.is_there());
+        let status = self.wait();
+        assert!(status.success(), "{status}: {}", self.log());
     }
 
     /// `rushes pool WORDS…` with the catalogue behind the first word.
@@ -293,7 +299,7 @@ impl PoolWorld {
         command
     }
 
-    /// What such a command prints with `--json`, and its exit code.
+    /// The output of such a command with `--json`, and its exit code.
     pub fn json(&self, words: &[&str], paths: &[PathBuf]) -> (Value, Option<i32>) {
         let output = self
             .command(words, paths)
@@ -389,6 +395,12 @@ impl PoolWorld {
         };
         assert_eq!(error.raw_os_error(), Some(ENOSPC));
         (file, length)
+    }
+
+    /// Room in use on a member's file system. Units: bytes.
+    pub fn used(&self, number: usize) -> u64 {
+        let found = rustix::fs::statvfs(self.member(number)).expect("mounted");
+        (found.f_blocks - found.f_bfree) * found.f_frsize
     }
 
     /// Hardly a block is left on a member.
@@ -504,7 +516,8 @@ pub fn killed_at(command: &Command, call: &str, count: usize) -> bool {
 
 fn file_system(scratch: &Scratch, name: &str, (mkfs, mib): Made) {
     let image = scratch.path().join(format!("{name}.img"));
-    // A new file: whoever has copied the mounts of this machine still has the former one mounted.
+    // A new file: a program that has copied the mounts of this machine still has the former one
+    // mounted.
     let _ = fs::remove_file(&image);
     File::create(&image)
         .and_then(|file| file.set_len(mib << 20))

@@ -33,7 +33,7 @@ struct Write {
     is_acknowledged: bool,
 }
 
-/// What a byte of this version is, wherever it lies.
+/// The value of a byte of this version, wherever it lies.
 fn byte_of(version: u64, at: u64) -> u8 {
     version.to_le_bytes()[(at % 8) as usize]
 }
@@ -54,7 +54,7 @@ fn connect(port: u16, done: &AtomicBool) -> Option<(Connection, Handle)> {
     None
 }
 
-/// What one client does until it is told to end.
+/// The work of one client until it is told to end.
 fn write_on(
     port: u16,
     client: u64,
@@ -75,7 +75,7 @@ fn write_on(
         let count = 1 + random.below(4).min(65_000 / block);
         let start = random.below(span) * block;
         let end = (start + count * block).min(BLOCKS * block);
-        // (Numbers of which no two bytes in the same place are likely the same.)
+        // Numbers of which no two bytes in the same place are likely the same.
         let version = next
             .fetch_add(1, Ordering::Relaxed)
             .wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -62,16 +62,17 @@ pub const DELETE_PENDING: u32 = 0xC000_0056;
 
 /// Somebody else has it.
 pub const LOCK_NOT_GRANTED: u32 = 0xC000_0055;
-/// What a client of [`Connection::connect_mortal`] says when its server has ended the connection.
+/// The status from a client of [`Connection::connect_mortal`] when its server has ended the
+/// connection.
 pub const GONE: Status = Status(0xC000_020C);
-/// What it says when nobody has answered for a minute.
+/// The status when nobody has answered for a minute.
 pub const HANGS: Status = Status(0xC000_00B5);
 /// "disk full"
 pub const DISK_FULL: u32 = 0xC000_007F;
 /// A limit of a user or a folder.
 pub const QUOTA_EXCEEDED: u32 = 0xC000_0044;
 
-/// What a server says instead of doing it.
+/// The status that a server returns instead of doing it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u32);
 
@@ -97,7 +98,7 @@ impl Default for Access {
     }
 }
 
-/// What a server knows about a file.
+/// The facts of a file that a server gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Info {
     /// In units of 100 ns since 1601.
@@ -108,7 +109,7 @@ pub struct Info {
     pub size: u64,
 }
 
-/// What to do with a file that is there, or not.
+/// The treatment of a file that is there, or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
     /// Must be there.
@@ -132,7 +133,7 @@ pub struct Chunk {
 
 type Waiting = Arc<Mutex<HashMap<u64, SyncSender<Vec<u8>>>>>;
 
-/// What a file is opened for, and how.
+/// The access for which a file is opened, and how.
 #[derive(Clone, Copy, Debug)]
 struct Manner {
     access: u32,
@@ -202,7 +203,8 @@ impl Connection {
             while let Ok(answer) = next_answer(&mut incoming) {
                 hand_out(&told, &tell, answer);
             }
-            // Who asks from now on cannot send, and whoever still waits sees its channel closed.
+            // A caller that asks from now on cannot send, and one that still waits sees its channel
+            // closed.
             let _ = incoming.shutdown(std::net::Shutdown::Both);
             lock(&told).clear();
         });
@@ -233,7 +235,7 @@ impl Connection {
         hello.raw(b"NTLMSSP\0").u32(1).u32(flags).raw(&[0; 16]);
         let answer = self.set_up_session(&hello.0)?;
         self.session = u64_at(&answer, 40);
-        // Neither a name nor a proof: whoever says nothing is a guest.
+        // Neither a name nor a proof: a client that says nothing is a guest.
         let mut nobody = Bytes::default();
         nobody.raw(b"NTLMSSP\0").u32(3);
         for _ in 0..6 {
@@ -506,7 +508,7 @@ impl Connection {
         self.set_info(file, 4, &buffer.0)
     }
 
-    /// Give a file another name; who has that name loses it.
+    /// Give a file another name; a file that has that name loses it.
     pub fn rename(&self, file: Handle, to: &str) -> Result<(), Status> {
         self.set_info(file, 10, &another_name(to))
     }
@@ -537,7 +539,7 @@ impl Connection {
         };
         let mut at = usize::from(u16_at(&answer, HEADER + 2));
         let mut found = Vec::new();
-        // (An empty list has a length of 0.)
+        // An empty list has a length of 0.
         while at + 8 <= answer.len() {
             let name_length = usize::from(answer[at + 5]);
             let value_length = usize::from(u16_at(&answer, at + 6));
@@ -557,7 +559,7 @@ impl Connection {
         self.set_info(file, 13, &[1])
     }
 
-    /// What is known about an open file.
+    /// The facts of an open file.
     pub fn info(&self, file: Handle) -> Result<Info, Status> {
         let mut body = Bytes::new(41);
         // FileNetworkOpenInformation
@@ -578,7 +580,7 @@ impl Connection {
         })
     }
 
-    /// What the folder says of a name; None: nothing of that name.
+    /// The folder's entry of a name; None: nothing of that name.
     pub fn list(&self, name: &str) -> Result<Option<Info>, Status> {
         let found = self.pages(name, 1)?;
         Ok(found.first().map(|page| {
@@ -705,7 +707,7 @@ fn opened(answer: &[u8]) -> (Handle, Info) {
     (Handle(id), info)
 }
 
-/// Of a rename or a link, taking the name from who has it.
+/// Of a rename or a link, taking the name from the file that has it.
 fn another_name(to: &str) -> Vec<u8> {
     let name = wide(to);
     let mut buffer = Bytes::default();
@@ -736,7 +738,7 @@ fn hand_out(waiting: &Waiting, unasked: &Sender<Vec<u8>>, answer: Vec<u8>) {
         return;
     }
     if u64_at(&answer, 24) == UNASKED {
-        // (Nobody listens when the connection is going.)
+        // Nobody listens when the connection is going.
         let _ = unasked.send(answer);
         return;
     }

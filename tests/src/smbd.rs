@@ -23,7 +23,7 @@ pub const USER: &str = "daemon";
 /// For a port on loopback, for seconds.
 pub const PASSWORD: &str = "rushes-tests";
 
-/// What is to be served.
+/// The share to be served.
 #[derive(Clone, Debug)]
 pub struct SmbdSpec {
     /// Folder of the share.

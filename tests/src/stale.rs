@@ -2,10 +2,11 @@
 //! Files that programs of the server change in every way there is, read over SMB meanwhile: from a second after the last
 //! change on each reader has its bytes and its length.
 //!
-//! Each worker has a file, a program that changes it ([`crate::changer`]) and a model. A round is a few changes in quick
-//! succession with reads beside them, so that there are blocks to become old; then everybody reads the whole file again
-//! and again until it is right. Who still reads something else a second later has read stale bytes, and for good when a
-//! few seconds more do not help.
+//! Each worker has a file, a program that changes it ([`crate::changer`]) and a model. A round is a
+//! few changes in quick succession with reads beside them, so that there are blocks to become old;
+//! then everybody reads the whole file again and again until it is right. A client that still reads
+//! something else a second later has read stale bytes, and for good when a few seconds more do not
+//! help.
 
 use crate::changer::{Change, Changer, LENGTH_MAX};
 use crate::random::Random;
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 const PROMISE: Duration = Duration::from_secs(1);
 /// And in a file to which a client of ours wrote less than so long before (docs/decisions/0038-looks.md).
 const BESIDE_CLIENTS: Duration = Duration::from_secs(3);
-/// What is wrong for so long is wrong for good.
+/// Bytes that are wrong for so long are wrong for good.
 const FOR_GOOD: Duration = Duration::from_secs(5);
 const PAGE: u64 = 4096;
 /// Longest file and longest change.
@@ -59,10 +60,10 @@ const WAYS: [(&str, u64, bool); 22] = [
     ("smb length", 2, false),
 ];
 
-/// What is to be done.
+/// The plan of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What is changed follows from it; when, does not.
+    /// The changes follow from it; their times do not.
     pub seed: u64,
     /// So long.
     pub time: Duration,
@@ -78,7 +79,7 @@ pub struct Plan {
     pub go_on: bool,
 }
 
-/// What was found.
+/// The findings.
 #[derive(Clone, Debug, Default)]
 pub struct Report {
     /// Changes made.
@@ -87,7 +88,7 @@ pub struct Report {
     pub rounds: u64,
     /// The longest that it took until a reader had it right.
     pub slowest: Duration,
-    /// What was wrong.
+    /// The faults.
     pub faults: Vec<String>,
 }
 
@@ -148,7 +149,7 @@ struct Worker<'a> {
     name: String,
     changer: Changer,
     random: Random,
-    /// What is in the file.
+    /// The contents of the file.
     bytes: Vec<u8>,
     /// One for each client.
     handles: Vec<Handle>,
@@ -223,7 +224,7 @@ impl<'a> Worker<'a> {
     }
 
     fn round(&mut self, report: &mut Report) -> Result<(), String> {
-        // (What was right once must not become wrong by itself.)
+        // Bytes that were right once must not become wrong by themselves.
         self.look(0, Instant::now(), report)?;
         self.look(1, Instant::now(), report)?;
         self.note(String::from("--"));
@@ -246,7 +247,7 @@ impl<'a> Worker<'a> {
             let which = self.random.below(2) as usize;
             self.open_again(which)?;
         }
-        // What was told of lately hides what nobody tells of.
+        // A change that was told of lately hides one that nobody tells of.
         if self.random.below(2) == 0 {
             std::thread::sleep(Duration::from_millis(self.random.below(1_500)));
         }
@@ -317,7 +318,7 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// What comes is old or new: it is looked at later.
+    /// The bytes that come are old or new: they are looked at later.
     fn read_beside(&mut self) {
         let which = self.random.below(2) as usize;
         let is_scattered = which == 0 && self.random.below(3) == 0;
@@ -361,7 +362,7 @@ impl<'a> Worker<'a> {
             }
             "store" => length = length.min(size.saturating_sub(at)),
             "punch" | "zero" => length = length.min((size.saturating_sub(at)) / PAGE * PAGE),
-            // (Cutting it to the end is refused.)
+            // Cutting it to the end is refused.
             "collapse" => length = length.min(size.saturating_sub(at + 1) / PAGE * PAGE),
             _ => {}
         }

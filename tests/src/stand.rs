@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What random clients are let loose on: a plain share with our module, or a pool's mount, and the daemon and the smbd of either.
+//! The ground that random clients are let loose on: a plain share with our module, or a pool's
+//! mount, and the daemon and the smbd of either.
 //!
 //! It starts and ends programs; it does not know what clients do.
 
@@ -17,7 +18,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What may be written and not on disks yet.
+/// The bytes that may be written and not on disks yet.
 const BUFFER: &str = "64MiB";
 /// Of a disk that does what it is told, as a member of a pool.
 const SLOW_DISK_BYTES: u64 = 1 << 30;
@@ -84,7 +85,7 @@ impl Stand {
         Some(Stand::Pool(smbd, daemon, world))
     }
 
-    /// Who serves clients.
+    /// The smbd that serves clients.
     pub fn smbd(&self) -> &Smbd {
         match self {
             Stand::Pool(smbd, ..) => smbd,
@@ -92,7 +93,7 @@ impl Stand {
         }
     }
 
-    /// Who has what they write.
+    /// The daemon that has the bytes that they write.
     pub fn daemon(&mut self) -> &mut Daemon {
         match self {
             Stand::Pool(_, daemon, _) => daemon,

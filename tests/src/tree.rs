@@ -22,7 +22,7 @@ pub fn root() -> PathBuf {
 pub struct SourceFile {
     /// Below the root, with forward slashes.
     pub path: String,
-    /// What it says.
+    /// Its contents.
     pub text: String,
 }
 

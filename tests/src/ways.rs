@@ -142,7 +142,7 @@ impl Hands {
         }
     }
 
-    /// What it says of a call.
+    /// Its answer to a call.
     ///
     /// Errors   the sentence of what failed
     pub fn ask(

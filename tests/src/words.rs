@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the test programs are told: pairs of `--word value`, or that they are to explain themselves.
+//! The command lines of the test programs: pairs of `--word value`, or that they are to explain
+//! themselves.
 
 use std::io::Write;
 
@@ -8,7 +9,7 @@ use std::io::Write;
 pub struct Pair {
     /// With its dashes.
     pub word: String,
-    /// What follows it.
+    /// The value that follows it.
     pub value: String,
 }
 
@@ -29,7 +30,7 @@ impl Pair {
 pub fn explained(usage: &str) -> bool {
     let asked = std::env::args().skip(1).any(|word| asks(&word));
     if asked {
-        // (Whoever reads only the first lines of it closes the pipe.)
+        // A reader that reads only the first lines of it closes the pipe.
         let _ = writeln!(std::io::stdout(), "{usage}");
     }
     asked

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub enum Backing {
     /// ext4 over a loop device.
     Ext4,
-    /// What this command makes, small, over a loop device.
+    /// The file system that this command makes, small, over a loop device.
     Small(&'static [&'static str]),
     /// ext4 on the lab's slow disk, which fails and stalls when it is told.
     Slow,
@@ -41,7 +41,7 @@ impl Backing {
     }
 }
 
-/// What differs between tests; start from [`Setup::default`].
+/// The settings that differ between tests; start from [`Setup::default`].
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// File system.
@@ -54,7 +54,7 @@ pub struct Setup {
     pub global: Vec<String>,
     /// Size of the cache, small so that recycling happens.
     pub cache: String,
-    /// What may be written and not on the disk yet; None: as the environment says.
+    /// The bytes that may be written and not on the disk yet; None: as the environment says.
     pub write_buffer: Option<&'static str>,
     /// Further lines of `[server]` in rushes.toml.
     pub server: String,
@@ -96,7 +96,7 @@ pub struct World {
     pub smbd: Smbd,
     /// The daemon, unless the test runs without.
     pub daemon: Option<Daemon>,
-    /// What is served.
+    /// The disk that is served.
     pub disk: Disk,
     /// Where everything lives.
     pub scratch: Scratch,
@@ -151,7 +151,7 @@ impl World {
             disk.mount_tmpfs(folder, 64 << 20);
         }
         if let Some(bytes) = setup.runtime_bytes {
-            // (It goes with the scratch folder.)
+            // It goes with the scratch folder.
             let run = scratch.folder("run");
             mount_tmpfs(&run, bytes);
             fs::set_permissions(&run, fs::Permissions::from_mode(0o700)).expect("our own mount");
@@ -250,7 +250,7 @@ impl World {
         command
     }
 
-    /// What `rushes recover --list` says is left. Units: writes.
+    /// The number of writes that `rushes recover --list` says are left. Units: writes.
     pub fn left_count(&self) -> u64 {
         let output = self.rushes(&["recover", "--list", "--json"]).output();
         let text = output.expect("rushes was built").stdout;

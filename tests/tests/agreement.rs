@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Nobody reads older bytes than he was told are written: not the writer, not another client, not after
-//! the file was truncated, copied over, removed, replaced or changed beside every door.
+//! Nobody reads older bytes than it was told are written: not the writer, not another client, not
+//! after the file was truncated, copied over, removed, replaced or changed beside every door.
 
 use rushes_tests::disk::run;
 use rushes_tests::hand::{Hand, Held};
@@ -169,7 +169,7 @@ fn readers_of_a_share_for_all() -> Option<(World, [(Hand, Held); 2])> {
     };
     let world = World::build(&setup)?;
     world.put("clip.mov", 1, LENGTH);
-    // What is cached of a file that was written less than two seconds ago is dropped by whoever opens it next.
+    // The next open drops the cached bytes of a file that was written less than two seconds ago.
     std::thread::sleep(Duration::from_millis(2100));
     let first = reader_of_clip(&world);
     let hits = |world: &World| {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Clients that make one file longer together: each sees the end as the other left it, and no byte of either is lost.
 //!
-//! An SMB server of Samba's kind writes where it is told, also for handles that may append alone: who appends beside others takes a
-//! lock, looks where the end is, writes there and gives the lock back.
+//! An SMB server of Samba's kind writes where it is told, also for handles that may append alone: a
+//! client that appends beside others takes a lock, looks where the end is, writes there and gives
+//! the lock back.
 
 use rushes_tests::fsx::{client, setup, world};
 use rushes_tests::pattern;

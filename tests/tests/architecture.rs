@@ -41,7 +41,7 @@ fn table(marker: &str) -> Arrows {
     arrows
 }
 
-/// What stands between backquotes.
+/// The names between backquotes.
 fn names(cell: &str) -> Vec<String> {
     cell.split('`')
         .skip(1)
@@ -58,7 +58,8 @@ fn metadata() -> Metadata {
         .expect("cargo metadata reads the workspace")
 }
 
-/// Who imports whom inside the workspace. Dev-dependencies count: a test is a reader as well.
+/// The imports of each crate inside the workspace. Dev-dependencies count: a test is a reader as
+/// well.
 fn workspace_arrows(metadata: &Metadata) -> Arrows {
     let members = metadata.workspace_packages();
     let ours: BTreeSet<String> = members.iter().map(|p| p.name.to_string()).collect();

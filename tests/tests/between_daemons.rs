@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What clients see, and may do, while a daemon is dead and the next one is not there yet.
+//! The things that clients see, and may do, while a daemon is dead and the next one is not there
+//! yet.
 
 use rushes_tests::fsx;
 use rushes_tests::pattern;
@@ -64,7 +65,7 @@ fn a_new_file_is_not_taken_for_the_one_whose_inode_number_it_got() {
     let (file, info) = client.open(&new, Disposition::Open).expect("opened");
     assert_eq!(info.size, 10);
     assert_eq!(client.info(file).expect("asked by handle").size, 10);
-    // What the daemon had of others counts all the same.
+    // The bytes that the daemon had of others count all the same.
     assert_eq!(size("other.mov"), Some(TAKE_BYTES as u64));
 
     world.daemon().start_again();

@@ -35,7 +35,7 @@ fn json(output: &Output) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).expect("it prints JSON")
 }
 
-/// What is not within its bounds.
+/// The values that are not within their bounds.
 fn far_off(found: &serde_json::Value) -> Vec<String> {
     let bounds = [
         ("read", "bytes_per_second", 172e6, 0.12),
@@ -180,7 +180,7 @@ fn memory_is_no_device_and_says_so() {
     assert!(words.contains("Give a folder on a disk"), "{words}");
 }
 
-/// A pool's members are disks; what is seen through its mount is none.
+/// A pool's members are disks; a folder seen through its mount is none.
 #[test]
 fn a_mount_that_is_a_programs_is_not_measured_and_its_members_are() {
     let Some(world) = PoolWorld::build(&[(EXT4, 64)]) else {

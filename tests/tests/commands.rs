@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The commands that an operator types, against a daemon with a client: what they print is there, parses,
-//! and means what the reference says.
+//! The commands that an operator types, against a daemon with a client: their output is there,
+//! parses, and means what the reference says.
 //!
 //! It keeps time, so it runs alone (tests/doors.sh).
 
@@ -119,7 +119,7 @@ fn can_i_add_two_more_is_answered_in_a_tenth_of_a_second() {
     let verdict = &answer["devices"][0];
     assert_ne!(verdict["reason"], "");
     assert!(time < Duration::from_millis(100), "{time:?}");
-    // What there is room for instead, which then fits.
+    // The streams that there is room for instead, which then fit.
     let lower = &verdict["lower"];
     assert!(lower["bytes_per_s"].as_u64() > Some(0), "{answer:#}");
     let (bitrate, count) = (lower["bitrate"].to_string(), lower["count"].to_string());
@@ -150,7 +150,7 @@ fn what_is_installed_can_be_taken_away_again() {
         let found = found.expect("find starts").stdout;
         String::from_utf8_lossy(&found).into_owned()
     };
-    // What messages name is there, and what that leads to.
+    // The page that messages name is there, and so are those that it links to.
     let guide = place.join("usr/share/doc/rushes/docs/guide/recording.md");
     let text = std::fs::read_to_string(&guide).expect("the guide is installed");
     for link in text

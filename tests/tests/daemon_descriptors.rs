@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A daemon that may have few descriptors: what it has no room for is done by its client itself, nobody is put out, and files that nobody has open give theirs back.
+//! A daemon that may have few descriptors: its client does by itself the work that it has no room
+//! for, nobody is put out, and files that nobody has open give theirs back.
 
 use rushes_tests::hand::Hand;
 use rushes_tests::pattern;
@@ -41,7 +42,7 @@ fn prlimit_now(pid: Pid) -> rustix::process::Rlimit {
     }
 }
 
-/// What it has used of a processor so far. Units: ticks, a hundredth of a second.
+/// The time of a processor that it has used so far. Units: ticks, a hundredth of a second.
 fn ticks_of(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the daemon runs");
     let behind = text.rsplit_once(')').expect("its name is in brackets").1;
@@ -71,7 +72,7 @@ fn world() -> Option<World> {
     for number in 0..FILES {
         world.put(&name(number), number, LENGTH);
     }
-    // What is cached of a file that has just changed is not kept.
+    // Cached bytes of a file that has just changed are not kept.
     std::thread::sleep(Duration::from_millis(2500));
     Some(world)
 }
@@ -97,7 +98,7 @@ fn a_daemon_without_descriptors_leaves_reads_to_its_clients_and_serves_again() {
     allow(pid, 1);
     (FILES / 2..FILES).for_each(|number| open(&mut hand, number));
     reads_right(&mut hand, first, 0);
-    // Another one comes, for whom there is no room at all; he reads all the same.
+    // Another client comes, for which there is no room at all; it reads all the same.
     let mut second = Hand::connect(HAND, world.smbd.port());
     let his = second.open(&name(7));
     reads_right(&mut second, his, 7);
@@ -161,7 +162,7 @@ fn files_that_nobody_has_open_leave_descriptors_for_others() {
         let count = descriptors_of(pid);
         assert!(count + 20 < u64::from(LIMIT), "round {round}: {count}");
     }
-    // What was closed last is cached still.
+    // The file that was closed last is cached still.
     let hits = |world: &mut World| world.daemon().status()["cache"]["hit_count"].as_u64();
     let before = hits(&mut world);
     let held = hand.open(&name(FILES - 1));
@@ -172,7 +173,8 @@ fn files_that_nobody_has_open_leave_descriptors_for_others() {
     assert_eq!(world.daemon().status()["daemon"]["plain_open_count"], 0);
 }
 
-/// He who writes to it would have to have all of it on the disk before each of his own reads.
+/// A client that writes to it would have to have all of it on the disk before each of its own
+/// reads.
 #[test]
 fn a_file_that_a_daemon_has_open_is_served_to_others_where_there_is_no_room_for_more() {
     let Some(mut world) = world() else {

@@ -273,7 +273,7 @@ fn a_lane_of_a_newer_version_waits_for_the_release_that_wrote_it() {
     assert!(memory >= (4 * BLOCK + 5000) as u64, "{memory}");
     let fault = lane["fault"].as_str().expect("a sentence");
     assert!(fault.contains("version 3"), "{fault}");
-    // Nobody has touched it: who understands it finds all of it.
+    // Nobody has touched it: a daemon that understands it finds all of it.
     left.change(VERSION_AT);
     left.world.daemon().start_again();
     left.world.everything_is_written();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Disks that are mounted late, go and come back, behind Samba and behind a pool: who opens a file there is served by the daemon again, and
-//! what was left for such a disk is written first.
+//! Disks that are mounted late, go and come back, behind Samba and behind a pool: the daemon serves
+//! again a client that opens a file there, and data left for such a disk are written first.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::{Disk, run};
@@ -67,7 +67,7 @@ impl Late {
             .arg(self.disk.path()));
     }
 
-    /// The disk as another device: what was pulled as sdb comes back as sdc.
+    /// The disk as another device: a disk that was pulled as sdb comes back as sdc.
     fn mount_as_another(&self) {
         let images = ["disk.img", "other.img"].map(|name| self.scratch.path().join(name));
         run(Command::new("cp").arg("--sparse=always").args(&images));
@@ -87,7 +87,8 @@ impl Late {
         notes.join("\n")
     }
 
-    /// What `rushes check` has to say of the place of its share that is not well, with what to do: that it is to be mounted.
+    /// The complaints of `rushes check` about the place of its share, each with what to do: that it
+    /// is to be mounted.
     fn complaints(&self) -> Vec<String> {
         let output = Command::new(path_of("rushes"))
             .args(["check", "--json", "--config"])
@@ -261,7 +262,7 @@ fn a_disk_that_comes_back_as_another_device_is_served_from_there() {
         is_on_disk(status) && status["shares"][0]["device"] != device
     });
     assert_eq!(world.complaints(), [""; 0], "{status:#}");
-    // (The smbd of the first client stands in the folder that it found.)
+    // The smbd of the first client stands in the folder that it found.
     client.kill();
     world.smbd = None;
     let mut client = world.start_samba();
@@ -364,7 +365,7 @@ fn a_member_that_was_lost_and_came_back_is_read_by_way_of_the_daemon_again() {
     world.end();
 }
 
-/// What was asked of the cache.
+/// The reads that were asked of the cache.
 fn read_count(daemon: &Daemon) -> u64 {
     let cache = &daemon.status()["cache"];
     let of = |name: &str| cache[name].as_u64().expect("a number");

@@ -40,7 +40,7 @@ fn name_of(index: usize) -> String {
     format!("{index}.mov")
 }
 
-/// What a file has in its n-th version.
+/// The bytes of a file in its n-th version.
 fn version(number: u64, index: usize) -> Vec<u8> {
     pattern::bytes(number * 1000 + index as u64, 0, LENGTH)
 }
@@ -102,7 +102,7 @@ fn files_without_a_place_among_the_facts_are_what_their_clients_are_told() {
     let log = world.daemon().log();
     assert!(log.contains("its bucket of the facts is full"), "{log}");
 
-    // It dies with bytes in memory; what has no fact is written on by its clients.
+    // It dies with bytes in memory; clients go on writing a file that has no fact.
     for (index, &file) in files.iter().enumerate() {
         writer.write(file, 0, &version(2, index)).expect("taken");
     }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What goes wrong stays with whom it concerns: a bad sector with its reader, a dead client with nobody,
-//! a dead daemon with the promise and not with the bytes.
+//! A fault stays with the party that it concerns: a bad sector with its reader, a dead client with
+//! nobody, a dead daemon with the promise and not with the bytes.
 //!
 //! It keeps time, so it runs alone (tests/doors.sh).
 
@@ -45,7 +45,8 @@ fn a_bad_sector_is_the_readers_error_and_the_stream_goes_on() {
     // Its page lies within one of the pieces read below.
     const BAD: u64 = 5_100_000;
     const PIECE: u64 = 5_000_000;
-    // What smbd then reads by itself is read ahead in pieces as short as the kernel's default, or one bad page would fail a MiB.
+    // The reads that smbd then does by itself are read ahead in pieces as short as the kernel's
+    // default, or one bad page would fail a MiB.
     let device = device_of(&world.path("clip.mov"));
     let knob = format!("/sys/dev/block/{device}/queue/read_ahead_kb");
     std::fs::write(&knob, "128").expect("a block device");
@@ -269,14 +270,14 @@ fn something_else_on_the_socket_means_plain_io() {
 fn orphan() -> Option<(World, Hand, rushes_tests::hand::Held)> {
     let mut world = World::build(&Setup {
         write_buffer: Some("64MiB"),
-        // Who comes to write what was left would take one that waits for hung.
+        // A recovery that comes to write what was left would take a waiting writer for hung.
         share: vec![String::from("rushes:recover after = 60")],
         ..Setup::default()
     })?;
     world.put("take.mov", 5, 1_000_000);
     let mut hand = Hand::connect(HAND, world.smbd.port());
     let file = hand.open_rw("take.mov");
-    // (A write would keep it in the table of facts as long as it is open.)
+    // A write would keep it in the table of facts as long as it is open.
     hand.read(file, 0, 1000);
     world.daemon().kill();
     // A write that is under way when smbd learns of it waits for the next daemon.
@@ -291,7 +292,7 @@ fn nothing_is_changed_behind_a_daemon_that_is_only_slow_to_answer() {
     };
     let socket = rushes_tests::daemon::Daemon::session_socket(&world.scratch);
     std::fs::remove_file(&socket).expect("a dead daemon's");
-    // Who connects is kept waiting.
+    // A client that connects is kept waiting.
     let deaf = listener_at(&socket);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| hand.write(file, 0, &pattern::bytes(6, 0, 1000)));
@@ -351,7 +352,8 @@ fn listener_at(socket: &Path) -> std::os::fd::OwnedFd {
     listener
 }
 
-/// Listens where the daemon would, hears one door's greeting and welcomes it in the next version. Tells when.
+/// Listens where the daemon would, takes one door's greeting and welcomes it in the next version.
+/// Tells when.
 fn newer_daemon(socket: &Path) -> Receiver<()> {
     let listener = listener_at(socket);
     let (greeted, is_greeted) = channel();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The fixture itself, on Samba alone: what later fails with Rushes in between is then Rushes' doing.
+//! The fixture itself, on Samba alone: a later failure with Rushes in between is then Rushes'
+//! doing.
 
 use rushes_tests::hand::Hand;
 use rushes_tests::pattern;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk that is almost full: who shares blocks needs new ones to overwrite, and what is reserved ahead of who does not write is
-//! there for another.
+//! A disk that is almost full: a file that shares blocks needs new ones to overwrite, and room that
+//! is reserved ahead of a client that does not write is there for another.
 
 use rushes_tests::disk::run;
 use rushes_tests::fsx::{client, world};
@@ -37,7 +37,7 @@ fn fill(world: &World, leave: u64) {
         if too_much < 1 << 18 {
             return;
         }
-        // (Nobody gives the very last blocks in one piece.)
+        // Nobody gives the very last blocks in one piece.
         let part = if turn < 3 { too_much } else { too_much / 2 };
         let _ = Command::new("fallocate")
             .arg("-l")
@@ -69,7 +69,7 @@ fn overwrite(client: &Connection, file: Handle, model: &mut [u8]) -> usize {
     LENGTH / BLOCK
 }
 
-/// Whatever was acknowledged is there, and of the block that was refused any part may be.
+/// All that was acknowledged is there, and of the block that was refused any part may be.
 fn check_overwritten(world: &World, model: &[u8], acknowledged: usize) {
     let found = fs::read(world.path("take.mov")).expect("the file is there");
     assert_eq!(found.len(), model.len());
@@ -135,7 +135,7 @@ fn so_does_who_wrote_to_the_file_before_it_was_copied_by_the_server() {
             client.copy(file, copy, &[chunk]).expect("copied");
         }
         client.close(copy).expect("closed");
-        // Whoever opens it meanwhile does not make its blocks its own.
+        // A client that opens it meanwhile does not make its blocks its own.
         let other = rushes_tests::fsx::client(world);
         let (again, _) = other.open("take.mov", Disposition::Open).expect("opened");
         other.read(again, 0, BLOCK).expect("read");
@@ -174,7 +174,7 @@ const FILE_SYSTEMS: [&[&str]; 2] = [
     &["mkfs.ext4", "-q", "-F", "-m", "0"],
     &["mkfs.xfs", "-q", "-f"],
 ];
-/// What a file system needs for itself of what it says is free.
+/// The room that a file system needs for itself of what it says is free.
 const OVERHEAD: u64 = 4 << 20;
 
 #[test]
@@ -198,8 +198,8 @@ fn what_a_writer_has_reserved_ahead_is_his_own_to_the_last_block() {
     }
 }
 
-/// What is reserved ahead of one writer, who has the file open and does not write to it for the moment, is there for another who
-/// fills the disk.
+/// Room that is reserved ahead of one writer, which has the file open and does not write to it for
+/// the moment, is there for another that fills the disk.
 #[test]
 fn what_one_has_reserved_ahead_is_another_s_when_the_disk_is_full() {
     for mkfs in FILE_SYSTEMS {
@@ -230,7 +230,7 @@ fn what_one_has_reserved_ahead_is_another_s_when_the_disk_is_full() {
         );
         assert!(taken() < WRITTEN + (1 << 20), "{} bytes are taken", taken());
         other.flush(file).expect("flushed");
-        // Who gave has what he wrote, and hears of the full disk as any other.
+        // The client that gave has what it wrote, and gets the error of the full disk as any other.
         let more = pattern::bytes(1, WRITTEN, BLOCK);
         let refused = one.write(ahead, WRITTEN, &more);
         assert!(
@@ -258,13 +258,14 @@ fn blocks_that_are_shared_behind_our_back_are_told_and_nothing_is_lost() {
     let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
     let mut model = pattern::bytes(1, 0, LENGTH);
     fill(&world, 2 << 20);
-    // What is acknowledged from here on is still to be written when its blocks are shared.
+    // Bytes that are acknowledged from here on are still to be written when their blocks are
+    // shared.
     world.disk.tell("timing on");
     world.disk.tell("stall 1500");
     let acknowledged = overwrite(&client, file, &mut model);
     assert_eq!(acknowledged, LENGTH / BLOCK, "it has its blocks");
     reflink(&world);
-    // (What the daemon had written by then is in the copy, too.)
+    // The copy has the bytes that the daemon had written by then, too.
     let flushed = client.flush(file);
     assert!(flushed.is_err(), "there cannot be room for all of it");
     let back = client.read(file, 20 << 20, BLOCK).expect("read");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is promised, and for what: a clip that is opened and played before all of it is on its disk has what its header says, or nothing, and
-//! follows; frames that cannot be fetched ahead have nothing.
+//! Promises, and for what: a clip that is opened and played before all of it is on its disk has
+//! what its header says, or nothing, and follows; frames that cannot be fetched ahead have nothing.
 
 use rushes_tests::fsx::{client, setup};
 use rushes_tests::pattern;
@@ -52,7 +52,7 @@ fn world() -> Option<World> {
     })
 }
 
-/// What one request may carry. Units: bytes.
+/// The bytes that one request may carry. Units: bytes.
 const PART: usize = 1 << 16;
 
 fn write(client: &Connection, file: Handle, bytes: &[u8], from: usize, to: usize) {
@@ -71,7 +71,7 @@ struct Player<'a> {
     name: &'static str,
     begun: Instant,
     at: usize,
-    /// What was promised, at which rate and by whose word, in their order.
+    /// The promises, at which rate and by whose word, in their order.
     promised: BTreeSet<(u64, String)>,
 }
 
@@ -115,7 +115,7 @@ impl<'a> Player<'a> {
     }
 }
 
-/// At which rate a stream of this file has a contract, and who says so.
+/// The rate of the contract of a stream of this file, and the source of the rate.
 fn promise(status: &Value, name: &str) -> Option<(u64, String)> {
     let streams = status["streams"].as_array()?;
     let mut all = streams.iter().filter(|stream| stream["path"] == name);
@@ -139,7 +139,7 @@ fn a_clip_that_is_being_copied_in_is_promised_what_its_header_says_from_the_firs
     write(&copier, file, &bytes, 0, eighth);
     let mut player = Player::open(&editor, "copied.mov");
     player.play_to(eighth - BLOCK, &bytes, &mut world);
-    // The copy is quicker than the editor, who follows it.
+    // The copy is quicker than the editor that follows it.
     for part in 1..8 {
         let end = (part + 1) * eighth;
         write(&copier, file, &bytes, part * eighth, end);
@@ -175,7 +175,7 @@ fn a_clip_whose_header_comes_last_and_is_in_memory_still_is_promised_what_it_say
         player.play_to(bytes.len() * 3 / 4, &bytes, &mut world);
         assert!(player.has_header(), "{name}: {:?}", player.promised);
         editor.close(player.file).expect("closed");
-        // Who opens it then is told the same from its first reads on.
+        // A player that opens it then is told the same from its first reads on.
         world.everything_is_written();
         let mut player = Player::open(&editor, name);
         player.play_to(bytes.len() / 4, &bytes, &mut world);
@@ -184,7 +184,7 @@ fn a_clip_whose_header_comes_last_and_is_in_memory_still_is_promised_what_it_say
     }
 }
 
-/// As a project's store has them: what lies there has names of which none tells of the next.
+/// As a project's store has them: the files there have names of which none tells of the next.
 #[test]
 fn frames_that_are_symbolic_links_are_promised_nothing_once_that_is_known() {
     const FRAMES: usize = 40;
@@ -213,7 +213,7 @@ fn frames_that_are_symbolic_links_are_promised_nothing_once_that_is_known() {
         std::os::unix::fs::symlink(format!("../store/{store}{number}"), link).expect("made");
     }
     world.disk.make_cold();
-    // What was changed just now is fetched again once that is over (decision 0038).
+    // Bytes that were changed just now are fetched again once that is over (decision 0038).
     std::thread::sleep(Duration::from_millis(2500));
     let player = client(&world);
     let begun = Instant::now();

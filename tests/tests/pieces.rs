@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was acknowledged in pieces of any size and in any order is written; and a file that somebody keeps from being written, by what he does
-//! to it after its bytes were acknowledged, is kept, named in the log with the way out, and written when that is over.
+//! Bytes that were acknowledged in pieces of any size and in any order are written; and a file that
+//! a program keeps from being written, by a change after its bytes were acknowledged, is kept,
+//! named in the log with the way out, and written when that is over.
 
 use rushes_tests::disk::run;
 use rushes_tests::fsx::{client, world};
@@ -87,7 +88,7 @@ fn pages_in_any_order_on_a_pool_are_written() {
     let daemon = world.served(1, "");
     let bytes = pattern::bytes(2, 0, PIECES as usize * 4096);
     let file = File::create(world.path("a.mov")).expect("made");
-    // (7 and 1500 have no divisor in common.)
+    // 7 and 1500 have no divisor in common.
     for step in 0..PIECES {
         let at = (step * 7 % PIECES) as usize * 4096;
         let page = &bytes[at..at + 4096];

@@ -8,15 +8,27 @@ use rushes_tests::scratch::Scratch;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output};
 
 const STREAMS: u64 = 2;
 const SECONDS: u64 = 3;
 const CACHE_BYTES: u64 = 64 << 20;
 
 fn play(scratch: &Scratch, disk: &Disk, rooms: &Path, flags: &[&str]) -> Value {
+    let output = played(scratch, disk, rooms, flags);
+    assert!(
+        output.status.success(),
+        "{flags:?}: {}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{flags:?}: {error} in {text}"))
+}
+
+fn played(scratch: &Scratch, disk: &Disk, rooms: &Path, flags: &[&str]) -> Output {
     let module = needs::module().expect("checked before");
-    let output = Command::new(needs::path_of("rushes"))
+    Command::new(needs::path_of("rushes"))
         .args(["lab", "play", "--json", "--bitrate", "20M"])
         .args(["--streams", &STREAMS.to_string()])
         .args(["--seconds", &SECONDS.to_string()])
@@ -29,15 +41,7 @@ fn play(scratch: &Scratch, disk: &Disk, rooms: &Path, flags: &[&str]) -> Value {
         .env("TMPDIR", rooms)
         .current_dir(scratch.path())
         .output()
-        .expect("rushes starts");
-    assert!(
-        output.status.success(),
-        "{flags:?}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let text = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{flags:?}: {error} in {text}"))
+        .expect("rushes starts")
 }
 
 /// The fields by which runs are compared: there, of their kind, and possible.
@@ -90,14 +94,46 @@ fn left_in(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-#[test]
-fn every_server_and_door_plays_and_says_what_the_reference_promises() {
+/// The machine has all that these tests need.
+fn is_all_there() -> bool {
     let programs = ["rushes", "rushes-lab", "smbd", "pdbedit", "mkfs.ext4"];
     let needed: Vec<Need<'_>> = [Need::Root, Need::Module]
         .into_iter()
         .chain(programs.map(Need::Program))
         .collect();
-    if !all_there(&needed) {
+    all_there(&needed)
+}
+
+#[test]
+fn a_disk_that_is_too_small_is_told_before_it_is_filled() {
+    if !is_all_there() {
+        return;
+    }
+    let scratch = Scratch::new();
+    // The files of the run fit, and what is to stay free beside them does not.
+    let disk = Disk::ext4(&scratch, 64 << 20);
+    let rooms = scratch.folder("rooms");
+    let used = || {
+        let found = rustix::fs::statvfs(disk.path()).expect("it is mounted");
+        found.f_blocks - found.f_bfree
+    };
+    let before = used();
+    let output = played(&scratch, &disk, &rooms, &["--server", "rushes"]);
+    assert!(!output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    for expect in [
+        "the files of this run take 14 MiB, 64 MiB are to stay free",
+        "take fewer streams, seconds or copies, or name another folder with --disk",
+    ] {
+        assert!(said.contains(expect), "{expect}: {said}");
+    }
+    assert_eq!(used(), before, "it wrote something");
+    assert_eq!(left_in(&rooms), Vec::<String>::new());
+}
+
+#[test]
+fn every_server_and_door_plays_and_says_what_the_reference_promises() {
+    if !is_all_there() {
         return;
     }
     let scratch = Scratch::new();

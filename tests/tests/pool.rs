@@ -265,9 +265,9 @@ fn create_refuses_what_it_must_not_take_and_changes_nothing_then() {
         .arg(disks.btrfs.path()));
     unchanged();
 
-    let newer = r#"{"rushes_pool": "member", "format_version": 2, "colour": "blue"}"#;
+    let newer = r#"{"rushes_pool": "member", "format_version": 9, "colour": "blue"}"#;
     fs::write(a.join("rushes-pool"), newer).expect("our own disk");
-    refused(&create(&[catalogue, a, b]), "is of format version 2");
+    refused(&create(&[catalogue, a, b]), "is of format version 9");
     fs::write(a.join("rushes-pool"), "{}").expect("our own disk");
     refused(&create(&[catalogue, a, b]), "cannot be understood");
     fs::remove_file(a.join("rushes-pool")).expect("our own disk");
@@ -286,9 +286,9 @@ fn create_refuses_what_it_must_not_take_and_changes_nothing_then() {
     fs::write(a.join("rushes-pool"), newer).expect("our own disk");
     let shown = json(&pool(&["ls", "--json"], &[catalogue]), 1);
     let reason = shown[0]["members"][0]["reason"].as_str().expect("text");
-    assert!(reason.contains("format version 2"), "{reason}");
+    assert!(reason.contains("format version 9"), "{reason}");
     // And a pool of a newer Rushes is left as it is, however it is asked for.
-    let newer = r#"{"rushes_pool": "catalogue", "format_version": 2, "colour": "blue"}"#;
+    let newer = r#"{"rushes_pool": "catalogue", "format_version": 9, "colour": "blue"}"#;
     fs::write(catalogue.join("rushes-pool"), newer).expect("our own disk");
     let asked: [&[&Path]; 3] = [
         &[catalogue],
@@ -303,7 +303,7 @@ fn create_refuses_what_it_must_not_take_and_changes_nothing_then() {
         (&["add"], asked[1]),
         (&["mount"], asked[2]),
     ] {
-        refused(&pool(words, folders), "format version 2");
+        refused(&pool(words, folders), "format version 9");
     }
     let kept = fs::read_to_string(catalogue.join("rushes-pool")).expect("our own disk");
     assert_eq!(kept, newer);

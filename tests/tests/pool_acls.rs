@@ -37,7 +37,7 @@ fn getfacl(path: &Path) -> String {
     format!("{:o}\n{text}", rights & 0o7777)
 }
 
-/// Whether a user, of no group but that of his number, can do it.
+/// Whether a user, of no group but that of the same number, can do it.
 fn may(user: u32, script: &str, path: &Path) -> bool {
     let output = Command::new(needs::path_of("setpriv"))
         .args([&format!("--reuid={user}"), &format!("--regid={user}")])

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What people try with a pool that cannot be, or not yet: each is told what was found and what to do, and nothing is changed.
+//! Mistakes of people with a pool, of what cannot be, or not yet: each is told what was found and
+//! what to do, and nothing is changed.
 
 use rushes_tests::disk::run;
 use rushes_tests::export;
@@ -170,7 +171,7 @@ fn who_asks_for_a_member_hears_whose_it_is_and_who_may_not_look_is_told_that() {
         command.arg(&rushes).arg("pool").args(words).args(path);
         command.output().expect("it starts")
     };
-    // (Where nobody may run the program, nothing can be asked so.)
+    // Where nobody may run the program, nothing can be asked so.
     if as_nobody(&["--help"], None).status.success() {
         let of_mount = as_nobody(&["where"], Some(world.path("reel")));
         refused(&of_mount, "you are not allowed to look into");
@@ -185,7 +186,7 @@ fn who_asks_for_a_member_hears_whose_it_is_and_who_may_not_look_is_told_that() {
     refused(&asked(&member), "which is not mounted here");
 }
 
-/// What a command says, wherever.
+/// The text of a command, on either output.
 fn said(output: &Output) -> String {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     text(&output.stdout) + &text(&output.stderr)
@@ -195,7 +196,7 @@ fn asked(world: &PoolWorld, words: &[&str]) -> Output {
     world.command(words, &[]).output().expect("it starts")
 }
 
-/// What lets this member take bytes again, as it is to be typed.
+/// The command that lets this member take bytes again, as it is to be typed.
 fn cancel(world: &PoolWorld, number: usize) -> String {
     let catalogue = world.catalogue();
     format!(
@@ -257,18 +258,18 @@ fn a_member_that_takes_no_bytes_is_given_up_and_of_the_last_that_does_it_is_said
     }
     fs::write(&file, format.to_string()).expect("ours");
     world.unplug(1);
-    done(&world, &["remove", "--lost", "1"], &[]);
+    done(&world, &["remove", "--lost", "--yes", "1"], &[]);
     done(&world, &["drain", "--cancel", "2"], &[]);
     world.unplug(2);
-    let last = asked(&world, &["remove", "--lost", "2"]);
+    let last = asked(&world, &["remove", "--lost", "--yes", "2"]);
     refused(&last, "member 2 is the last one that takes bytes: member 0");
     refused(&last, "member 0 is draining (");
     refused(&last, &cancel(&world, 0));
     done(&world, &["drain", "--cancel", "0"], &[]);
-    done(&world, &["remove", "--lost", "2"], &[]);
+    done(&world, &["remove", "--lost", "--yes", "2"], &[]);
     world.unplug(0);
     refused(
-        &asked(&world, &["remove", "--lost", "0"]),
+        &asked(&world, &["remove", "--lost", "--yes", "0"]),
         "member 0 is the only one of the pool",
     );
 }

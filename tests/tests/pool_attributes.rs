@@ -33,7 +33,8 @@ fn a_file_with_large_attributes_goes_on_on_another_member() {
     world.start();
     let path = world.path("reel");
     let file = File::create(&path).expect("made");
-    // What would take all that there is for the record is refused, before and behind the first byte, and nothing is changed.
+    // An attribute that would take all that there is for the record is refused, before and behind
+    // the first byte, and nothing is changed.
     assert_eq!(set(&path, "user.large", 4000), Err(Errno::NOSPC));
     assert_eq!(set(&path, "user.large", 2800), Ok(()));
     file.write_all_at(&pattern::bytes(1, 0, MIB), 0)

@@ -43,7 +43,7 @@ fn only_the_other_is_there(world: &PoolWorld, [here, away]: &[String; 2]) {
     assert_eq!(found.len(), 4 * MIB as u64 + 5);
     let error = fs::read(world.path(away)).expect_err("it is away");
     assert_eq!(error.raw_os_error(), Some(EIO), "{error}");
-    // (Behind its end it would go on elsewhere.)
+    // Behind its end it would go on elsewhere.
     let file = File::options().write(true).open(world.path(away));
     let error = file.and_then(|file| file.write_all_at(b"x", 5));
     let error = error.expect_err("it is away");
@@ -134,7 +134,7 @@ fn a_member_of_another_pool_at_the_place_of_a_member_is_refused_and_left_as_it_i
         assert!(why.contains("belongs to another pool"), "{why}");
         let log = world.log();
         assert!(log.contains("belongs to another pool"), "{log}");
-        // (By then a log of names would have been begun there.)
+        // By then a log of names would have been begun there.
         std::thread::sleep(Duration::from_secs(2));
         assert_eq!(listed(&world), before, "nothing of theirs is changed");
         world.unplug(1);
@@ -155,7 +155,8 @@ fn a_file_of_a_member_s_size_and_one_byte_fits() {
         let found = rustix::fs::statvfs(world.member(number)).expect("mounted");
         found.f_bavail * found.f_frsize
     };
-    // What a file can have of the larger one: all of its room. And of both: more than that.
+    // The most that a file can have of the larger one: all of its room. And of both: more than
+    // that.
     let capacity = room(0).max(room(1));
     assert!(room(0) + room(1) > capacity + (1 << 20));
     let length = capacity + 1;

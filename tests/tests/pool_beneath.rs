@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The folder that a pool is mounted on: nobody writes to it, neither while a mount that was killed is replaced, nor, if that is wished, while the pool is
-//! not mounted at all. What was written there would be hidden, on the system's own disk.
+//! The folder that a pool is mounted on: nobody writes to it, neither while a mount that was killed
+//! is replaced, nor, if that is wished, while the pool is not mounted at all. Bytes written there
+//! would be hidden, on the system's own disk.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{EXT4, PoolWorld};
@@ -17,7 +18,7 @@ fn mounts_on(folder: &Path) -> usize {
     table.lines().filter(is_on).count()
 }
 
-/// Whoever makes files there, again and again, while it is done.
+/// Programs make files there, again and again, while it is done.
 fn beside_creators(folder: &Path, act: impl FnOnce()) -> u64 {
     let (ended, made) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool whose members lie in shares of the daemon: what its mount reads comes by way of the cache, and is what the mount wrote.
+//! A pool whose members lie in shares of the daemon: the reads of its mount come by way of the
+//! cache, and get what the mount wrote.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::pattern;
@@ -133,7 +134,7 @@ fn a_daemon_that_dies_costs_a_reader_no_byte_and_the_next_one_serves_him() {
                 reader.join().expect("nothing was wrong");
             }
         });
-        // What is written while there is none is what the next one reads.
+        // The next daemon reads what is written while there is none.
         put(&world, "clip3.mov", 3);
         daemon.start_again();
         wait_for_doors(&daemon);
@@ -238,8 +239,9 @@ fn room_that_is_reserved_behind_the_end_is_no_length_for_the_daemon() {
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, longer)
         .expect("there is room");
     assert_eq!(file.metadata().expect("known").len(), CLIP_BYTES as u64);
-    // A hole behind it: the object is as short as it was, whoever reserves meanwhile. (A daemon that is told a length once finds
-    // out by itself that it is not true; one that is told so again and again takes it for the device's fault.)
+    // A hole behind it: the object is as short as it was, whoever reserves meanwhile. A daemon that
+    // is told a length once finds out by itself that it is not true; one that is told so again and
+    // again takes it for the device's fault.
     file.set_len(longer).expect("made longer");
     let is_read = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -264,7 +266,8 @@ fn room_that_is_reserved_behind_the_end_is_no_length_for_the_daemon() {
     });
 }
 
-/// What `rushes status` says of a file that is open: by part, standing, rate in bytes a second, reads, and those under contract.
+/// The lines of `rushes status` on a file that is open: by part, standing, rate in bytes a second,
+/// reads, and those under contract.
 fn parts(status: &Value, path: &str) -> BTreeMap<String, (String, u64, u64, u64)> {
     let streams = status["streams"].as_array().expect("a list");
     let open = |stream: &&Value| stream["open"] == true && stream["path"] == path;
@@ -306,8 +309,8 @@ fn all_parts_of_a_striped_file_are_under_contract_from_their_first_reads() {
         rustix::fs::sync();
         forget();
         let file = File::open(world.path(name)).expect("opened");
-        // A unit each, one after the other: what the kernel reads ahead comes by its threads in any order, and what is out of
-        // order follows nothing and is due at no time.
+        // A unit each, one after the other: the kernel's read-ahead comes by its threads in any
+        // order, and a read out of order follows nothing and is due at no time.
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).expect("advice");
         let mut found = vec![0; 2 * MIB];
         for (unit, part) in found.chunks_mut(64 << 10).enumerate() {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A mount's process that may have few descriptors: who asks for too many files hears so, and nobody else hears anything.
+//! A mount's process that may have few descriptors: a program that asks for too many files gets an
+//! error, and nobody else gets one.
 //!
 //! It keeps time, so it runs alone (tests/doors.sh).
 
@@ -18,10 +19,11 @@ use std::time::{Duration, Instant};
 /// 37 files for everybody.
 const LIMIT: u32 = 450;
 const BYTES: usize = 10_000;
-/// In too many files for the whole system: what the mount says. Not EMFILE, which would be said of the caller.
+/// Too many files for the whole system: the mount's error. Not EMFILE, which would be said of the
+/// caller.
 const ENFILE: &str = "OSError(23,";
 
-/// Opens new files until it hears an error. Returns  how many it has
+/// Opens new files until it gets an error. Returns  how many it has
 fn takes_all(world: &PoolWorld, hands: &mut Hands, of: &str) -> usize {
     for number in 0..1000 {
         let path = world.path(format!("{of}{number}"));
@@ -79,7 +81,7 @@ fn who_opens_too_many_files_hears_it_and_nobody_else() {
         pattern::check(seed, 0, &found, "what was written");
     }
     assert_eq!(empty.metadata().expect("known").len(), BYTES as u64);
-    // So are those of who has too many.
+    // So are those of the program that has too many.
     hog.does("write", "hog3", (5000, 5000), "8");
     // Others open, list and make what they like.
     for number in 0..3 {
@@ -94,7 +96,7 @@ fn who_opens_too_many_files_hears_it_and_nobody_else() {
     check(&world.path("written"), 3, BYTES);
     drop((empty, written));
     assert!(!world.log().contains(" is missing"), "{}", world.log());
-    // What was let go of is anybody's again.
+    // Descriptors that were let go of are anybody's again.
     let mut third = Hands::new();
     let again = takes_all(&world, &mut third, "third");
     assert!(again + 3 >= had, "{again} after {had}");
@@ -104,7 +106,7 @@ fn who_opens_too_many_files_hears_it_and_nobody_else() {
     assert_eq!(code, Some(0), "{report}");
 }
 
-/// Many names, many folders: what is kept of them only to be quick is let go of.
+/// Many names, many folders: descriptors that are kept of them only to be quick are let go of.
 #[test]
 fn names_and_folders_leave_room_for_files() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 64)]) else {
@@ -200,7 +202,7 @@ fn wide_files_that_are_all_used(is_served: bool) {
         assert_eq!(seen, format!("{:02x}", number % 200 + 1), "hog{number}");
     }
 
-    // Who has files open already hears nothing of it, and others open what they like.
+    // A program that has files open already notices nothing of it, and others open what they like.
     let mut found = vec![0; length];
     late.read_exact_at(&mut found, 0).expect("read");
     pattern::check(6, 0, &found, "opened before");
@@ -213,7 +215,7 @@ fn wide_files_that_are_all_used(is_served: bool) {
         put(&folder.join(format!("more{number}")), 8, length).expect("opened");
         check(&folder.join(format!("more{number}")), 8, length);
     }
-    // So does he.
+    // So does the one that takes all.
     for number in 0..files {
         let name = format!("hog{number}");
         let middle = (3 * UNIT as u64, UNIT as u64);

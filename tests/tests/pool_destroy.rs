@@ -50,7 +50,7 @@ fn a_pool_goes_only_when_nobody_has_it_all_of_it_is_there_and_its_files_may_go()
     let all = ["--yes", "--with-files"];
     refused(&destroy(&world, &all), "member 1 is missing");
     world.plug(1, "loop");
-    // What would be mounted inside of it is nobody's to remove.
+    // A file system that is mounted inside of it is nobody's to remove.
     let inside = world.catalogue().join("tree/inside");
     fs::create_dir(&inside).expect("made");
     run(Command::new("mount")

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One pool behind several doors at once: a real smbd and Debian's Ganesha over its mount, and programs on the mount itself. What a client of
-//! one may rely on beside the others, and what no door leads to. The table in docs/guide/doors.md says what is tested here.
+//! One pool behind several doors at once: a real smbd and Debian's Ganesha over its mount, and
+//! programs on the mount itself. The tests show what a client of one may rely on beside the others,
+//! and what no door leads to. The table in docs/guide/doors.md says what is tested here.
 
 use rushes_tests::disk::run;
 use rushes_tests::export::{Export, NFS};
@@ -153,7 +154,8 @@ impl Doors {
     }
 }
 
-/// Nobody else has a lock on the file, and now we do. (A lock goes with the first descriptor of its file that this process closes.)
+/// Nobody else has a lock on the file, and now we do. A lock goes with the first descriptor of its
+/// file that this process closes.
 fn locked(file: &File) -> bool {
     match fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => true,
@@ -221,7 +223,7 @@ fn locks_hold(lines: &[String]) {
     assert!(!is_free(&local));
     drop(other);
     becomes("the lock of an SMB client that is gone is, too", || {
-        // (An NFS client that says nothing is gone by and by, too.)
+        // An NFS client that says nothing is gone by and by, too.
         nfs.read(&theirs, 0, 8).expect("open");
         is_free(&local)
     });
@@ -283,7 +285,7 @@ fn byte_range_locks_hold_with_our_module_in_the_share_too() {
 
 const KEY: [u8; 16] = *b"one lease of one";
 
-/// Whatever one writes the next read of any other has.
+/// Bytes that one writes are in the next read of any other.
 fn agree(doors: &Doors, smb: &Connection, file: Handle, name: &str) {
     let (mut nfs, root) = doors.nfs(&format!("agree on {file:?}"));
     let open = nfs.open(&root, name.as_bytes(), false).expect("opened");
@@ -308,7 +310,7 @@ fn agree(doors: &Doors, smb: &Connection, file: Handle, name: &str) {
     nfs.close(open).expect("closed");
 }
 
-/// What `rushes check` says of the pool in this smbd's configuration.
+/// The findings of `rushes check` on the pool in this smbd's configuration.
 fn checked(doors: &Doors) -> Vec<(String, String, String)> {
     let scratch = doors.world.scratch.path();
     let config = scratch.join("rushes.toml");
@@ -390,7 +392,7 @@ fn leases_are_not_broken_by_other_doors_and_check_says_so() {
     let open = nfs.open(&root, b"a.mov", false).expect("opened");
     nfs.write(&open, 0, b"yet another").expect("written");
     assert_eq!(smb.next_break(NEVER), None, "smbd breaks it by itself now");
-    // Another SMB client is heard of: the client of ours would hear a break.
+    // Another SMB client is noticed: our client gets a break.
     let other = doors.smb();
     let (second, told) = std::thread::scope(|scope| {
         let opening = scope.spawn(|| other.open("a.mov", Disposition::Open));
@@ -400,7 +402,7 @@ fn leases_are_not_broken_by_other_doors_and_check_says_so() {
     });
     assert!(matches!(told.to, Kept::Lease(state) if state & 4 == 0));
     other.close(second.expect("opened").0).expect("closed");
-    // What goes past the client's memory is right all the same.
+    // Bytes that go past the client's memory are right all the same.
     agree(&doors, &smb, file, "a.mov");
     let said = checked(&doors);
     assert_eq!(said.len(), 1, "{said:?}");
@@ -459,7 +461,7 @@ fn oplocks_of_the_kernel_are_broken_before_another_door_opens_the_file() {
             let told = smb.next_break(PATIENCE);
             let told = told.unwrap_or_else(|| panic!("{door} breaks nothing"));
             assert!(!opening.is_finished(), "{door} does not wait");
-            // What it had written for itself goes to the server first.
+            // The bytes that it had written for itself go to the server first.
             smb.write(file, 0, &new).expect("written");
             smb.acknowledge(told).expect("acknowledged");
             opening.join().expect("opened")
@@ -467,7 +469,7 @@ fn oplocks_of_the_kernel_are_broken_before_another_door_opens_the_file() {
         assert!(found == new, "{door} has old bytes");
         smb.close(file).expect("closed");
     }
-    // Who has it open keeps others from having it for themselves.
+    // A program that has it open keeps others from having it for themselves.
     for write in [true, false] {
         let local = File::options()
             .read(true)
@@ -635,7 +637,8 @@ fn names_at_the_limits_are_one_file_at_every_door_or_are_not_shown() {
     let long = "n".repeat(255);
     let wide = "\u{6620}".repeat(85);
     assert_eq!(wide.len(), 255);
-    // What Windows cannot say (a line end, a colon, a space at the end) has another name there, and what is no text has none.
+    // A name with a line end, a colon or a space at the end, which Windows cannot say, has another
+    // one there, and a name that is no text has none.
     let plain: [&[u8]; 3] = [long.as_bytes(), wide.as_bytes(), "\u{e9}".as_bytes()];
     let foreign: [&[u8]; 4] = [b"line\nend", b"a:b", b"space at the end ", b"back\\slash"];
     let no_text: [&[u8]; 2] = [b"a\xff\xfe.mov", b"\xc3"];
@@ -771,12 +774,13 @@ fn times_far_ahead_and_running_backwards_are_the_same_at_every_door_and_hide_no_
         let known = fs::metadata(&path).expect("known");
         assert_eq!((known.mtime(), known.mtime_nsec() as u32), time, "{round}");
         assert_eq!(nfs.modified(&handle), Ok(time), "{round}");
-        // (As long as an SMB client has it open smbd shows the time that it had then, whatever other doors do.)
+        // As long as an SMB client has it open, smbd shows the time that it had then, whatever
+        // other doors do.
         let (file, info) = smb.open("clip.mov", Disposition::Open).expect("opened");
         assert_eq!(info.written, windows_time(time), "{round}");
         let info = smb.list("clip.mov").expect("listed").expect("there");
         assert_eq!(info.written, windows_time(time), "{round}");
-        // What is written now is older than the file was, or newer: all see it.
+        // The bytes written now are older than the file was, or newer: all see them.
         let bytes = pattern::bytes(100 + round as u64, 0, 1000);
         match round % 2 {
             0 => doors.local("clip.mov").write_all_at(&bytes, 0),

@@ -22,12 +22,12 @@ const FILE_BYTES: usize = 4 * MIB;
 const EIO: i32 = 5;
 const EROFS: i32 = 30;
 const EDQUOT: i32 = 122;
-/// Who hears of a fault hears of it by then.
+/// A program that gets an error of a fault gets it by then.
 const QUICKLY: Duration = Duration::from_secs(3);
 /// A member that works again takes new files by then.
 const COMES_BACK_BY: Duration = Duration::from_secs(60);
 
-/// What the device does not do any more.
+/// The requests that the device does not do any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
     Writing,
@@ -121,7 +121,7 @@ fn serve(world: &PoolWorld) -> Daemon {
     daemon
 }
 
-/// What `rushes pool status` says of member 1.
+/// The state of member 1 by `rushes pool status`.
 fn state_of_broken(world: &PoolWorld) -> String {
     let (report, _) = world.json(&["status"], &[]);
     let state = report[0]["members"][1]["state"].as_str();
@@ -153,7 +153,8 @@ fn new_files_go_elsewhere(broken: Broken, with_daemon: bool) {
         fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
     }
     break_disk(&world, broken);
-    // Nobody knows yet: who writes there at this moment hears of it when he wants it to be durable.
+    // Nobody knows yet: a program that writes there at this moment gets an error when it wants the
+    // bytes to be durable.
     let mut failed = Vec::new();
     for number in 0..20 {
         let begun = Instant::now();
@@ -243,7 +244,8 @@ fn what_its_disk_did_not_take_is_told_to_be_durable_to_nobody() {
         let error = file.sync_all().expect_err("it is not on its disk");
         assert_eq!(error.raw_os_error(), Some(EIO), "{error}");
         if !with_daemon {
-            // What the kernel has thrown away each open hears of, also when the disk works again.
+            // Each open gets an error of bytes that the kernel has thrown away, also when the disk
+            // works again.
             world.slow_disk().tell("clear");
         }
         let error = other.sync_data().expect_err("nor for another one");

@@ -41,7 +41,7 @@ fn stream_of<'a>(status: &'a Value, name: &str) -> Option<&'a Value> {
     streams.iter().find(|stream| stream["path"] == name)
 }
 
-/// What has become of who copied it in.
+/// The fate of the program that copied it in.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Copier {
     Gone,
@@ -116,7 +116,8 @@ fn a_sequence_that_begins_in_the_kernels_cache_is_one_and_fetched_ahead_from_whe
     std::fs::create_dir(world.path("shot")).expect("made");
     for number in 1..=FRAMES {
         put(&frame(number), number, FRAME_BYTES).expect("there is room");
-        // (Not for reading: whoever opens one frame after the other for that is a reader of them.)
+        // Not for reading: a program that opens one frame after the other for that is a reader of
+        // them.
         let file = File::options().write(true).open(frame(number));
         let file = file.expect("there");
         file.sync_all().expect("written");
@@ -124,7 +125,7 @@ fn a_sequence_that_begins_in_the_kernels_cache_is_one_and_fetched_ahead_from_whe
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("dropped");
         }
     }
-    // What was changed just now is fetched again once that is over (decision 0038).
+    // Bytes that were changed just now are fetched again once that is over (decision 0038).
     std::thread::sleep(Duration::from_millis(2500));
     let of_shot = |status: &Value| -> Vec<Value> {
         let streams = status["streams"].as_array().expect("a list");

@@ -279,7 +279,7 @@ fn nobody_logs_in_who_was_not_named() {
     check(&["--initiator", named], (true, false));
     check(&["--client", "127.0.0.0/8"], (true, true));
     check(&["--client", "127.0.0.3"], (false, false));
-    // tgt would let in whoever fulfils one of both.
+    // tgt would let in a client that fulfils one of both.
     let path = world.path("d").display().to_string();
     let both = [
         "iscsi",
@@ -293,7 +293,7 @@ fn nobody_logs_in_who_was_not_named() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
-/// tgtd on a plain file, by hand: what the tests of libiscsi say of it is what they may say of ours.
+/// tgtd on a plain file, by hand: the tests of libiscsi may say of ours what they say of it.
 struct Plain {
     child: Child,
     port: u16,
@@ -366,7 +366,7 @@ fn verdicts(url: &str) -> BTreeMap<String, bool> {
             .expect("it starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let (mut suite, mut test) = (String::new(), None);
-        // What a test has to say stands between its name and the verdict.
+        // The words of a test stand between its name and the verdict.
         for line in text.lines() {
             if let Some(name) = line.strip_prefix("Suite: ") {
                 suite = name.trim().to_owned();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The process that serves a mount is killed, again and again, and whoever works on the mount waits for the next one: no error, no byte that is another.
+//! The process that serves a mount is killed, again and again, and a program that works on the
+//! mount waits for the next one: no error, no byte that is another.
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::disk::run;
@@ -52,7 +53,7 @@ fn is_sound(world: &PoolWorld) {
     assert_eq!(report["findings"], json!([]));
 }
 
-/// What programs do until they are to stop, with how often each has done it.
+/// The work of programs until they are to stop, with how often each has done it.
 struct Programs<'a> {
     stop: &'a AtomicBool,
     rounds: &'a [AtomicU64],
@@ -110,7 +111,7 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// Names come, change and go; nothing is heard that is not so.
+/// Names come, change and go; nothing is told that is not so.
 fn names(folder: &Path, round: u64) {
     let at = |name: &str| folder.join(name);
     let (file, folder, other) = (at("file"), at("folder"), at("other"));
@@ -427,7 +428,8 @@ fn die_before_answering(world: &PoolWorld) -> (u32, Child) {
     (serving, tracer)
 }
 
-/// What cannot be done twice is done once, though the process died after it and before it said so.
+/// A call that cannot be done twice is done once, though the process died after it and before it
+/// said so.
 #[test]
 fn what_was_done_and_not_answered_is_not_done_again() {
     if !needs::all_there(&[needs::Need::Program("strace")]) {

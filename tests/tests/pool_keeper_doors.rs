@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The process that serves a mount is killed, again and again, under clients of SMB and of an iSCSI disk: they wait for the next one, hear no error and
-//! read no byte that is another. (NFS and programs: pool_keeper.rs.)
+//! The process that serves a mount is killed, again and again, under clients of SMB and of an iSCSI
+//! disk: they wait for the next one, get no error and read no byte that is another. NFS and
+//! programs are in pool_keeper.rs.
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::export::{Export, ISCSI};

@@ -49,7 +49,7 @@ fn is_sound(world: &mut PoolWorld) {
     );
 }
 
-/// Soon: the mount hears of a close a moment after it.
+/// Soon: the mount is told of a close a moment after it.
 fn until(sentence: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !is_so() {
@@ -142,7 +142,7 @@ fn a_daemon_that_comes_has_what_was_passed_and_what_is_mapped_when_it_is_not_any
     until("nobody has it open any more", || {
         is_asked(&world, &daemon, "written", 2, 2 * MIB)
     });
-    // What is written from now on goes by way of the daemon as well: it is missed when it is killed.
+    // Writes from now on go by way of the daemon as well: it is missed when it is killed.
     fs::write(world.path("closed"), "anew").expect("room");
     daemon.kill();
     until("it is missed", || {

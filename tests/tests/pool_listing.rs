@@ -30,7 +30,8 @@ fn opened(folder: &Path) -> OwnedFd {
     .expect("it is there")
 }
 
-/// What one getdents64(2) with so much room brings; nothing at the end. `looks`: at each of them, too.
+/// The entries that one getdents64(2) with so much room brings; nothing at the end. `looks`: at
+/// each of them, too.
 fn some(folder: &OwnedFd, room: usize, looks: bool) -> Vec<Found> {
     let mut bytes = vec![MaybeUninit::uninit(); room];
     let mut entries = RawDir::new(folder, &mut bytes);

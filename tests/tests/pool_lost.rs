@@ -2,7 +2,7 @@
 //! A member whose disk is dead is given up with what it had, while the pool is in use and while it is not.
 
 use rushes_tests::needs::{self, Need};
-use rushes_tests::pool::{EXT4, PoolWorld, check, killed_at, put};
+use rushes_tests::pool::{EXT4, PoolWorld, XFS, check, killed_at, put};
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
 use std::io::{Read, Write};
@@ -83,13 +83,15 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
     }
     // It is there: nothing is given up.
     refused(&world, &["remove", "--lost", "1"], "is there");
+    refused(&world, &["remove", "--lost", "--yes", "1"], "is there");
     world.unplug(1);
     // Its end goes on elsewhere.
     let opened = OpenOptions::new().append(true).open(world.path(part));
     let mut file = opened.expect("opened");
     file.write_all(&[7; MIB]).expect("on another member");
     refused(&world, &["remove", "1"], "--lost");
-    let (report, code) = world.json(&["remove", "--lost", "1"], &[]);
+    refused(&world, &["remove", "--lost", "1"], "with --yes");
+    let (report, code) = world.json(&["remove", "--lost", "--yes", "1"], &[]);
     assert_eq!(code, Some(0), "{report}");
     assert_eq!(
         (&report["member"], &report["lost"]),
@@ -100,7 +102,10 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
     assert_eq!(code, Some(0), "{list}");
     assert_eq!(list[0]["members"].as_array().map(Vec::len), Some(2));
     // And once more: it is gone.
-    assert_eq!(world.json(&["remove", "--lost", "1"], &[]).1, Some(0));
+    assert_eq!(
+        world.json(&["remove", "--lost", "--yes", "1"], &[]).1,
+        Some(0)
+    );
 
     // Others are as ever, and names of all.
     for name in on[0].iter().chain(&on[2]) {
@@ -117,11 +122,11 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
     }
     let error = fs::read(world.path("wide/s")).expect_err("a unit of it is lost");
     assert_eq!(error.raw_os_error(), EIO);
-    // What came later is there, more of it can come, and it becomes durable.
+    // The bytes that came later are there, more can come, and they become durable.
     file.write_all(&[8; MIB]).expect("its last member is there");
     file.sync_all().expect("what is there is durable");
     let tail = fs::File::open(world.path(part)).expect("opened");
-    // (The kernel reads whole pages: the first one has lost bytes, too.)
+    // The kernel reads whole pages: the first one has lost bytes, too.
     let first = LENGTH.next_multiple_of(4096);
     let mut bytes = vec![0; LENGTH + 2 * MIB - first];
     tail.read_exact_at(&mut bytes, first as u64).expect("read");
@@ -204,30 +209,33 @@ fn who_has_files_open_writes_no_more_to_a_disk_that_is_given_up() {
     let writer = OpenOptions::new().write(true).open(world.path(written));
     let writer = writer.expect("opened");
     writer.write_all_at(&[1; 4096], 0).expect("it is there");
-    // As the kernel is told of a disk that does not come back: who has files open keeps them.
+    // As the kernel is told of a disk that does not come back: a program that has files open keeps
+    // them.
     let mut lazily = Command::new("umount");
     let lazily = lazily.arg("-l").arg(world.member(1)).status();
     assert!(lazily.expect("it starts").success());
     writer.write_all_at(&[2; 4096], 0).expect("on its disk");
-    let (report, code) = world.json(&["remove", "--lost", "1"], &[]);
+    let (report, code) = world.json(&["remove", "--lost", "--yes", "1"], &[]);
     assert_eq!(code, Some(0), "{report}");
-    // What would go with that disk is refused; what is new has a place elsewhere.
+    // A write that would go with that disk is refused; a new one has a place elsewhere.
     let error = writer.write_all_at(&[3; 4096], 0).expect_err("it is lost");
     assert_eq!(error.raw_os_error(), EIO, "{error}");
     let end = LENGTH.next_multiple_of(4096) as u64;
     writer.write_all_at(&[4; 4096], end).expect("on the other");
-    // What was written and not synced went with the disk, which is heard once; the rest becomes durable.
+    // Bytes that were written and not synced went with the disk, of which there is one error; the
+    // rest becomes durable.
     let error = writer.sync_all().expect_err("it is lost");
     assert_eq!(error.raw_os_error(), EIO, "{error}");
     writer.sync_all().expect("what is there is durable");
     assert_eq!(world.members_of(written), [0, 1]);
-    // Written anew beside one who has it open, whose mappings lead to the old disk: nobody opens it to read until he has closed it.
+    // Written anew beside a program that has it open, whose mappings lead to the old disk: nobody
+    // opens it to read until that program has closed it.
     put(&world.path(read), 7, LENGTH).expect("written anew");
     let error = fs::File::open(world.path(read)).expect_err("it is open");
     assert_eq!(error.raw_os_error(), EIO, "{error}");
     put(&world.path(written), 8, LENGTH).expect("written anew");
     drop((reader, writer));
-    // (The kernel tells the mount of a close when it comes to it.)
+    // The kernel tells the mount of a close when it comes to it.
     let end = Instant::now() + Duration::from_secs(10);
     while fs::File::open(world.path(read)).is_err() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
@@ -260,7 +268,7 @@ fn giving_up_may_be_killed_at_every_step_and_is_done_whole_or_not_at_all() {
         // Of those at which it was not done yet.
         let mut kill_count = 0;
         for count in 1..60 {
-            let remove = world.command(&["remove", "--lost", "1"], &[]);
+            let remove = world.command(&["remove", "--lost", "--yes", "1"], &[]);
             let is_killed = killed_at(&remove, call, count);
             let (list, _) = world.json(&["ls"], &[]);
             if list[0]["members"].as_array().map(Vec::len) == Some(2) {
@@ -281,7 +289,7 @@ fn giving_up_may_be_killed_at_every_step_and_is_done_whole_or_not_at_all() {
         }
         assert!(kill_count >= least, "{call}: {kill_count} kills");
     }
-    let (report, code) = world.json(&["remove", "--lost", "1"], &[]);
+    let (report, code) = world.json(&["remove", "--lost", "--yes", "1"], &[]);
     assert_eq!(code, Some(0), "{report}");
     let (report, code) = world.json(&["fsck"], &[]);
     assert_eq!(code, Some(1), "{report}");
@@ -318,11 +326,7 @@ fn a_file_that_was_removed_while_its_member_was_away_gives_its_room_when_that_is
     };
     let on = filled(&world, 1, 2);
     let removed = &on[1][0];
-    let used = || {
-        let found = rustix::fs::statvfs(world.member(1)).expect("mounted");
-        (found.f_blocks - found.f_bfree) * found.f_frsize
-    };
-    let before = used();
+    let before = world.used(1);
     world.unplug(1);
     fs::remove_file(world.path(removed)).expect("its name is in the catalogue");
     let end = Instant::now() + Duration::from_secs(30);
@@ -332,11 +336,106 @@ fn a_file_that_was_removed_while_its_member_was_away_gives_its_room_when_that_is
         std::thread::sleep(Duration::from_millis(20));
     }
     world.plug(1, "rw");
-    // (Nothing else is removed meanwhile.)
+    // Nothing else is removed meanwhile.
     let end = Instant::now() + Duration::from_secs(30);
-    while used() + LENGTH as u64 / 2 > before {
+    while world.used(1) + LENGTH as u64 / 2 > before {
         assert!(Instant::now() < end, "its room stays taken");
         std::thread::sleep(Duration::from_millis(50));
     }
     world.end();
+}
+
+/// No byte, no block and no inode is left on a member for a file of anybody.
+fn leave_no_room(world: &PoolWorld, member: usize) {
+    let folder = world.member(member).join("others");
+    fs::create_dir(&folder).expect("room");
+    let mut big = fs::File::create(folder.join("big")).expect("room");
+    // Blocks that the file system kept aside are free after a sync.
+    for _ in 0..3 {
+        let mut piece = &vec![1; MIB][..];
+        while !piece.is_empty() {
+            match big.write(piece) {
+                Ok(0) | Err(_) => piece = &piece[..piece.len() / 2],
+                Ok(_) => {}
+            }
+        }
+        rustix::fs::sync();
+    }
+    let path = |number: usize| folder.join(format!("small{number}"));
+    let full = (0..).find(|number| fs::write(path(*number), "1").is_err());
+    // Inodes may be left without blocks, or blocks too few for inodes.
+    let next = full.expect("a number") + 1;
+    let none = (next..).find(|number| fs::File::create(path(*number)).is_err());
+    none.expect("a number");
+    rustix::fs::sync();
+}
+
+fn make_room(world: &PoolWorld, member: usize) {
+    fs::remove_dir_all(world.member(member).join("others")).expect("ours");
+}
+
+/// The catalogue that came back does not have its word with members that are full either.
+#[test]
+fn a_rescue_takes_over_members_that_have_no_room_for_a_file() {
+    let made = [(EXT4, 100), (XFS, 320), (EXT4, 100)];
+    for (member_count, context) in [(3, "one has room"), (2, "none has room")] {
+        let Some(mut world) = PoolWorld::build(&made[..member_count]) else {
+            return;
+        };
+        // XFS gives up room behind the end of a file when it has none: no file goes there.
+        leave_no_room(&world, 1);
+        put(&world.path("f"), 1, LENGTH).expect("there is room");
+        world.end();
+        let old = world.disk("old", (EXT4, 64));
+        let copied = Command::new("cp")
+            .args(["-a", "--no-target-directory"])
+            .args([&world.catalogue(), &old])
+            .status();
+        assert!(copied.expect("it starts").success());
+        leave_no_room(&world, 0);
+        world.lose_catalogue();
+        let members: Vec<_> = (0..member_count)
+            .map(|at| world.member(at).join("pool"))
+            .collect();
+        let (report, code) = world.json(&["rescue"], &members);
+        // Names that no member has a copy of are worth a word.
+        let (expected, expected_code) = match member_count {
+            3 => (vec![], 0),
+            _ => (vec![(String::from("log_of_names"), String::new())], 1),
+        };
+        assert_eq!(named(&report["fsck"]), expected, "{context}: {report}");
+        assert_eq!(code, Some(expected_code), "{context}: {report}");
+        if let Some(finding) = report["fsck"]["findings"].get(0) {
+            let said = finding["sentence"].as_str().expect("text");
+            assert!(said.contains("names could not be written"), "{said}");
+        }
+        // Each full one alone refuses the catalogue of before.
+        for full in 0..2 {
+            let others = (0..member_count).filter(|other| *other != full);
+            others.clone().for_each(|other| world.unplug(other));
+            let output = Command::new(needs::path_of("rushes"))
+                .args(["pool", "fsck"])
+                .arg(&old)
+                .output()
+                .expect("rushes starts");
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            assert_eq!(output.status.code(), Some(2), "{context}: {said}");
+            assert!(said.contains("belongs to a later catalogue"), "{said}");
+            others.for_each(|other| world.plug(other, "loop"));
+            let left = world.member(full).join("pool/rushes-pool.tmp");
+            assert!(!left.exists(), "{context}: half a file is left");
+        }
+        world.start();
+        check(&world.path("f"), 1, LENGTH);
+        world.end();
+        for member in 0..2 {
+            make_room(&world, member);
+        }
+        world.start();
+        put(&world.path("g"), 2, LENGTH).expect("there is room");
+        world.end();
+        let (report, code) = world.json(&["fsck"], &[]);
+        assert_eq!(code, Some(0), "{context}: {report}");
+        assert_eq!(named(&report), [], "{context}: {report}");
+    }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What names and attributes of a pool cost its disks: the catalogue's has them all, members are for bytes.
+//! The cost of a pool's names and attributes for its disks: the catalogue's has them all, members
+//! are for bytes.
 //!
 //! Requests are counted by the kernel, of our own loop devices. Something else may read there at that moment (a member is looked at now and
 //! then), so that a look counts when it was quiet; one that needs a member's disk is never quiet.

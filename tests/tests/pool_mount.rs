@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool through its mount: what applications do, members of several kinds that fill, vanish and come back, and a mount that is killed.
+//! A pool through its mount: the work of applications, members of several kinds that fill, vanish
+//! and come back, and a mount that is killed.
 
 use rushes_tests::disk::run;
 use rushes_tests::needs;
@@ -111,7 +112,7 @@ fn files_go_on_elsewhere_when_a_member_is_full_and_every_member_is_filled() {
         .expect("read");
     assert_eq!(found.len() as u64, length);
     pattern::check(3, 0, &found, "long.mov");
-    // What is removed gives its room back, and the next file has it.
+    // A removed file gives its room back, and the next file has it.
     drop(file);
     fs::remove_file(world.path("long.mov")).expect("removed");
     let end = Instant::now() + Duration::from_secs(30);
@@ -182,7 +183,7 @@ fn a_member_that_is_away_costs_what_is_on_it_and_comes_back_without_ceremony() {
     let Some(world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 120)]) else {
         return;
     };
-    // (The emptiest takes it.)
+    // The emptiest takes it.
     put(&world, "on1.mov", 1, 70 * MIB);
     put(&world, "on0.mov", 2, 5 * MIB);
     assert_eq!(world.members_of("on1.mov"), [1]);

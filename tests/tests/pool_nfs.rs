@@ -30,7 +30,7 @@ fn world(members: &[rushes_tests::pool::Made]) -> Option<PoolWorld> {
     PoolWorld::build(members)
 }
 
-/// What a tool printed.
+/// The output of a tool.
 fn printed(program: &str, words: &[&str]) -> Vec<u8> {
     let output = Command::new(needs::path_of(program))
         .args(words)
@@ -102,7 +102,7 @@ fn what_one_door_writes_the_other_reads_under_any_name() {
         let there = listed.windows(name.len()).any(|found| found == *name);
         assert!(there, "nfs-ls does not show {:?}", OsStr::from_bytes(name));
     }
-    // What changes through one door is seen at the other at once, however often it looked before.
+    // A change through one door is seen at the other at once, however often it looked before.
     let file = nfs.lookup(&root, b"mounted.mov").expect("there");
     for round in 1..20u64 {
         let size = 4096 * round;
@@ -240,7 +240,8 @@ impl Kept {
         }
     }
 
-    /// After a restart, with a client that looked up nothing: what was open is claimed, while nobody else may open.
+    /// After a restart, with a client that looked up nothing: open files are claimed, while nobody
+    /// else may open.
     fn are_good(&mut self, nfs: &mut Nfs4, what: &str) {
         let refused = nfs.open(&self.reel, b"take.mov", false);
         assert_eq!(refused.err(), Some(NFS4ERR_GRACE), "{what}");
@@ -256,7 +257,7 @@ impl Kept {
         assert_eq!(nfs.read_link(&self.link), Ok(b"take.mov".to_vec()));
         assert_eq!(nfs.read_link(&self.mounted), Ok(b"elsewhere".to_vec()));
         let bytes = loop {
-            // (Reading what is not open waits for the others, too.)
+            // A read of what is not open waits for the others, too.
             match nfs.read_closed(&self.plain, 0, 65_536) {
                 Err(NFS4ERR_GRACE) => std::thread::sleep(Duration::from_millis(100)),
                 read => break read.expect("read"),
@@ -308,7 +309,7 @@ fn handles_and_open_files_are_good_after_ganesha_and_the_mount_were_started_agai
                 world.start();
                 export = Export::nfs(&world);
             }
-            // Who keeps it says so and ends, for systemd to start it again.
+            // The program that keeps it says so and ends, for systemd to start it again.
             _ => {
                 run(Command::new("kill")
                     .arg("-KILL")
@@ -524,7 +525,7 @@ fn handles_that_a_client_makes_up_reach_nothing_but_the_tree() {
         assert!(nfs.read_closed(&forged, 0, 100).is_err());
         assert!(nfs.list(&forged, 8192, || {}).is_err());
     }
-    // A wrong generation is somebody else, who had the number before.
+    // A wrong generation is another file, which had the number before.
     let forged = with_node(&a, real, (other.0, other.1 ^ 1)).expect("as before");
     assert_eq!(known(&mut nfs, &forged), Err(NFS4ERR_STALE));
     // Attributes are nowhere to be seen, and nothing leads out of the tree.
@@ -683,7 +684,7 @@ fn nobody_is_let_in_who_was_not_named() {
         assert!(nobody.known(&root).is_err(), "127.0.0.{last} is let in");
     }
     export.end();
-    // Any user could say that he is another one.
+    // Any user could claim to be another one.
     for (options, expected) in [(vec![], false), (vec!["--any-port"], true)] {
         let export = Export::nfs_with(&world, &options);
         let root = Nfs4::connect_from_any_port(export.port).root("media");
@@ -724,8 +725,8 @@ fn nobody_is_let_in_who_was_not_named() {
     }
 }
 
-/// NFSv3 wants a portmapper, of which a machine has one: both are in a network of their own. (The second interface is for getaddrinfo(3), which
-/// answers nothing where there is only loopback.)
+/// NFSv3 wants a portmapper, of which a machine has one: both are in a network of their own. The
+/// second interface is for getaddrinfo(3), which answers nothing where there is only loopback.
 const WITH_NFS3: &str = r#"
 set -e
 # Copies of other tests' mounts would keep these from ending.

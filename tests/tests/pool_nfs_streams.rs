@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the daemon knows of those who read a pool by NFS, and what becomes of their handles when its catalogue was lost: docs/guide/pool-export.md and pool-trouble.md say so.
+//! The daemon's knowledge of those who read a pool by NFS, and the end of their handles when its
+//! catalogue was lost: docs/guide/pool-export.md and pool-trouble.md say so.
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::export::{Export, NFS};
@@ -82,7 +83,7 @@ fn a_stream_of_nfs_is_a_file_whoever_reads_it_and_ends_with_its_close() {
     assert_eq!(
         said,
         [
-            // (The NFS server opens files for whoever asks it.)
+            // The NFS server opens files for any client that asks it.
             &json!("root"),
             &json!("ganesha.nfsd"),
             &json!(true),
@@ -110,7 +111,7 @@ fn a_stream_of_nfs_is_a_file_whoever_reads_it_and_ends_with_its_close() {
     }
     assert_eq!(open_streams(&daemon, "reel/two.mov"), 1);
     until_closed(&daemon, "reel/two.mov");
-    // (What nobody has read ahead.)
+    // A place that nobody has read ahead.
     read(&mut first, 6 * MIB as u64);
     assert_eq!(open_streams(&daemon, "reel/two.mov"), 1);
     assert_eq!(streams(&daemon, "reel/two.mov").len(), 2, "another one");
@@ -146,7 +147,7 @@ fn handles_and_inode_numbers_do_not_outlive_a_lost_catalogue() {
     for (what, handle) in [("a folder", &reel), ("a file", &a)] {
         assert_eq!(nfs.known(handle).err(), Some(NFS4ERR_STALE), "{what}");
     }
-    // Who mounts it again has it.
+    // A client that mounts it again has it.
     let root = nfs.root("media").expect("exported");
     let reel = nfs.lookup(&root, b"reel").expect("there");
     let a = nfs.lookup(&reel, b"a.mov").expect("there");

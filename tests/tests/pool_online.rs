@@ -29,7 +29,7 @@ fn is_sound(world: &PoolWorld, context: &str) {
     assert_eq!(code, Some(0), "{context}: {report}");
 }
 
-/// What a kill left is mended, and none of it needed a name in lost+found.
+/// The remains of a kill are mended, and none of them needed a name in lost+found.
 fn mended(world: &PoolWorld, context: &str) {
     let (report, code) = world.json(&["fsck", "--repair"], &[]);
     assert_eq!(code, Some(0), "{context}: {report}");
@@ -104,7 +104,7 @@ fn a_member_that_is_added_to_a_mounted_pool_gets_new_files_at_once() {
     );
     put(&world.path("new"), 2, MIB).expect("there is room");
     assert_eq!(world.members_of("new"), [1], "it has most room");
-    // What is a member already is said, and added once.
+    // A folder that is a member already is named as such, and added once.
     let (again, code) = world.json(&["add"], std::slice::from_ref(&new));
     assert_eq!((code, &again["numbers"]), (Some(0), &json!([1])), "{again}");
     let (report, code) = world.json(&["rebalance"], &[]);
@@ -202,7 +202,7 @@ fn a_member_is_emptied_and_removed_beside_those_who_use_its_files() {
         let mut found = vec![0; secret.len()];
         nameless.read_exact_at(&mut found, 0).expect("read");
         assert!(found == secret, "the file without a name, {member}");
-        // What grows goes elsewhere at once.
+        // A file that grows goes elsewhere at once.
         file.write_all_at(b"more", written).expect("there is room");
         file.set_len(written).expect("cut");
         assert!(!world.members_of("take").contains(&(member as u64)));
@@ -282,7 +282,7 @@ fn a_command_that_is_interrupted_stops_the_mount_and_the_next_one_goes_on() {
     for seed in 0..3 {
         check(&world.path(format!("f{seed}")), seed, 60 * MIB);
     }
-    // Whoever unmounts meanwhile stops it, too.
+    // An unmount meanwhile stops it, too.
     fill_again(&world, most);
     let other = (1 - most).to_string();
     let mut drain = begun(&world, &["drain", &other]);
@@ -384,7 +384,8 @@ fn a_mount_that_is_killed_while_it_moves_files_loses_nothing_and_the_drain_goes_
                 let seed = theirs.below(1 << 40);
                 lock().busy = vec![name.clone(), other.clone()];
                 let path = folder.join(&name);
-                // Never cut: what an interrupted cut leaves is a name in lost+found, with a drain or without.
+                // Never cut: an interrupted cut leaves a name in lost+found, with a drain or
+                // without.
                 let made = |length| {
                     let _ = fs::remove_file(&path);
                     put(&path, seed, length)
@@ -499,7 +500,7 @@ fn random_operations_by_smb_beside_drains_are_what_a_model_says() {
     assert!(drains.1 > 0, "no file was moved");
     drop(smbd);
     world.end();
-    // (Which waits until the daemon has written what it has.)
+    // fsck waits until the daemon has written what it has.
     is_sound(&world, "after the end");
     drop(daemon);
 }
@@ -569,7 +570,7 @@ fn who_is_not_root_cannot_ask_the_mount() {
     let socket = world.catalogue().join("door.sock");
     let found = fs::metadata(&socket).expect("it is there");
     assert_eq!((found.mode() & 0o777, found.uid()), (0o600, 0));
-    // Whatever comes over it, the mount lives.
+    // The mount lives, whatever comes over it.
     let mut stream = std::os::unix::net::UnixStream::connect(&socket).expect("root may");
     stream.write_all(b"{\"ask\":\"dance\"}\n").expect("heard");
     let mut line = String::new();

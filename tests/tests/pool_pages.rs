@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel keeps of a pool's files is never older than the files: its pages, with each way to write beside each way to read, and modes.
+//! The kernel's copies of a pool's files are never older than the files: its pages, with each way
+//! to write beside each way to read, and modes.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{EXT4, PoolWorld, put};
@@ -25,7 +26,7 @@ fn beside_readers<T>(path: &Path, count: usize, act: impl FnOnce() -> T) -> T {
                 let mut page = vec![0; PAGE];
                 while !ended.load(Ordering::Acquire) {
                     for at in 0..PAGE_COUNT {
-                        // (It may be cut at this moment.)
+                        // It may be cut at this moment.
                         let _ = file.read_at(&mut page, (at * PAGE) as u64);
                     }
                 }
@@ -72,7 +73,7 @@ fn pages_are_not_older_than_an_asynchronous_write_past_the_cache() {
         let path = world.path("f");
         put(&path, 1, LENGTH as usize).expect("there is room");
         let mut hands = Hands::new();
-        // (Nobody reads by passthrough beside them.)
+        // Nobody reads by passthrough beside them.
         hands.open("direct", &path, OFlags::RDWR | OFlags::DIRECT);
         hands.open("written", &path, OFlags::WRONLY);
         let open = File::open(&path).expect("there");
@@ -145,7 +146,8 @@ fn change(hands: &mut Hands, way: &str, (at, length): Range, byte: u8) -> u8 {
     }
 }
 
-/// One row of the table: what was written so, as each way to read has it, by opens and mappings that have seen the old bytes.
+/// One row of the table: the bytes written so, as each way to read has them, by opens and mappings
+/// that have seen the old bytes.
 fn row(hands: &mut Hands, path: &Path, writer: &str, range: Range, byte: u8) {
     let readers = [
         ("see", "old open"),
@@ -192,7 +194,7 @@ fn table(hands: &mut Hands, world: &PoolWorld, is_passed: bool) {
             hands.does("map", writer, (1, 0), "-");
         }
         for range in [(0, LENGTH), (40 << 10, 8 << 10), (LENGTH - 4096, 4096)] {
-            // (What is cut is cut to the end.)
+            // A cut goes to the end.
             let range = match writer {
                 "cut and made longer" => (range.0, LENGTH - range.0),
                 _ => range,
@@ -238,7 +240,7 @@ fn whoever_reads_in_whatever_way_sees_what_was_written_in_whatever_way() {
     }
 }
 
-/// What somebody else than root does to a file, as a program.
+/// The work of somebody else than root on a file, as a program.
 const AS_NOBODY: &str = r#"
 import ctypes, os, sys
 os.setgid(65534); os.setuid(65534)

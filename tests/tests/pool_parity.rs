@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The same calls on the mount of a pool and on a plain ext4: what each comes to is the same, but where the table says otherwise. What the guide says
-//! is refused (docs/guide/pool.md, "Mount it") is refused here.
+//! The same calls on the mount of a pool and on a plain ext4: each comes to the same, but where the
+//! table says otherwise. A call that the guide says is refused (docs/guide/pool.md, "Mount it") is
+//! refused here.
 //!
 //! POSIX as such is pjdfstest's (tests/fuse/posix.sh); here is what Linux has besides: fallocate, ioctls, attributes, flags of open and rename.
 
@@ -24,10 +25,10 @@ const KIB: u64 = 1024;
 /// Beyond what ext4 can have in a file, and less than any limit of the kernel's. Units: bytes.
 const TOO_FAR: u64 = 1 << 60;
 
-/// What a call came to: what it returned and left, or an error.
+/// The outcome of a call: its result and what it left, or an error.
 type Outcome = Result<String, Errno>;
 
-/// What the pool is to say beside ext4.
+/// The answer that the pool is to give beside ext4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
     Same,
@@ -422,7 +423,7 @@ fn a_file_has_as_many_names_as_on_ext4() {
     assert_eq!(on_pool.1, Err(Errno::MLINK));
 }
 
-/// What would end a member, or all who use it, were it handed on.
+/// Calls that would end a member, or all who use it, were they handed on.
 #[test]
 fn no_ioctl_reaches_a_member_or_the_catalogue() {
     let Some(world) = beside(&[(EXT4, 100)]) else {

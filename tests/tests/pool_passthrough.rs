@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel reads straight from an object, and what is written past its cache: nobody sees other bytes than everybody else.
+//! Reads that the kernel does straight from an object, and writes past its cache: nobody sees other
+//! bytes than everybody else.
 
 use rushes_tests::mapper::{Mapper, hex};
 use rushes_tests::needs::{self, Need};
@@ -15,14 +16,15 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
-/// What a mount reads for itself meanwhile, at most: records, requests.
+/// The bytes that a mount reads for itself meanwhile, at most: records, requests.
 const OWN_BYTES: u64 = 64 << 10;
 
 fn writer(path: &Path) -> File {
     File::options().write(true).open(path).expect("there")
 }
 
-/// Opened to read it; the kernel does that itself. (The mount hears of a close a moment after it: who opens the file by then may be early.)
+/// Opened to read it; the kernel does that itself. The mount is told of a close a moment after it:
+/// a program that opens the file by then may be early.
 fn passed(world: &PoolWorld, name: &str) -> File {
     let end = Instant::now() + Duration::from_secs(10);
     loop {
@@ -75,7 +77,7 @@ fn a_file_that_is_only_read_is_read_by_the_kernel_itself() {
         drop(one);
         fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
         pattern::check(1, 0, &seen(&other), "f");
-        // What is copied by the kernel's own means goes by way of the mount, and arrives.
+        // A copy by the kernel's own means goes by way of the mount, and arrives.
         drop(other);
         fs::copy(world.path("f"), world.path("copy")).expect("there is room");
         check(&world.path("copy"), 1, length);
@@ -138,7 +140,7 @@ fn who_reads_by_passthrough_sees_what_others_write_cut_and_add() {
     // As programs save: cut to nothing, then written anew.
     fs::write(world.path("f"), "anew").expect("room");
     must_see(b"anew", "written anew");
-    // Who reads and writes beside it.
+    // A program that reads and writes beside it.
     let both = File::options()
         .read(true)
         .write(true)
@@ -185,7 +187,7 @@ fn who_has_it_open_keeps_a_file_that_loses_its_name() {
     is_sound(&mut world);
 }
 
-/// Until the member has none of it but what the reader keeps there, and then without him.
+/// Until the member has none of it but what the reader keeps there, and then without the reader.
 fn emptied_beside(world: &PoolWorld, member: u64, kept: &str, other: &str, let_go: impl FnOnce()) {
     let mut drain = world.command(&["drain", &member.to_string()], &[]);
     let mut drain = drain.stdout(Stdio::null()).spawn().expect("rushes starts");
@@ -241,7 +243,7 @@ fn a_file_that_is_read_by_passthrough_is_moved_when_nobody_has_it_any_more() {
     emptied_beside(&world, 1 - home, "kept", "other", || {
         let expected = pattern::bytes(1, 2 << 20, 64);
         assert_eq!(mapper.sees(2 << 20, 64), hex(&expected));
-        // What is written beside it is seen, though no open is left.
+        // A write beside it is seen, though no open is left.
         fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
         let file = writer(&world.path("kept"));
         file.write_all_at(b"new", 12345).expect("room");
@@ -315,7 +317,8 @@ fn stores_through_a_mapping_and_writes_past_the_cache_are_seen_by_everybody() {
     is_sound(&mut world);
 }
 
-/// When it was changed last, as who asks at this moment hears. Units: seconds, nanoseconds.
+/// When it was changed last, as a program is told that asks at this moment. Units: seconds,
+/// nanoseconds.
 fn changed(path: &Path) -> (i64, i64) {
     let found = fs::metadata(path).expect("known");
     (found.mtime(), found.mtime_nsec())
@@ -340,7 +343,7 @@ fn a_file_that_is_stored_to_without_the_mount_is_never_older_than_its_bytes() {
         put(&path, 1, MIB).expect("there is room");
         set_changed(&path, 1000);
         let reader = passed(&world, "f");
-        // Who may store and does not: the time is the one that was given.
+        // A program that may store and does not: the time is the one that was given.
         drop(File::options().read(true).write(true).open(&path));
         drop(writer(&path));
         assert_eq!(changed(&path), (1000, 0));

@@ -74,7 +74,7 @@ fn place_of(world: &PoolWorld, name: &str) -> (Vec<u64>, Option<String>) {
     (world.members_of(name), own(&world.path(name)))
 }
 
-/// The classes ssd, archive and raid; what no rule is about goes to the last one.
+/// The classes ssd, archive and raid; files that no rule is about go to the last one.
 fn ruled(rules: &[&str]) -> Option<PoolWorld> {
     let mut world = PoolWorld::build(&[(EXT4, 60), (EXT4, 60), (EXT4, 60)])?;
     world.end();
@@ -139,7 +139,7 @@ fn what_is_made_in_a_folder_of_a_class_goes_to_the_members_of_that_class_alone()
     assert_eq!(own(&world.path("reel")).as_deref(), Some("class=ssd"));
     put(&world, "reel/later", 2 * MIB);
     assert_ne!(world.members_of("reel/later"), [2]);
-    // What is no file and no folder has no such attribute, and is made all the same.
+    // An entry that is no file and no folder has no such attribute, and is made all the same.
     std::os::unix::fs::symlink("a", world.path("fast/link")).expect("made");
     run(Command::new("mkfifo").arg(world.path("fast/pipe")));
 
@@ -246,7 +246,7 @@ fn next(world: &PoolWorld, folder: &str, number: &mut u32) -> Vec<u64> {
     world.members_of(&name)
 }
 
-/// Until new files go there; the door hears of the daemon once a second.
+/// Until new files go there; the door is told of the daemon once a second.
 fn wait_for_member(world: &PoolWorld, member: u64, number: &mut u32) {
     let end = Instant::now() + Duration::from_secs(10);
     while next(world, "light", number) != [member] {
@@ -307,7 +307,7 @@ fn new_files_avoid_the_device_that_plays() {
         }
         drop(stop);
     });
-    // The player is gone, and with him what he was promised.
+    // The player is gone, and with it the promise that it had.
     daemon.wait_for("no promise", |status| promised(status) == 0);
     wait_for_member(&world, 1, &mut number);
 }
@@ -343,7 +343,7 @@ fn words_that_are_none_are_refused_by_mount_and_command_with_a_sentence() {
     refused(&policy(&reel, &["--class", "0=ssd"]), "about members");
     refused(&policy(Path::new("/proc"), &[]), "in no pool");
     let catalogue = world.catalogue();
-    // (A class is given while it is served: pool_classes.rs.)
+    // A class is given while it is served: pool_classes.rs.
     refused(
         &policy(&catalogue, &["--set", "single"]),
         "is served already (process ",
@@ -497,7 +497,7 @@ fn the_name_counts_that_a_file_is_made_under() {
     let ssd = (vec![0], Some(String::from("class=ssd")));
     let nothing = (vec![2], None);
     assert_eq!(place_of(&world, "conform/a/1.exr"), ssd);
-    // Whatever has a name already is as it was.
+    // A file that has a name already is as it was.
     put(&world, "reel/1.mov", MIB);
     fs::rename(path("reel/1.mov"), path("conform/2.exr")).expect("renamed");
     assert_eq!(place_of(&world, "conform/2.exr"), nothing);

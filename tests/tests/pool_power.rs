@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the disks of a pool have when the power goes at a chosen instant: a copy of what the kernel has sent to a disk until then is mounted beside it.
+//! The disks of a pool when the power goes at a chosen instant: a copy of what the kernel has sent
+//! to a disk until then is mounted beside it.
 //!
 //! At random instants, of all disks at once, it goes in lab/tests/pool_power.rs, which found what is held here.
 
@@ -16,7 +17,7 @@ use std::time::{Duration, Instant};
 
 const UNIT: usize = 64 << 10;
 
-/// What is on the disk of this name at this instant, mounted.
+/// The bytes on the disk of this name at this instant, mounted.
 fn cut(world: &PoolWorld, name: &str, kind: &str) -> PathBuf {
     let image = world.scratch.path().join(format!("{name}.cut"));
     run(Command::new("cp")
@@ -68,7 +69,8 @@ fn fdatasync_makes_the_first_place_of_a_file_durable_that_had_its_length_before(
     assert_eq!(found.len(), 1);
 }
 
-/// Who opens a file so is answered from stable storage: bytes, length and the record that leads to them.
+/// A program that opens a file so is answered from stable storage: bytes, length and the record
+/// that leads to them.
 fn written_is_durable(flags: OFlags) {
     let Some(world) = PoolWorld::build(&[(EXT4, 100)]) else {
         return;
@@ -118,7 +120,7 @@ fn direct_write_that_is_sent_by_aio_is_durable_when_it_is_answered() {
     File::open(&path)
         .and_then(|file| file.sync_all())
         .expect("synced");
-    // (Reads among the writes: else fio opens for writing alone.)
+    // Reads among the writes: else fio opens for writing alone.
     let fio = [
         "--name=aio",
         "--ioengine=libaio",
@@ -192,7 +194,8 @@ fn removed_file_takes_its_objects_with_it_for_good_on_btrfs() {
     removed_objects_stay_removed((BTRFS, 200), "btrfs");
 }
 
-/// A stripe of which a power cut has left a part, and its file not: what is there gets a name, at its place in the file.
+/// A stripe of which a power cut has left a part, and its file not: the part gets a name, at its
+/// place in the file.
 #[test]
 fn stripe_that_is_not_whole_is_put_aside_with_its_bytes_where_they_were() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (EXT4, 100), (EXT4, 100)]) else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a client has reserved in his file (fallocate) and not written yet stays his wherever the pool moves it: by rebalance, drain, defrag
-//! and to wider stripes, mounted or not.
+//! Room that a client has reserved in its file with fallocate, and not written yet, stays its own
+//! wherever the pool moves it: by rebalance, drain, defrag and to wider stripes, mounted or not.
 
 use rushes_tests::pattern;
 use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS};
@@ -42,7 +42,7 @@ fn holds(world: &PoolWorld, name: &str, context: &str) {
     objects.dedup();
     let blocks = |path: &PathBuf| fs::metadata(path).expect("our own disk").blocks() * 512;
     let held: u64 = objects.iter().map(blocks).sum();
-    // (XFS keeps some more behind the end for a while.)
+    // XFS keeps some more behind the end for a while.
     assert!(
         (LENGTH as u64..LENGTH as u64 + (8 << 20)).contains(&held),
         "{context}: {held} bytes are reserved: {report}"
@@ -169,7 +169,7 @@ fn what_a_client_reserved_of_a_stripe_is_reserved_in_the_wider_one() {
     }
 }
 
-/// What members have left for others than root, all together. Units: bytes.
+/// The room that members have left for others than root, all together. Units: bytes.
 fn room(world: &PoolWorld, members: usize) -> u64 {
     let of = |number: usize| {
         let found = rustix::fs::statvfs(world.member(number)).expect("mounted");
@@ -224,7 +224,8 @@ fn what_is_behind_the_end_goes(members: &[Made], wish: Option<&str>) {
     rustix::fs::ftruncate(&empty, 0).expect("cut");
     gave_back("to its own length of 0");
 
-    // To the length that it has, and to a smaller one: what is reserved within that, and the bytes, stay.
+    // To the length that it has, and to a smaller one: the reservation within that, and the bytes,
+    // stay.
     let file = File::create(world.path("file")).expect("made");
     file.write_all_at(&pattern::bytes(9, 0, MIB), 0)
         .expect("room");
@@ -255,7 +256,7 @@ fn a_reservation_that_does_not_fit_takes_no_room_beside_a_daemon_either() {
     what_does_not_fit_takes_no_room(true);
 }
 
-/// What the daemon reserved for writes, and did not need, is given back.
+/// The daemon gives back what it reserved for writes and did not need.
 fn is_settled(world: &PoolWorld, members: usize) {
     let now = || {
         rustix::fs::sync();
@@ -286,7 +287,7 @@ fn what_does_not_fit_takes_no_room(is_served: bool) {
         is_settled(&world, 2);
         file = File::options().write(true).open(&path).expect("there");
     }
-    // His own, behind the end, from before.
+    // The client's own, behind the end, from before.
     let keep_size = FallocateFlags::KEEP_SIZE;
     fallocate(&file, keep_size, 2 * MIB_U64, 4 * MIB_U64).expect("room");
     rustix::fs::sync();
@@ -353,8 +354,9 @@ fn who_removes_a_file_finds_its_room_at_once() {
     }
 }
 
-/// Linux calls room data from which somebody has only read. Its zeroes are nobody's bytes: not a copy that somebody forgot, and least of all what a
-/// rescue takes for the file's. (Torture: seed 5000, round 8.)
+/// Linux calls room data from which somebody has only read. Its zeroes are nobody's bytes: not a
+/// copy that somebody forgot, and least of all what a rescue takes for the file's. Found by
+/// torture, seed 5000, round 8.
 #[test]
 fn room_from_which_somebody_has_read_has_no_bytes() {
     for (made, name) in [(EXT4, "ext4"), (XFS, "xfs")] {
@@ -394,7 +396,7 @@ fn room_from_which_somebody_has_read_has_no_bytes() {
 
         let report = done(&world, &["fsck"]);
         assert_eq!(report["findings"], json!([]), "{name}");
-        // (XFS keeps some more behind what was written.)
+        // XFS keeps some more behind what was written.
         let reserved = report["reserved_bytes"].as_u64();
         assert!(reserved >= Some(128 << 10), "{name}: {report}");
         world.lose_catalogue();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the commands of a pool say, and what they leave alone when they refuse: the person who reads it stands at the rack at midnight.
+//! The words of a pool's commands, and what they leave alone when they refuse: the person who reads
+//! it stands at the rack at midnight.
 
 use rushes_tests::disk::run;
 use rushes_tests::needs;
@@ -204,7 +205,7 @@ fn a_mount_says_one_line_and_leaves_alone_what_is_on_its_folder_afterwards() {
     assert_eq!(theirs.expect("it is mounted"), "theirs");
 }
 
-/// What `status` says of the mount once it is so.
+/// The mount's part of `status` once it is so.
 fn mount_once(world: &PoolWorld, mut is_so: impl FnMut(&Value) -> bool) -> Value {
     let end = Instant::now() + Duration::from_secs(20);
     loop {
@@ -233,7 +234,7 @@ fn status_says_whether_a_mount_has_a_keeper_and_what_the_kernel_reads_itself() {
         (&mount["has_keeper"], &mount["can_pass"]),
         (&json!(false), &json!(true))
     );
-    // (The mount hears of a writer's close a moment after it.)
+    // The mount is told of a writer's close a moment after it.
     let mut open = Vec::new();
     let mount = mount_once(&world, |mount| {
         open.push(File::open(world.path("f")).expect("there"));
@@ -295,7 +296,7 @@ fn the_log_says_once_that_a_member_is_away_or_read_only_and_that_it_is_back() {
         until("is there again", turn);
         check(&world.path("f"), 1, MIB);
     }
-    // (It may have been seen away between the two, and no more often.)
+    // It may have been seen away between the two, and no more often.
     assert!((2..=4).contains(&said("is missing")), "{}", world.log());
     assert!(!world.log().contains("file 1"), "{}", world.log());
 }

@@ -101,7 +101,7 @@ fn sequences_over_members_are_one_stream_each_and_fetched_ahead() {
         assert!(differ, "round robin: {members:?}");
     }
     forget();
-    // What was changed just now is fetched again once that is over (decision 0038).
+    // Bytes that were changed just now are fetched again once that is over (decision 0038).
     std::thread::sleep(Duration::from_millis(2500));
     std::thread::scope(|scope| {
         for shot in 0..SHOTS {
@@ -179,7 +179,7 @@ fn gaps_ends_and_frames_that_change_or_go_are_what_they_are() {
     let streams = sequences(&status, 0);
     assert_eq!(streams.len(), 1, "{streams:#?}");
     assert_eq!(streams[0]["standing"], "contract", "{:#}", streams[0]);
-    // What is gone is not kept for who might have read it.
+    // A frame that is gone is not kept for a client that might have read it.
     let end = Instant::now() + Duration::from_secs(20);
     while nameless_open(daemon.pid()) > 0 {
         assert!(Instant::now() < end, "removed frames are kept");
@@ -244,7 +244,7 @@ fn frames_that_are_recorded_follow_each_other_unless_the_policy_says_otherwise()
     let (one, other) = (homes(0), homes(1));
     assert_eq!((one.len(), other.len()), (1, 1), "{one:?} {other:?}");
     assert_ne!(one, other, "begun at once");
-    // Who wants frames on all members says so.
+    // A user that wants frames on all members says so.
     wish(&world.path("shots"), "choose=round_robin");
     shoot(&world, 2, 1..=6);
     let mut spread: Vec<u64> = (1..=6)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool behind a real smbd: its share is the mount. What clients do is what a model of the files says, a player gets his contract, and nobody
-//! reaches a layout.
+//! A pool behind a real smbd: its share is the mount. Clients get what a model of the files says, a
+//! player gets its contract, and nobody reaches a layout.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::fsx;
@@ -85,7 +85,7 @@ fn our_module_before_a_mount_changes_nothing() {
     files_are_what_a_model_says(Some("rushes"), 22);
 }
 
-/// What clients write goes through lanes, and daemons die meanwhile.
+/// Clients' writes go through lanes, and daemons die meanwhile.
 #[test]
 fn files_are_what_a_model_of_them_is_whichever_daemons_die() {
     let Some((world, mut daemon, smbd)) = shared(None, Some("64MiB")) else {
@@ -191,7 +191,7 @@ fn whoever_has_a_file_of_a_pool_open_is_in_the_ledger() {
         fs::set_permissions(reels.join(name), fs::Permissions::from_mode(0o666)).expect("our own");
     }
     fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
-    // Who has it open, by its line.
+    // The client that has it open, by its line.
     let stands = |what: &str, path: &str, user: &str, client: &str| {
         daemon.wait_for(what, |status| {
             status["streams"].as_array().is_some_and(|streams| {
@@ -218,7 +218,7 @@ fn whoever_has_a_file_of_a_pool_open_is_in_the_ledger() {
     pattern::check(9, 0, &other, "other.mov");
     stands("a local program", "reels/other.mov", "root", own);
     drop(mine);
-    // Who is known by now is named although he does not stay.
+    // A program that is known by now is named although it does not stay.
     fs::read(reels.join("third.mov")).expect("read");
     stands("the same, in haste", "reels/third.mov", "root", own);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A member whose disk stalls: who waits for it waits, and nobody else does.
+//! A member whose disk stalls: a program that needs it waits, and nobody else does.
 //!
 //! It keeps time, so it runs alone (tests/doors.sh).
 
@@ -167,7 +167,7 @@ fn who_waits_for_a_file_on_its_way_to_a_stalled_member_keeps_nobody_from_others(
     put(&world.path("moved.bin"), 1, FILE_BYTES).expect("there is room");
     put(&world.path("other.bin"), QUICK_SEED, QUICK_BYTES).expect("there is room");
     world.add_slow_disk(1 << 30);
-    // What is open is moved last.
+    // A file that is open is moved last.
     let other = File::options()
         .read(true)
         .write(true)

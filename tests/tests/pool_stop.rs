@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A mount that is told to end, and told again: first it waits for who uses it, then for nobody, and what was acknowledged stays.
+//! A mount that is told to end, and told again: first it waits for its users, then for nobody, and
+//! what was acknowledged stays.
 
 use rushes_tests::mapper::Mapper;
 use rushes_tests::needs::{self, Need};

@@ -122,7 +122,7 @@ fn a_striped_file_is_spread_evenly_and_its_members_have_their_shares() {
     );
 }
 
-/// What a program may do to a file, many times, beside a model in memory.
+/// All that a program may do to a file, many times, beside a model in memory.
 #[test]
 fn whatever_is_done_to_a_striped_file_reads_back() {
     let members = [(EXT4, 100), (XFS, 300), (BTRFS, 200), (EXT4, 100)];
@@ -183,7 +183,8 @@ fn whatever_is_done_to_a_striped_file_reads_back() {
                     model.resize(model.len().max(end), 0);
                 }
                 7 => {
-                    // Data are where something was written; what is said to be a hole is zero.
+                    // Data are where something was written; a range that is said to be a hole is
+                    // zero.
                     if let Ok(hole) = seek(&file, SeekFrom::Hole(at)) {
                         let data = seek(&file, SeekFrom::Data(hole));
                         let end = data.map_or(model.len(), |data| data as usize);
@@ -302,7 +303,7 @@ fn a_member_that_is_away_costs_its_units_and_no_others() {
     again(&mut world);
     world.unplug(away);
     let file = open(&world.path("f"), false);
-    // What cannot be cut everywhere is cut nowhere.
+    // A file that cannot be cut everywhere is cut nowhere.
     let cut = file.set_len(10).expect_err("a part of it is away");
     assert_eq!(cut.raw_os_error(), Some(EIO));
     let mut unit = vec![0; UNIT];
@@ -312,7 +313,7 @@ fn a_member_that_is_away_costs_its_units_and_no_others() {
     let read = file.read_exact_at(&mut unit, 4 * UNIT as u64);
     assert_eq!(read.expect_err("away").raw_os_error(), Some(EIO));
     let end = 6 * UNIT as u64;
-    // With a hole before it: what is behind the end would have to be zero everywhere.
+    // With a hole before it: the bytes behind the end would have to be zero everywhere.
     let hole = file.write_all_at(&unit, end + 2 * UNIT as u64);
     assert_eq!(hole.expect_err("away").raw_os_error(), Some(EIO));
     // Behind the end the others take what it cannot.
@@ -421,7 +422,8 @@ fn a_damaged_record_and_a_lost_catalogue_cost_no_byte_of_a_stripe() {
     let (report, code) = world.json(&["fsck", "--repair"], &[]);
     assert_eq!(code, Some(0), "{report}");
     is_sound(&world, "after the object came back");
-    // The catalogue is gone, and with it a file that no log of names has heard of; most of its stripe is empty.
+    // The catalogue is gone, and with it a file that no log of names has; most of its stripe is
+    // empty.
     world.start();
     put(&world.path("late"), 9, 90_001).expect("room");
     world.kill();
@@ -467,7 +469,8 @@ fn damage_record(stub: &Path) {
 
 #[test]
 fn a_mount_that_is_killed_while_it_stripes_leaves_nothing_that_cannot_be_mended() {
-    let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (EXT4, 106), (EXT4, 100)]) else {
+    // A fast writer leaves each more than 64 MiB: a stripe leaves out a member that has less.
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 400), (EXT4, 406), (EXT4, 400)]) else {
         return;
     };
     wish(&world.path(""), "striped unit=64KiB");

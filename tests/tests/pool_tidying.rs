@@ -24,7 +24,7 @@ fn build(members: &[Made]) -> Option<PoolWorld> {
     PoolWorld::build(members)
 }
 
-/// What a kill left is mended, and none of it needed a name in lost+found.
+/// The remains of a kill are mended, and none of them needed a name in lost+found.
 fn mended(world: &PoolWorld, context: &str) {
     let (report, code) = world.json(&["fsck", "--repair"], &[]);
     assert_eq!(code, Some(0), "{context}: {report}");
@@ -59,7 +59,8 @@ fn split_files(world: &PoolWorld, members: usize, count: u64, length: usize) {
     }
 }
 
-/// What is put while these members have no room in one piece has few bytes side by side on them.
+/// Files that are put while these members have no room in one piece have few bytes side by side on
+/// them.
 fn scattered(world: &PoolWorld, members: usize, put: impl FnOnce()) {
     let folders = in_pieces(world, members);
     put();
@@ -212,7 +213,7 @@ fn a_scattered_stripe_is_written_anew_on_its_members_also_when_that_is_killed() 
     check(&world.path("reels/f"), 1, length);
 }
 
-/// A defrag that hears "disk full" at one of its writes.
+/// A defrag that gets "disk full" at one of its writes.
 fn full_at(world: &PoolWorld, call: &str, count: usize) -> Value {
     let output = std::process::Command::new(needs::path_of("strace"))
         .args(["-f", "-qq", "-o", "/dev/null", "-e"])
@@ -281,7 +282,7 @@ fn a_file_that_comes_together_where_nothing_of_it_was_is_begun_afresh_when_that_
     assert_eq!(world.members_of("s0"), [0, 1, 2], "it is on its way");
     check(&world.path("s0"), 0, length);
     world.end();
-    // The member that it goes to fills: what is there stays there, and nothing is lost.
+    // The member that it goes to fills: the bytes there stay there, and nothing is lost.
     let filled = occupy(&world, 2, MIB);
     let report = defragged(&world, &[]);
     assert_eq!(report["failed_count"], 0, "{report}");
@@ -347,7 +348,7 @@ fn an_object_that_is_made_anew_is_later_than_all_that_the_file_has() {
     drop(others);
 }
 
-/// What all objects of all members have of their disks. Units: bytes.
+/// The room that all objects of all members have on their disks. Units: bytes.
 fn held_by_objects(world: &PoolWorld, members: usize) -> u64 {
     let folders = (0..members).map(|number| world.member(number).join("pool/objects"));
     let below = folders.flat_map(|path| fs::read_dir(path).expect("listed"));
@@ -496,9 +497,10 @@ fn the_mount_gives_back_what_a_move_had_reserved_and_keeps_what_clients_have() {
     let Some(mut world) = idle_soon(1, length) else {
         return;
     };
-    // What a client asks for is his: within his file's length for good, behind it until somebody looks through the pool.
+    // Room that a client asks for is its own: within its file's length for good, behind it until
+    // somebody looks through the pool.
     let file = File::create(world.path("recorded")).expect("made");
-    // (More than there will be room for elsewhere, so that nothing moves it.)
+    // More than there will be room for elsewhere, so that nothing moves it.
     file.write_all_at(&pattern::bytes(7, 0, 12 * MIB), 0)
         .expect("room");
     fallocate(&file, FallocateFlags::empty(), 0, 16 << 20).expect("room");
@@ -536,7 +538,8 @@ fn the_mount_gives_back_what_a_move_had_reserved_and_keeps_what_clients_have() {
     assert!(held >= 32 << 20, "{held}: a client's room is taken away");
     check(&world.path("s0"), 0, length);
     world.end();
-    // Nobody has it open: what is behind its end is room for all, what is within stays, and no byte goes.
+    // Nobody has it open: the room behind its end is room for all, the room within stays, and no
+    // byte goes.
     let (report, code) = world.json(&["fsck"], &[]);
     assert_eq!(
         (&report["findings"], code),
@@ -625,7 +628,7 @@ fn a_mounted_pool_is_defragmented_beside_those_who_use_its_files() {
     pattern::check(99, 0, &grown, "grows");
 }
 
-/// What a file is to be, or a folder's are that are made from now on.
+/// The policy of a file, or of the files that are made in a folder from now on.
 fn wish(world: &PoolWorld, name: &str, words: &str) {
     let (path, words) = (world.path(name), words.as_bytes());
     setxattr(path, "user.rushes.policy", words, XattrFlags::empty()).expect("a wish");
@@ -694,7 +697,7 @@ fn stripes_become_wider_by_a_group_also_when_that_is_killed() {
     assert_eq!(stripes(&world, "reels/hole"), [twice(6)], "{blocks:?}");
 }
 
-/// Until it is so; what `status` says is told if it never is.
+/// Until it is so; if it never is, the test prints what `status` says.
 fn until(world: &PoolWorld, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
     let end = Instant::now() + Duration::from_secs(120);
     loop {
@@ -954,8 +957,9 @@ fn files_that_cannot_be_read_are_named_and_keep_nobody_from_the_others() {
     check(&world.path("damaged"), 8, length);
 }
 
-/// A file that goes on elsewhere inside a block: the first object has the block's first bytes, the second one the others behind zeroes.
-/// Whose is what only the record says, and that is damaged.
+/// A file that goes on elsewhere inside a block: the first object has the block's first bytes, the
+/// second one the others behind zeroes. Only the record says whose bytes are whose, and that is
+/// damaged.
 #[test]
 fn a_record_from_objects_alone_parts_them_inside_a_block() {
     let Some(mut world) = build(&[(EXT4, 300), (XFS, 300)]) else {
@@ -1072,7 +1076,7 @@ fn what_was_tried_in_vain_is_not_tried_again_until_the_file_or_the_room_is_anoth
     assert_eq!(pass(&world, 1), 0);
     let again = named_last(&world, 0);
     assert!(again > tried, "it changed, and was not tried");
-    // Who asks for it has it tried.
+    // A command that asks for it has it tried.
     assert_eq!(defragged(&world, &[])["moved_count"], 0);
     let by_command = named_last(&world, 0);
     assert!(by_command > again, "a command did not try");
@@ -1234,7 +1238,8 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// What a program may do to a file, many times, beside a model in memory, while it is gathered, drained and striped over more and more members.
+/// All that a program may do to a file, many times, beside a model in memory, while it is gathered,
+/// drained and striped over more and more members.
 #[test]
 fn random_operations_beside_tidying_are_what_a_model_says() {
     let members = [
@@ -1282,7 +1287,7 @@ fn random_operations_beside_tidying_are_what_a_model_says() {
                 }
             });
         }
-        // Whatever happens here, they end.
+        // They end, whatever happens here.
         let _ended = Ended(&is_done);
         let (mut widened, mut gathered) = (0, 0);
         for width in 2..=5 {
@@ -1290,8 +1295,8 @@ fn random_operations_beside_tidying_are_what_a_model_says() {
                 wishes(file, &format!("striped={width} unit=64KiB"));
             }
             widened += done(&["rebalance"]);
-            // A drain that is interrupted leaves files in two places.
-            // (One that was cut to nothing at this moment is on none.)
+            // A drain that is interrupted leaves files in two places. A file that was cut to
+            // nothing at this moment is on none.
             let member = world.members_of("f2").first().map_or(0, |one| *one);
             let member = member.to_string();
             let mut drain = world.command(&["drain", &member], &[]);

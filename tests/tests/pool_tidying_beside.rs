@@ -34,7 +34,7 @@ fn a_pool_that_is_never_idle_is_tidied_all_the_same() {
     let status = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             for seed in (0..count).cycle() {
-                // (Whoever waits for it in vain is to end as well.)
+                // A reader that waits for it in vain is to end as well.
                 if is_done.load(Ordering::Acquire) || Instant::now() > end {
                     return;
                 }

@@ -3,6 +3,7 @@
 
 use rushes_tests::disk::run;
 use rushes_tests::needs::{self, Need};
+use rushes_tests::patience::until;
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld};
 use rustix::fs::{Mode, OFlags};
@@ -53,7 +54,7 @@ fn flush_count(folder: &Path) -> u64 {
     count.parse().expect("a number")
 }
 
-/// What a power cut may leave, by hand: the record, and no object.
+/// The remains of a power cut, by hand: the record, and no object.
 fn lose_objects(world: &PoolWorld, but: &[PathBuf]) {
     for object in objects(world) {
         if !but.contains(&object) {
@@ -80,7 +81,7 @@ fn what_nobody_synced_reads_as_zeroes_when_its_object_is_gone_and_what_was_synce
     drop(make(&world, "never", 3));
     pattern::check(3, 0, &read(&world, "never").expect("there"), "never");
 
-    // Whoever ends the mount in order has settled all.
+    // An end of the mount in order has settled all.
     world.end();
     let (report, code) = world.json(&["fsck"], &[]);
     assert_eq!(code, Some(0), "{report}");
@@ -99,21 +100,24 @@ fn making_files_flushes_no_disk_and_syncing_them_does() {
         return;
     };
     run(Command::new("sync").arg("-f").arg(world.member(0)));
+    let count = 120;
     let before = flush_count(&world.member(0));
-    let files: Vec<File> = (0..20)
+    let start = Instant::now();
+    let files: Vec<File> = (0..count)
         .map(|seed| make(&world, &format!("f{seed}"), seed))
         .collect();
     let made = flush_count(&world.member(0)) - before;
-    // (The file system commits its journal by itself now and then.)
-    assert!(made < 10, "{made} flushes");
+    // The file system commits its journal and the log of names is synced by time, not by file.
+    let by_time = (3 * start.elapsed().as_secs()).min(count / 3);
+    assert!(made < count / 2 + by_time, "{made} flushes");
     for file in &files {
         file.sync_all().expect("synced");
     }
     let synced = flush_count(&world.member(0)) - before - made;
-    assert!(synced >= 20, "{synced} flushes");
+    assert!(synced >= count, "{synced} flushes");
 }
 
-/// What the record of a file says now.
+/// The flag in the record of a file now.
 fn is_unsettled(world: &PoolWorld, name: &str) -> bool {
     let path = world.catalogue().join("tree").join(name);
     let mut record = [0; 256];
@@ -130,7 +134,7 @@ fn wait_until_settled(world: &PoolWorld, name: &str) {
     }
 }
 
-/// What the newest log of names says of the one file, in its last word on it.
+/// The flag in the newest log of names, in its last word on the one file.
 fn is_unsettled_in_the_log(world: &PoolWorld) -> bool {
     let folder = world.member(0).join("pool/names");
     let logs = fs::read_dir(folder).expect("it has logs");
@@ -146,7 +150,7 @@ fn members_are_told_that_a_file_is_settled() {
         return;
     };
     let file = make(&world, "f", 1);
-    // (The log is a second behind.)
+    // The log is a second behind.
     std::thread::sleep(Duration::from_millis(2500));
     assert!(is_unsettled_in_the_log(&world), "that was told before");
     file.sync_all().expect("synced");
@@ -204,8 +208,8 @@ fn a_disk_that_stalls_keeps_no_file_of_another_unsettled() {
     wait_until_settled(&world, slow);
 }
 
-/// As Samba opens: it has a file as a path first, and opens it by that. What has replaced the name meanwhile is another file. (Torture seed 12100
-/// round 64: it read zeroes.)
+/// As Samba opens: it has a file as a path first, and opens it by that. A file that has replaced
+/// the name meanwhile is another file. Torture seed 12100, round 64, read zeroes.
 #[test]
 fn a_replaced_file_is_opened_whole_by_a_program_that_has_it_as_a_path() {
     let Some(world) = PoolWorld::build(&[(EXT4, 64)]) else {
@@ -239,4 +243,40 @@ fn a_replaced_file_is_opened_whole_by_a_program_that_has_it_as_a_path() {
     until(1);
     whole(&world.path("clip.mov").display().to_string(), 2);
     assert!(!world.log().contains("zero"), "{}", world.log());
+}
+
+/// Its room is wanted, and a member that has a part of it is away: the rest of it is no file any
+/// more.
+#[test]
+fn a_removed_file_of_which_a_part_has_gone_is_opened_by_nobody() {
+    const STALE: i32 = 116;
+    let Some(mut world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    let (file, _) = world.fill("all.mov", 4, 200 << 20);
+    drop(file);
+    assert_eq!(world.members_of("all.mov"), [0, 1]);
+    let path = rustix::fs::open(world.path("all.mov"), OFlags::PATH, Mode::empty());
+    let path = path.expect("there");
+    let open = || File::open(format!("/proc/self/fd/{}", path.as_raw_fd()));
+    open().expect("it has a name");
+    fs::remove_file(world.path("all.mov")).expect("removed");
+    open().expect("as on any file system");
+    world.unplug(1);
+    make(&world, "next.mov", 5);
+    let nobody_opens_it = || {
+        let error = open().expect_err("the first member has nothing of it any more");
+        assert_eq!(error.raw_os_error(), Some(STALE), "{error}");
+    };
+    nobody_opens_it();
+    world.plug(1, "rw");
+    // The kernel knows it still, and nobody wants its room any more: that takes a minute.
+    until("its room is free", Duration::from_secs(180), || {
+        nobody_opens_it();
+        world.used(1) <= 20 << 20
+    });
+    nobody_opens_it();
+    // It keeps the mount busy.
+    drop(path);
+    world.end();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is written to a pool goes through the daemon's lanes: whoever dies, each byte that a program was told is written can be read, and a
-//! sync means the disk.
+//! Writes to a pool go through the daemon's lanes: each byte that a program was told is written can
+//! be read, whichever process dies, and a sync means the disk.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::local::{Model, open};
@@ -222,8 +222,9 @@ fn a_mount_that_dies_leaves_what_it_was_told_is_written() {
     }
 }
 
-/// It may have older bytes of any object in its cache, and write those that lie between newer ones. (Real torture, seed 200 round 41: a new mount wrote to a
-/// member before it had a session for it, and the bytes were never seen.)
+/// It may have older bytes of any object in its cache, and write those that lie between newer ones.
+/// Real torture, seed 200 round 41: a new mount wrote to a member before it had a session for it,
+/// and the bytes were never seen.
 #[test]
 fn a_mount_that_begins_changes_nothing_past_a_daemon_that_has_not_let_it_in_yet() {
     let Some((mut world, mut daemon)) = served(&[(EXT4, 100)]) else {

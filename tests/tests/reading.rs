@@ -82,7 +82,7 @@ fn who_jumps_about_and_then_plays_is_followed_at_once() {
         let offset = 50_000_000 + frame * 500_000;
         pattern::check(1, offset, &hand.read(file, offset, 500_000), "playing");
     }
-    // All but the first few, in which he might still be jumping.
+    // All but the first few, in which the player might still be jumping.
     let after = served_count(&mut world);
     assert!(
         after >= before + 15,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whoever mends what a daemon left may be killed as well, at any moment and again and again: what was acknowledged reaches the disk,
-//! and clients see a pause.
+//! A process that mends what a daemon left may be killed as well, at any moment and again and
+//! again: acknowledged bytes reach the disk, and clients see a pause.
 
 use rushes_tests::fsx::{self, client};
 use rushes_tests::pattern;
@@ -59,7 +59,7 @@ fn kill_after(mut child: Child, wait: Duration) -> bool {
     was_alive
 }
 
-/// What `rushes recover --list` says is left. Units: writes.
+/// The count that is left, by `rushes recover --list`. Units: writes.
 fn left(world: &World) -> u64 {
     let output = rushes(world, &["recover", "--list", "--json"]);
     let text = String::from_utf8_lossy(&output.stdout);

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a daemon left when the next one, or `rushes recover`, cannot write it yet: nothing of it is thrown away, what can be written is, the
-//! rest is named with its reason, and written when that is over. Only of a file that is proved gone the bytes go.
+//! The data of a dead daemon when the next one, or `rushes recover`, cannot write them yet: none of
+//! them are thrown away, those that can be written are, the rest is named with its reason, and
+//! written when that is over. Only of a file that is proved gone the bytes go.
 //!
-//! It keeps time, so it runs alone (tests/doors.sh): what is left must not be old enough to have been written.
+//! It keeps time, so it runs alone (tests/doors.sh): the bytes that are left must not be old enough
+//! to have been written.
 
 use rushes_tests::disk::{run, said};
 use rushes_tests::fsx::{self, client};
 use rushes_tests::needs;
+use rushes_tests::patience::until;
 use rushes_tests::pattern;
 use rushes_tests::smb2::{Connection, Disposition};
 use rushes_tests::world::{Backing, World};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -77,7 +81,7 @@ fn remount(world: &World, how: &str) {
     }
 }
 
-/// What is mounted as its disk.
+/// The device that is mounted as its disk.
 fn mounted(world: &World) -> String {
     let output = Command::new("findmnt")
         .args(["-n", "-o", "SOURCE"])
@@ -106,7 +110,7 @@ fn a_file_system_that_is_read_only_costs_no_byte() {
     };
     let before = world.left_count();
     remount(&world, "ro");
-    // (Of what was not looked up since the remount the kernel knows no name.)
+    // The kernel knows no name of a file that was not looked up since the remount.
     world.recover_fails(
         &[],
         &["60 files", "inode", "Read-only file system", "remount"],
@@ -144,6 +148,35 @@ fn a_daemon_over_a_read_only_file_system_shows_what_is_acknowledged_and_writes_i
     record(&client, "after.mov", 77);
     world.everything_is_written();
     assert!(has_its_bytes(&world, "after.mov", 77));
+}
+
+#[test]
+fn a_daemon_that_is_starting_is_not_taken_for_a_hung_one() {
+    let Some((mut world, _client)) = left(6) else {
+        return;
+    };
+    let runtime = world.scratch.folder("run");
+    // A door changes a file on its own descriptor: the daemon waits for it.
+    let change = File::open(runtime.join("lanes/facts")).expect("a daemon was there");
+    change.lock_shared().expect("nobody serves");
+    let mut daemon = world.daemon.take().expect("one that is dead");
+    let starting = std::thread::spawn(move || {
+        daemon.start_again();
+        daemon
+    });
+    until("its socket is open", Duration::from_secs(5), || {
+        UnixStream::connect(runtime.join("control.sock")).is_ok()
+    });
+    let output = world.rushes(&["recover", "--hung-after", "1s"]).output();
+    let output = output.expect("rushes was built");
+    let text = said(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("another daemon"), "{text}");
+    assert!(!starting.is_finished(), "it did not wait");
+    drop(change);
+    world.daemon = Some(starting.join().expect("it has started"));
+    wait_until_written(&mut world);
+    all_have_their_bytes(&world, 0..6);
 }
 
 #[test]
@@ -212,7 +245,7 @@ fn a_file_system_that_is_not_mounted_costs_no_byte() {
     };
     let path = world.disk.path().to_path_buf();
     let source = mounted(&world);
-    // (Smbd has it mounted in a name space of its own.)
+    // Smbd has it mounted in a name space of its own.
     run(Command::new("umount").arg("--lazy").arg(&path));
     let before = world.left_count();
     world.recover_fails(&[], &["is not mounted", "inode"]);
@@ -247,7 +280,7 @@ fn what_cannot_be_written_keeps_nobody_from_what_can() {
     world.recover_fails(&[], &["3.mov", "Operation not permitted", "chattr -i"]);
     all_have_their_bytes(&world, (0..6).filter(|&index| index != 3));
     assert_eq!(world.left_count(), 1);
-    // Nobody waits for it but who wants that file.
+    // Nobody waits for it but a client that wants that file.
     record(&client, "other.mov", 9);
     record(&client, "5.mov", 5);
     assert!(has_its_bytes(&world, "other.mov", 9));

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! docs/reference is held to the code: what a program prints or reads is described, and nothing else is.
+//! docs/reference is held to the code: it describes all that a program prints or reads, and nothing
+//! else.
 
 use rushes_tests::tree::root;
 use std::collections::BTreeSet;
@@ -220,7 +221,7 @@ fn keys_under(text: &str, heading: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// What the reader of one section asks for: the string literals that are its keys.
+/// The keys that the reader of one section asks for, as string literals.
 fn keys_read_by(source: &str, function: &str) -> BTreeSet<String> {
     let start = source
         .find(&format!("fn {function}("))

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can keep a daemon from writing a file whose bytes it has acknowledged, for as long as it lasts: the file is kept and named with the reason,
-//! `rushes recover` fails, all other files get on, and when it is over the file gets its bytes. (A file made immutable: pieces.rs.)
+//! Obstacles that keep a daemon from writing a file whose bytes it has acknowledged: for as long as
+//! one lasts, the file is kept and named with the reason, `rushes recover` fails, all other files
+//! get on, and when it is over the file gets its bytes. A file made immutable is in pieces.rs.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::{run, said};
@@ -126,7 +127,7 @@ fn a_file_that_the_limit_of_the_process_refuses_is_kept_until_it_is_lifted() {
     };
     let client = client(&world);
     let (file, _) = client.open("a.mov", Disposition::OpenIf).expect("made");
-    // (The first one has the blocks that the second one needs.)
+    // The first one has the blocks that the second one needs.
     let bytes = pattern::bytes(1, 0, LENGTH);
     client.write(file, 300 * MIB, &bytes).expect("acknowledged");
     client.flush(file).expect("flushed");

@@ -28,7 +28,7 @@ fn rushes(world: &World, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Log, check and status say the same of a share's way; what is written goes it.
+/// Log, check and status say the same of a share's way; writes go it.
 fn check_way(backing: Backing, way: &str, reason: &str) {
     let Some(mut world) = world(backing) else {
         return;
@@ -177,7 +177,7 @@ fn what_a_killed_daemon_reserved_is_given_back_when_its_writer_closes() {
     let file = reserved(&client, &mut world, "take.mov");
     world.daemon().kill();
     world.daemon().start_again();
-    // Its writer has it open: who cuts it now could cut off what he writes.
+    // Its writer has it open: a cut now could cut off what it writes.
     client
         .write(file, 0, &pattern::bytes(5, 0, BLOCK))
         .expect("written");
@@ -275,7 +275,7 @@ fn nothing_is_cut_off_while_daemons_come_and_go() {
     });
     client.close(file).expect("closed");
     world.daemon = Some(daemon);
-    // (What was reserved is not always given back here: see docs/decisions/0016, State.)
+    // Reserved room is not always given back here: see docs/decisions/0016, State.
     world.everything_is_written();
     let found = std::fs::read(world.path("take.mov")).expect("the file is there");
     assert_eq!(found.len() as u64, length);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who asks for stable storage is answered when it is there: the disk loses its power at once after the answer, with what its
-//! write cache holds, and the medium has every byte and the length.
+//! A client that asks for stable storage is answered when the bytes are there: the disk loses its
+//! power at once after the answer, with what its write cache holds, and the medium has every byte
+//! and the length.
 
 use rushes_tests::fsx::{self, client};
 use rushes_tests::pattern;
@@ -60,7 +61,8 @@ fn write(
     }
 }
 
-/// A new file and an old one, written in pieces of odd lengths and places; what of it the medium must have.
+/// A new file and an old one, written in pieces of odd lengths and places. Returns the bytes of
+/// them that the medium must have.
 fn write_all(client: &Connection, asks: Asks) -> (Vec<u8>, Vec<u8>) {
     let new = open(client, "new.mov", asks);
     let mut new_model = Vec::new();
@@ -114,7 +116,7 @@ fn check(asks: Asks) {
         .filter_map(|(name, model)| missing(&medium, name, model))
         .collect();
     if asks == Asks::Nobody {
-        // What the others see is not what any disk would have had anyway.
+        // The bytes of the other cases are not such as any disk would have had anyway.
         assert_eq!(faults.len(), 2, "{faults:?}");
     } else {
         assert!(faults.is_empty(), "{asks:?}: {faults:?}");

@@ -19,7 +19,7 @@ fn check(setup: &Setup, ways: &[&str], seed: u64) {
         workers: 6,
         only: None,
         ways: ways.iter().map(|way| String::from(*way)).collect(),
-        // Another test may have the machine: what stays wrong is a fault, whatever is late.
+        // Another test may have the machine: data that stay wrong are a fault, whatever is late.
         timed: false,
         go_on: false,
     };

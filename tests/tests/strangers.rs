@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is done to files beside our door: by the very smbd that serves them, through a share that has no module; and by
-//! who removes them.
+//! Changes to files beside our door: by the very smbd that serves them, through a share that has no
+//! module; and by a program that removes them.
 
 use rushes_tests::hand::Hand;
 use rushes_tests::needs;
@@ -89,12 +89,12 @@ fn a_file_removed_beside_every_door_gives_its_space_back() {
     let held = reader.open("clip.mov");
     pattern::check(1, 0, &reader.read(held, 0, LENGTH), "before");
     reader.close(held);
-    // Nobody has it open any more; what is cached of it is kept, and the file with it.
+    // Nobody has it open any more; its cached bytes are kept, and the file with them.
     assert!(held_by_daemon() > 0, "the daemon keeps it for the next one");
     fs::remove_file(world.path("clip.mov")).expect("it is there");
     wait_until("the daemon lets go of it", || held_by_daemon() == 0);
 
-    // Removed while somebody plays it: he goes on, and it goes with him.
+    // Removed while somebody plays it: the player goes on, and the file goes with it.
     world.put("clip.mov", 3, LENGTH);
     let held = reader.open("clip.mov");
     pattern::check(3, 0, &reader.read(held, 0, 1_000_000), "before");

@@ -28,7 +28,7 @@ fn whoever_is_killed_and_whatever_fails_clients_read_what_they_were_told_is_writ
 
 #[test]
 fn clients_of_a_daemon_that_is_stopped_again_and_again_read_what_was_written() {
-    // (Each of the first four stops met a client that was not put out, once in three runs.)
+    // Each of the first four stops met a client that was not put out, once in three runs.
     let plan = Plan {
         only: Some(51),
         round: Some(Duration::from_secs(12)),

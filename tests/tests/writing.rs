@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a client was told is written: it is read back by everybody, it reaches the disk, and it outlives the daemon.
+//! Bytes that a client was told are written: everybody reads them back, they reach the disk, and
+//! they outlive the daemon.
 
 use rushes_tests::hand::{Hand, Held};
+use rushes_tests::needs::path_of;
+use rushes_tests::patience::until;
 use rushes_tests::pattern;
 use rushes_tests::random::Random;
 use rushes_tests::world::{Setup, World};
@@ -11,6 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const HAND: &str = env!("CARGO_BIN_EXE_smb-hand");
+/// Smbd starts another recovery after half a minute.
+const RECOVERED_BY: Duration = Duration::from_secs(90);
 
 fn setup() -> Setup {
     Setup {
@@ -21,7 +26,7 @@ fn setup() -> Setup {
     }
 }
 
-/// What a file must look like, and how it came to.
+/// The bytes that a file must have, and how it came to them.
 struct Model {
     bytes: Vec<u8>,
     /// Step, offset and length of each write.
@@ -71,7 +76,7 @@ impl Model {
         }
     }
 
-    /// What is wrong with what the disk itself has.
+    /// The fault in the bytes that the disk itself has.
     fn on_disk(&self, offset: u64, length: usize) -> Option<String> {
         let bytes = std::fs::read(&self.path).expect("our own file");
         let start = (offset as usize).min(bytes.len());
@@ -79,7 +84,7 @@ impl Model {
         self.fault(offset, length, &bytes[start..end])
     }
 
-    /// What is wrong with bytes that were read.
+    /// The fault in bytes that were read.
     fn fault(&self, offset: u64, length: usize, found: &[u8]) -> Option<String> {
         let start = (offset as usize).min(self.bytes.len());
         let expected = &self.bytes[start..(start + length).min(self.bytes.len())];
@@ -190,6 +195,33 @@ fn without_another_daemon_somebody_writes_what_the_last_one_had_and_clients_go_o
     go_on(&world, &mut hand, &mut other, reading);
     world.daemon().start_again();
     assert_eq!(hand.size("take.mov"), 4_000_000);
+}
+
+/// The first one is refused, by a disk that fails, or by a daemon that starts and then dies; and so
+/// is each that another smbd starts within twenty seconds.
+#[test]
+fn what_writes_that_for_a_daemon_that_is_gone_is_started_again_when_something_is_still_left() {
+    let mut setup = impatient();
+    let rushes = path_of("rushes");
+    let tried = "$RUSHES_RUNTIME_DIR/tried";
+    setup.share.push(format!(
+        "rushes:recover = [ -e {tried} ] || touch {tried}; [ -n \"$(find {tried} -newermt '20 seconds ago')\" ] && exit 1; \
+         exec {} recover --hung-after 2s",
+        rushes.display()
+    ));
+    let Some((mut world, mut hand, mut other, reading)) = written(&setup) else {
+        return;
+    };
+    world.daemon().kill();
+    let begun = Instant::now();
+    let bytes = pattern::bytes(5, 0, 3_000_000);
+    let is_written = || std::fs::read(world.path("take.mov")).is_ok_and(|found| found == bytes);
+    until("the second one writes it", RECOVERED_BY, is_written);
+    assert!(
+        begun.elapsed() > Duration::from_secs(20),
+        "the first one did"
+    );
+    go_on(&world, &mut hand, &mut other, reading);
 }
 
 #[test]

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a client was told is written stays true when the disk is full, a device fails, or who wrote it is
-//! killed; and what cannot be kept is said before it is acknowledged.
+//! A write that a client was told is done stays done when the disk is full, a device fails, or its
+//! writer is killed; a write that cannot be kept is refused before it is acknowledged.
 
 use rushes_tests::disk::{forget, make_cold, run};
 use rushes_tests::fsx::{client, setup, world};
 use rushes_tests::needs::path_of;
 use rushes_tests::pattern;
-use rushes_tests::smb2::{Connection, DISK_FULL, Disposition, Handle, QUOTA_EXCEEDED, Status};
+use rushes_tests::smb2::{
+    Access, Chunk, Connection, DISK_FULL, Disposition, Handle, QUOTA_EXCEEDED, Status,
+};
 use rushes_tests::world::{Backing, Setup, World};
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -218,7 +220,7 @@ fn a_device_that_fails_is_told_and_gets_the_bytes_when_it_works_again() {
         begun.elapsed() < Duration::from_secs(30),
         "and nobody waits for that"
     );
-    // Whoever reads it gets what was written, not what the device has.
+    // A reader gets what was written, not what the device has.
     assert_eq!(client.read(file, 1 << 20, BLOCK), Ok(bytes.clone()));
     let log = world.daemon().log();
     assert!(log.contains("take.mov"), "it is told loudly:\n{log}");
@@ -274,7 +276,7 @@ fn a_file_that_is_not_its_own(mkfs: &'static [&'static str], compressed: bool) {
     };
     const LENGTH: usize = 3_000_000;
     if compressed {
-        // Whatever is made in the folder from now on is packed.
+        // A file that is made in the folder from now on is packed.
         run(Command::new("chattr").arg("+c").arg(world.disk.path()));
     }
     let text = vec![b'x'; LENGTH];
@@ -425,7 +427,7 @@ fn a_quota_is_told_before_bytes_are_acknowledged() {
     client.close(file).expect("closed");
     world.everything_is_written();
     let found = fs::read(world.path("a.mov")).expect("the file is there");
-    // (As of any write, a part of the one that was refused may be there.)
+    // As of any write, a part of the refused one may be there.
     let lengths = written..written + BLOCK as u64;
     assert!(lengths.contains(&(found.len() as u64)), "{}", found.len());
     pattern::check(5, 0, &found, "within the limit");
@@ -447,24 +449,26 @@ fn what_the_kernel_could_not_write_is_on_the_disk_when_a_flush_is_answered_well(
     let bytes = pattern::bytes(2, offset, 1000);
     client.write(file, offset, &bytes).expect("it is in memory");
     world.everything_is_written();
-    // The kernel tries to write it, and another hears that it cannot.
+    // The kernel tries to write it, and another program is told that it cannot.
     world.disk.tell(&format!("fail write {place} 4096"));
     let synced = Command::new("sync").arg(&path).output().expect("coreutils");
     assert!(!synced.status.success(), "the disk fails");
     world.disk.tell("clear");
-    // (It is in the kernel's cache, as whoever has no daemon would find it, and not on the disk.)
+    // It is in the kernel's cache, where a reader without a daemon would find it, and not on the
+    // disk.
     let read = client.read(file, offset, bytes.len()).expect("read");
     assert!(read == bytes, "what was acknowledged is read");
     let end = Instant::now() + Duration::from_secs(20);
     flush_by(&client, file, end);
-    // (What the kernel has in memory is right, whatever the disk has.)
+    // The kernel's memory is right, whatever the disk has.
     forget(&path);
     let found = fs::read(&path).expect("the file is there");
     let place = offset as usize..offset as usize + bytes.len();
     assert!(found[place] == bytes, "answered well, and not on the disk");
 }
 
-/// What a daemon knows to be lost in the kernel is what the next one has to write. (Torture, seed 1000, round 27.)
+/// The next daemon has to write the bytes that a daemon knows to be lost in the kernel. Found by
+/// torture, seed 1000, round 27.
 #[test]
 fn what_the_kernel_could_not_write_is_written_by_the_next_daemon() {
     let Some(mut world) = world(Backing::Slow) else {
@@ -511,8 +515,9 @@ fn what_the_kernel_could_not_write_is_written_by_the_next_daemon() {
     );
 }
 
-/// Linux writes through its cache what was to go past it when it could not write something of the file before, and says that all is well whatever
-/// becomes of it there. (Torture, seed 900, round 15.)
+/// Linux writes through its cache what was to go past it when it could not write something of the
+/// file before, and says that all is well whatever becomes of it there. Found by torture, seed 900,
+/// round 15.
 fn falls_back(backing: Backing) {
     const MIB: u64 = 1 << 20;
     let Some(mut world) = world(backing) else {
@@ -529,7 +534,8 @@ fn falls_back(backing: Backing) {
         .expect("it is in memory");
     world.everything_is_written();
     world.disk.tell(&format!("fail write {place} {BLOCK}"));
-    // (As the kernel does by itself in time. Who syncs the file itself would have the failure forgotten.)
+    // As the kernel does by itself in time. A sync of the file itself would have the failure
+    // forgotten.
     let _ = Command::new("sync").arg("-f").arg(&path).output();
     let bytes = pattern::bytes(3, MIB, BLOCK);
     client.write(file, MIB, &bytes).expect("it is in memory");
@@ -612,30 +618,21 @@ fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_go
     }
 }
 
-/// What the kernel could not write it takes for written, and lets go when it likes: the next who reads does not get what the disk had before.
-/// (Torture, seed 6000, round 49.)
+/// The kernel takes bytes that it could not write for written, and lets them go when it likes: the
+/// next reader does not get what the disk had before. Found by torture, seed 6000, round 49.
 fn lets_go(backing: Backing) {
     let Some(mut world) = world(backing) else {
         return;
     };
     world.put("a.mov", 1, 4 << 20);
     let path = world.path("a.mov");
-    let place = world.disk.physical(&path, 1 << 20) & !4095;
     let client = client(&world);
     let (file, _) = client.open("a.mov", Disposition::Open).expect("opened");
-    let offset = (1 << 20) + 100;
     for seed in 2..5 {
-        let bytes = pattern::bytes(seed, offset, 1000);
-        client.write(file, offset, &bytes).expect("it is in memory");
-        world.everything_is_written();
-        world.disk.tell(&format!("fail write {place} 4096"));
-        let synced = Command::new("sync").arg(&path).output().expect("coreutils");
-        assert!(!synced.status.success(), "the disk fails");
-        world.disk.tell("clear");
-        forget(&path);
+        let (offset, bytes) = lost_by_the_kernel(&mut world, &client, file, seed);
         let read = client.read(file, offset, 1000).expect("read");
         assert!(read == bytes, "round {seed}: old bytes were read");
-        // (Once it has been told of.)
+        // Once the failure has been told.
         let end = Instant::now() + Duration::from_secs(30);
         flush_by(&client, file, end);
         forget(&path);
@@ -654,9 +651,81 @@ fn who_reads_what_the_kernel_lost_on_xfs_gets_it_from_us() {
     lets_go(Backing::SlowXfs);
 }
 
-/// What smbd wrote by itself is in the kernel's cache, and on a disk that refuses it nowhere else: who reads by way of the daemon that comes next
-/// sees what he would see without one, before the kernel has tried to write it, after that, and when the disk works again.
-/// (Torture, seed 700, round 18.)
+/// The kernel loses a few acknowledged bytes of a.mov that only the daemon has now, which nobody has
+/// told it; and where they lie.
+fn lost_by_the_kernel(
+    world: &mut World,
+    client: &Connection,
+    file: Handle,
+    seed: u64,
+) -> (u64, Vec<u8>) {
+    let path = world.path("a.mov");
+    let place = world.disk.physical(&path, 1 << 20) & !4095;
+    let offset = (1 << 20) + 100;
+    let bytes = pattern::bytes(seed, offset, 1000);
+    client.write(file, offset, &bytes).expect("it is in memory");
+    world.everything_is_written();
+    world.disk.tell(&format!("fail write {place} 4096"));
+    let synced = Command::new("sync").arg(&path).output().expect("coreutils");
+    assert!(!synced.status.success(), "the disk fails");
+    world.disk.tell("clear");
+    forget(&path);
+    (offset, bytes)
+}
+
+/// The kernel makes the copy, and has the disk's old bytes alone.
+#[test]
+fn a_copy_that_the_server_makes_has_what_the_kernel_lost() {
+    let Some(mut world) = world(Backing::Slow) else {
+        return;
+    };
+    world.put("a.mov", 1, 4 << 20);
+    let client = client(&world);
+    let (file, _) = client.open("a.mov", Disposition::Open).expect("opened");
+    let (offset, bytes) = lost_by_the_kernel(&mut world, &client, file, 2);
+    let copy = client.open("copy.mov", Disposition::OpenIf);
+    let (copy, _) = copy.expect("made");
+    let chunk = Chunk {
+        from: offset,
+        to: 0,
+        length: 1000,
+    };
+    client.copy(file, copy, &[chunk]).expect("copied");
+    let found = client.read(copy, 0, 1000).expect("read");
+    assert!(found == bytes, "the copy has what the disk had before");
+}
+
+/// A handle that writes through is not the daemon's to flush: smbd does, on a descriptor that is
+/// told of the loss once.
+#[test]
+fn a_flush_past_the_daemon_is_answered_well_when_the_disk_has_what_the_kernel_lost() {
+    let Some(mut world) = world(Backing::Slow) else {
+        return;
+    };
+    world.put("a.mov", 1, 4 << 20);
+    let client = client(&world);
+    let through = Access {
+        write_through: true,
+        ..Access::default()
+    };
+    let through = client.open_as("a.mov", Disposition::OpenIf, through);
+    let through = through.expect("opened");
+    let (file, _) = client.open("a.mov", Disposition::Open).expect("opened");
+    let (offset, bytes) = lost_by_the_kernel(&mut world, &client, file, 2);
+    flush_by(&client, through, Instant::now() + Duration::from_secs(30));
+    let path = world.path("a.mov");
+    forget(&path);
+    let found = fs::read(&path).expect("the file is there");
+    assert!(
+        found[offset as usize..offset as usize + 1000] == bytes,
+        "the flush was answered well, and the disk has what it had before"
+    );
+}
+
+/// Bytes that smbd wrote by itself are in the kernel's cache, and on a disk that refuses them
+/// nowhere else: a client that reads by way of the next daemon sees what it would see without one,
+/// before the kernel has tried to write them, after that, and when the disk works again. Found by
+/// torture, seed 700, round 18.
 #[test]
 fn what_was_written_without_a_daemon_and_refused_by_the_disk_is_read_from_the_kernels_cache() {
     const LENGTH: usize = 4 << 20;
@@ -692,7 +761,7 @@ fn what_was_written_without_a_daemon_and_refused_by_the_disk_is_read_from_the_ke
             for (file, offset) in opened {
                 let found = client.read(file, offset, 60_000).expect("read");
                 assert!(found == bytes(offset), "{when}: not what was acknowledged");
-                // (What lies before it is as it was.)
+                // The bytes before it are as they were.
                 let found = client.read(file, offset - 5000, 5000).expect("read");
                 assert!(found == pattern::bytes(1, offset - 5000, 5000), "{when}");
             }
@@ -714,8 +783,9 @@ fn what_was_written_without_a_daemon_and_refused_by_the_disk_is_read_from_the_ke
     by_daemon(&mut world, "with another daemon");
 }
 
-/// What smbd wrote by itself the daemon that comes next cannot write again. Where the disk refuses it, whoever wrote it hears so, as without a daemon,
-/// although another client has heard of it before. (Torture, seed 8000, round 37.)
+/// The next daemon cannot write again the bytes that smbd wrote by itself. Where the disk refuses
+/// them, their writer is told so, as without a daemon, although another client has been told
+/// before. Found by torture, seed 8000, round 37.
 #[test]
 fn who_wrote_without_a_daemon_hears_that_the_disk_has_not_kept_it() {
     let Some(mut world) = world(Backing::Slow) else {
@@ -742,7 +812,7 @@ fn who_wrote_without_a_daemon_hears_that_the_disk_has_not_kept_it() {
     assert!(other.flush(same).is_err(), "the disk fails");
     world.disk.tell("clear");
     flush_by(&other, same, Instant::now() + Duration::from_secs(30));
-    // (So that it is the daemon that syncs.)
+    // So that it is the daemon that syncs.
     other.write(same, 600_100, &later).expect("taken");
     assert!(
         one.flush(file).is_err(),
@@ -757,7 +827,8 @@ fn who_wrote_without_a_daemon_hears_that_the_disk_has_not_kept_it() {
     }
 }
 
-/// The same where no daemon was ever there when he wrote: his smbd has seen no table of what a daemon has.
+/// The same where no daemon was ever there at the time of the write: the writer's smbd has seen no
+/// table of what a daemon has.
 #[test]
 fn who_wrote_before_the_first_daemon_hears_that_the_disk_has_not_kept_it() {
     let Some(mut world) = world(Backing::Slow) else {
@@ -827,7 +898,7 @@ fn a_full_runtime_folder_costs_no_byte_and_nobody_his_life() {
     first.flush(file).expect("it is on the disk");
     let log = world.daemon().log();
     assert!(log.contains("no room"), "it is said:\n{log}");
-    // Who comes now gets no lane, and nobody is put out.
+    // A client that comes now gets no lane, and nobody is put out.
     let second = client(&world);
     let (other, _) = second.open("b.mov", Disposition::OpenIf).expect("made");
     write(&second, other, 0, 2 << 20);

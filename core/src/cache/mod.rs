@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which buffers hold what, and which may be taken. Holds slot numbers, never bytes.
+//! Which bytes each buffer holds, and which may be taken. Holds slot numbers, never bytes.
 //!
 //! A slot is in exactly one of these conditions: *free*; *idle* (owned by a block of a file and in
 //! the used list, so that the least recently used goes first); or *busy* (pinned by a client, held for
@@ -27,7 +27,7 @@ pub struct Block {
     pub number: u64,
 }
 
-/// By whom a slot is used, as those who use it have it.
+/// The users of a slot, as they have it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Users {
     /// Clients and writes that copy from it.
@@ -43,12 +43,12 @@ struct Slot {
     owner: Option<Block>,
     valid: PageSet,
     filling: PageSet,
-    /// Pages that were changed while being filled: what arrives is old and not kept.
+    /// Pages that were changed while being filled: bytes that arrive for them are old and not kept.
     dropped: PageSet,
     fill_count: u32,
     pin_count: u32,
     hold_count: u32,
-    /// It has what was recorded, and nobody has used it yet.
+    /// It has recorded bytes, and nobody has used it yet.
     unread: bool,
     listed: bool,
     newer: u32,
@@ -135,7 +135,7 @@ impl Cache {
         self.pinned_count
     }
 
-    /// Whose bytes it has.
+    /// The block whose bytes it has.
     pub fn owner(&self, index: SlotIndex) -> Option<Block> {
         self.slots.get(index.0 as usize)?.owner
     }
@@ -210,8 +210,9 @@ impl Cache {
     /// Take a slot for `block`: a free one, or the idle one that is the least likely to be read again, whose former block is
     /// returned so that the file can forget it. None when every slot is busy.
     ///
-    /// What was used goes by when that was. What was recorded and not read may take its place up to a part of the cache: most of it is
-    /// never asked for, and hours of it would leave nothing of what somebody works with.
+    /// Used slots go by the time of their last use. Slots with recorded bytes that nobody read may
+    /// take their place up to a part of the cache: most of them are never asked for, and hours of
+    /// recording would leave nothing of the clips that somebody works with.
     pub fn take(&mut self, block: Block) -> Option<(SlotIndex, Option<Block>)> {
         let unread_max = self.slots.len() as u32 / UNREAD_PART;
         let oldest = match (self.used.oldest, self.unread.oldest) {
@@ -283,7 +284,7 @@ impl Cache {
         self.settle(index);
     }
 
-    /// What it is about to have was recorded, and nobody has asked for it. It was just taken.
+    /// It is about to get recorded bytes that nobody has asked for. It was just taken.
     pub fn mark_unread(&mut self, index: SlotIndex) {
         let slot = self.slot_mut(index);
         assert!(!slot.listed, "listed among those that were used");
@@ -350,8 +351,8 @@ impl Cache {
         }
     }
 
-    /// Bytes of `pages` are no longer what the file holds; what is on its way is old too.
-    /// A pinned slot must be orphaned instead (asserted): its bytes may be refilled at once.
+    /// Bytes of `pages` are no longer the file's; those on their way are old too. A pinned slot
+    /// must be orphaned instead (asserted): its bytes may be refilled at once.
     pub fn invalidate(&mut self, index: SlotIndex, pages: PageSet) {
         let slot = self.slot_mut(index);
         assert!(slot.pin_count == 0, "pages refilled under a reader");
@@ -359,7 +360,7 @@ impl Cache {
         slot.dropped = slot.dropped.or(slot.filling.and(pages));
     }
 
-    /// What is on its way into `pages` may be old; what is there is not.
+    /// Bytes on their way into `pages` may be old; those that are there are not.
     pub fn outdate(&mut self, index: SlotIndex, pages: PageSet) {
         let slot = self.slot_mut(index);
         slot.dropped = slot.dropped.or(slot.filling.and(pages));
@@ -490,7 +491,7 @@ mod tests {
         let mut odd = Vec::new();
         cache.check(&[Users::default(); 64], &mut odd);
         assert_eq!(odd, [""; 0]);
-        // Whoever reads one of them works with it: the others go before it.
+        // A reader of one of them works with it: the others go before it.
         let index = SlotIndex(cache.unread.oldest);
         cache.pin(index);
         cache.unpin(index);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What doors must know of files whose bytes the file system does not have yet: one table, written by the daemon,
-//! mapped for reading by every session.
+//! The facts that doors must know of files with bytes that the file system does not have yet: one
+//! table, written by the daemon, mapped for reading by every session.
 //!
 //! ```text
 //! bucket = hash(key, device, inode) % BUCKETS
@@ -10,16 +10,17 @@
 //! in the second entry, whatever else it says: 48·8 LEFT_AT
 //! ```
 //!
-//! The key is by chance and the table's for good: who does not know it cannot choose files that meet in one bucket. A bucket can be full
-//! all the same, as the table can: a file that finds no place is written by its clients, so the daemon keeps one for it before it lets
-//! anybody write to it.
+//! The key is by chance and the table's for good: a client that does not know it cannot choose
+//! files that meet in one bucket. A bucket can be full all the same, as the table can: a file that
+//! finds no place is written by its clients, so the daemon keeps one for it before it lets anybody
+//! write to it.
 //!
 //! History: 1 without a key; 2 with one (session version 6). A table of version 1 is one whose key is zero. It is good as it is, and gets
 //! a key from the first daemon that finds nothing in it.
 //!
 //! An entry is a seqlock: its sequence is odd while it is being changed. A file keeps its entry from its first dirty byte to its last,
 //! so a door that finds none looks at the file system. The generation tells it from another that gets the inode number when this one
-//! has lost its last name and no daemon holds it open. Entries under [`reserved_mark`] are of another kind.
+//! has lost its last name and no daemon holds it open. Entries under [`reserved_mark`] and [`loose_mark`] are of another kind.
 
 /// Buckets. A power of two.
 pub const BUCKETS: usize = 2048;
@@ -46,14 +47,26 @@ pub mod word {
     pub const GENERATION: usize = 5;
 }
 
-/// Byte offset of a word of the table's own, in the second entry, where entries have nothing: 1 when whoever set these facts has ended and could not write all of it, so
-/// that nobody is at it any more. Who waits for the others' files need not wait; a file with a fact lacks bytes as before.
+/// Byte offset of a word of the table's own, in the second entry, where entries have nothing: 1
+/// when the process that set these facts has ended and could not write all of it, so that nobody is
+/// at it any more. A process that waits for the others' files need not wait; a file with a fact
+/// lacks bytes as before.
 pub const LEFT_AT: usize = (ENTRY_WORDS + 6) * 8;
 
-/// In the place of a file's device: says nothing of its bytes, but that blocks of it lie behind its end because we put
-/// them there. Its size is what the file took on its disk before that, in bytes; 0: not known yet. (No `st_dev` of Linux has this bit.) Such an entry has a life of its own.
+/// In the place of a file's device: says nothing of its bytes, but that blocks of it lie behind its
+/// end because we put them there. Its size is the space that the file took on its disk before that,
+/// in bytes; 0: not known yet. No `st_dev` of Linux has this bit. Such an entry has a life of its
+/// own.
 pub fn reserved_mark(device: u64) -> u64 {
     device | 1 << 63
+}
+
+/// In the place of a file's device: the kernel has all of the file's bytes, but may have been
+/// unable to write some that only the daemon has besides, and let them go. A door that reads the
+/// file on its own descriptor asks the daemon to hold it first. Good as long as the daemon lives
+/// that said it. To a door that does not know this mark it is one of reserved blocks, of no file.
+pub fn loose_mark(device: u64) -> u64 {
+    device | 3 << 62
 }
 
 /// A generation as it stands in an entry: never 0.
@@ -64,7 +77,7 @@ pub fn known_generation(generation: u32) -> u64 {
 /// Where the key stands. Units: bytes from the start of the table.
 pub const KEY: [usize; 2] = [48, 56];
 
-/// What the places of files in one table depend on besides the files.
+/// The numbers that the places of files in one table depend on besides the files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Key(pub [u64; 2]);
 

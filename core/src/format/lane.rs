@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What lies beside a session's lane: the table of what is in it. The daemon alone maps it; the next daemon reads it.
+//! The table beside a session's lane: the records of the lane's bytes. The daemon alone maps it;
+//! the next daemon reads it.
 //!
 //! ```text
 //! 0       head, one page
@@ -63,7 +64,7 @@ pub fn file_place(record: u32) -> usize {
     place::FILES + record as usize * FILE_WORDS * 8
 }
 
-/// What a record is.
+/// The state of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum State {
@@ -119,7 +120,7 @@ pub struct Head {
     pub page_count: u32,
     /// Rises with each daemon, and with each recovery without one.
     pub epoch: u64,
-    /// What a door must know to take the lane over after its daemon died.
+    /// The number that a door must know to take the lane over after its daemon died.
     pub secret: u64,
 }
 
@@ -155,7 +156,7 @@ pub struct FileRecord {
     pub device: u64,
     /// `st_ino`.
     pub inode: u64,
-    /// Whose quota and rights count.
+    /// The user whose quota and rights count.
     pub uid: u32,
     /// The same.
     pub gid: u32,
@@ -191,7 +192,7 @@ fn pair(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-/// Words of a head; what is not said is zero.
+/// Words of a head; those that are not set are zero.
 pub fn head_words(head: &Head) -> [u64; HEAD_WORDS] {
     let mut words = [0; HEAD_WORDS];
     words[0] = MAGIC;
@@ -200,12 +201,12 @@ pub fn head_words(head: &Head) -> [u64; HEAD_WORDS] {
     words[3] = pair(FILE_COUNT, DONE_PLACES as u32);
     words[5] = head.secret;
     words[6] = u64::from(checksum(&words[..6]));
-    // Not in the checksum: whoever takes a lane over changes it by one store.
+    // Not in the checksum: the process that takes a lane over changes it by one store.
     words[EPOCH_WORD] = head.epoch;
     words
 }
 
-/// What is wrong with a head.
+/// The fault of a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeadFault {
     /// Not a table of ours.

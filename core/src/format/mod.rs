@@ -32,7 +32,7 @@ pub const NAME_BYTES_MAX: usize = 64;
 
 // ---- Session socket (seqpacket): one message a packet, descriptors by SCM_RIGHTS ----
 
-/// What a message on the session socket is.
+/// The kinds of message on the session socket.
 pub mod message {
     /// Client → daemon: [`super::ConnectMessage`], no descriptor.
     pub const CONNECT: u32 = 1;
@@ -45,8 +45,9 @@ pub mod message {
     /// Client → daemon: [`super::OpenMessage`] followed by the path, with the client's own descriptor.
     /// Not answered: a read on the handle says whether it was taken.
     pub const OPEN: u32 = 4;
-    /// Daemon → client, in sessions of a pool's door: [`super::WantedMessage`] followed by a path in the pool's tree, no descriptor.
-    /// To be answered with [`FOUND`], in any session of that door; who does not is not waited for.
+    /// Daemon → client, in sessions of a pool's door: [`super::WantedMessage`] followed by a path
+    /// in the pool's tree, no descriptor. To be answered with [`FOUND`], in any session of that
+    /// door; a door that does not answer is not waited for.
     pub const WANTED: u32 = 5;
     /// Client → daemon: [`super::FoundMessage`], with a descriptor of the file if there is one.
     pub const FOUND: u32 = 6;
@@ -80,7 +81,7 @@ pub struct ConnectMessage {
     pub reserved: u32,
     /// The share's name, as the configuration knows it.
     pub share: [u8; NAME_BYTES_MAX],
-    /// Who is connected.
+    /// The user that is connected.
     pub user: [u8; NAME_BYTES_MAX],
     /// From where (an address or a machine's name).
     pub client: [u8; NAME_BYTES_MAX],
@@ -118,7 +119,7 @@ pub struct WelcomeMessage {
     pub read_bytes_max: u64,
     /// Longest write in one request; longer ones are written by the client itself.
     pub write_bytes_max: u64,
-    /// What a door must know to ask another daemon about this lane.
+    /// The number that a door must know to ask another daemon about this lane.
     pub secret: u64,
     /// Number of the session's lane.
     pub lane: u32,
@@ -151,7 +152,7 @@ pub struct OpenMessage {
     pub handle: u32,
     /// Length of the path that follows.
     pub path_bytes: u32,
-    /// Whose quota and rights count when it is written.
+    /// The user whose quota and rights count when it is written.
     pub uid: u32,
     /// The same.
     pub gid: u32,
@@ -200,7 +201,7 @@ pub struct StationMessage {
     pub handle: u32,
     /// Zero.
     pub reserved: u32,
-    /// Whose it is, in place of what CONNECT says.
+    /// The user, in place of the one that CONNECT names.
     pub user: [u8; NAME_BYTES_MAX],
     /// From where, or which program.
     pub client: [u8; NAME_BYTES_MAX],
@@ -220,9 +221,11 @@ pub mod ring {
     pub const REPLY_HEAD: usize = 128;
     /// Next reply the daemon fills (written by the daemon).
     pub const REPLY_TAIL: usize = 192;
-    /// 1 while the daemon sleeps and wants its doorbell rung for a request; whoever swaps it to 0 rings.
+    /// 1 while the daemon sleeps and wants its doorbell rung for a request; the side that swaps it
+    /// to 0 rings.
     pub const REQUEST_BELL: usize = 256;
-    /// 1 while the client sleeps and wants its doorbell rung for a reply; whoever swaps it to 0 rings.
+    /// 1 while the client sleeps and wants its doorbell rung for a reply; the side that swaps it to
+    /// 0 rings.
     pub const REPLY_BELL: usize = 320;
     /// Bits of [`super::server_flag`] (written by the daemon).
     pub const SERVER_FLAGS: usize = 384;
@@ -236,14 +239,14 @@ pub mod ring {
     pub const BYTES: usize = REPLIES + RING_ENTRIES as usize * size_of::<Reply>();
 }
 
-/// What the daemon promises in [`ring::SERVER_FLAGS`].
+/// The daemon's promises in [`ring::SERVER_FLAGS`].
 pub mod server_flag {
     /// It looks at the request ring by itself every few milliseconds while slots are pinned, so that
     /// READ_END needs no doorbell.
     pub const SWEEPS: u32 = 1;
 }
 
-/// What a request asks.
+/// The kinds of request.
 pub mod op {
     /// `handle`, `offset`, `length` → slots, pinned until [`READ_END`]. rt-Samba's READ0.
     pub const READ: u32 = 1;
@@ -275,8 +278,9 @@ pub mod op {
     /// The client is about to set the time of change of the file named by `device` and `inode` to `offset`, ns since 1970 as i64 in two's
     /// complement. Reply, empty, when nobody sets another, but for writes that come after it.
     pub const TIMED: u32 = 12;
-    /// As [`CHANGED`] to the end of the file, but no byte was written: the length or blocks from `offset` on are others, and nothing of
-    /// that waits in the kernel's cache for a disk. (Not for a cut within a page, which writes zeros behind the new end.)
+    /// As [`CHANGED`] to the end of the file, but no byte was written: the length or blocks from
+    /// `offset` on are others, and nothing of that waits in the kernel's cache for a disk. Not for
+    /// a cut within a page, which writes zeros behind the new end.
     pub const RESIZED: u32 = 13;
 }
 

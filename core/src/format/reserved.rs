@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What lies beside the lanes: the files for which blocks were reserved, until these are given back. The next daemon reads it.
+//! The table beside the lanes: the files for which blocks were reserved, until these are given
+//! back. The next daemon reads it.
 //!
 //! ```text
 //! 0       head: magic, version

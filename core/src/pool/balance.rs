@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What goes where when a pool's members are to be equally full: after one was added, or much was removed.
+//! The moves by which a pool's members become equally full: after one was added, or much was
+//! removed.
 
 use super::layout::MemberNumber;
 use alloc::vec::Vec;

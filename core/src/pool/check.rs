@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is wrong with a pool: records and objects, as a look through all of them found them, held against each other.
+//! The faults of a pool: records and objects, as a look through all of them found them, held
+//! against each other.
 //!
-//! Nothing here touches a file. A finding says what is so; what may be done about it without losing a byte is [`Finding::remedy`]. Which of two copies of
-//! a byte counts is decided in one place, [`assemble`]: where there is no record to say it, the object that was made later has it.
+//! Nothing here touches a file. A finding says what is so; [`Finding::remedy`] names the remedy
+//! that loses no byte. Which of two copies of a byte counts is decided in one place, [`assemble`]:
+//! where there is no record to say it, the object that was made later has it.
 
 use super::layout::{
     BackPointer, FileIdentity, Layout, LayoutFault, MemberNumber, Object, Part, PoolId, Shape,
@@ -11,7 +13,7 @@ use crate::units::{ByteOffset, ByteRange};
 use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::vec::Vec;
 
-/// What a stub has for a layout record.
+/// A stub's layout record, as found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Record {
     /// None.
@@ -31,12 +33,12 @@ pub struct Stub {
     pub record: Record,
 }
 
-/// What an object has for a mark.
+/// An object's mark, as found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mark {
     /// None.
     Absent,
-    /// One that says whose it is.
+    /// One that names the file that it belongs to.
     Sound(BackPointer),
     /// One that cannot be used.
     Faulty(LayoutFault),
@@ -47,7 +49,7 @@ pub enum Mark {
 pub struct FoundObject {
     /// Which.
     pub object: Object,
-    /// Whose it says it is.
+    /// The mark on it, which names its file.
     pub mark: Mark,
     /// It has bytes, not only holes.
     pub has_data: bool,
@@ -56,7 +58,8 @@ pub struct FoundObject {
 /// Something that is not as it should be. Stubs are named by their place in what was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// A record that cannot be used. `file` and `objects`: whose the bytes are by what is left of it, and where; None when it is not known.
+    /// A record that cannot be used. `file` and `objects`: the owner of the bytes by the rest of
+    /// the record, and where they are; None when it is not known.
     RecordFaulty {
         /// The stub.
         stub: usize,
@@ -74,7 +77,7 @@ pub enum Finding {
     MemberUnknown {
         /// The stub.
         stub: usize,
-        /// What it names there.
+        /// The object that it names there.
         object: Object,
     },
     /// The member is there, the object is not: its bytes are lost.
@@ -102,7 +105,7 @@ pub enum Finding {
         stub: usize,
         /// Which.
         object: Object,
-        /// What the mark should say of it.
+        /// The part that the mark should say.
         part: Part,
         /// A newer version wrote it.
         is_newer: bool,
@@ -127,7 +130,7 @@ pub enum Finding {
     Unnamed {
         /// Which.
         object: Object,
-        /// Whose it says it is; None when it does not say.
+        /// The file that its mark names; None when it names none.
         file: Option<FileIdentity>,
         /// The stub that is that file.
         stub: Option<usize>,
@@ -141,7 +144,7 @@ pub enum Finding {
     },
 }
 
-/// What may be done about a finding without losing a byte.
+/// The remedy of a finding that loses no byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
     /// A new record from the objects of the file.
@@ -154,14 +157,14 @@ pub enum Remedy {
     RemoveIfCopied,
     /// A name in `lost+found`.
     Keep,
-    /// A record without objects; what is there of them gets a name in `lost+found`.
+    /// A record without objects; objects of it that are there get a name in `lost+found`.
     Empty,
     /// Nothing: a person has to decide, or bytes are gone.
     None,
 }
 
 impl Finding {
-    /// What may be done.
+    /// The remedy.
     ///
     /// `newer_records`  a stub has a record of a newer version, which may name anything: then nothing is removed or given a name
     pub fn remedy(&self, newer_records: bool) -> Remedy {
@@ -174,7 +177,7 @@ impl Finding {
             Finding::MarkFaulty {
                 is_newer: false, ..
             } => Remedy::WriteMark,
-            // (What is there of it would have no name then.)
+            // Objects of it that are there would have no name then.
             Finding::NeverSynced { .. } | Finding::Unnamed { .. } if newer_records => Remedy::None,
             Finding::NeverSynced { .. } => Remedy::Empty,
             Finding::Unnamed {
@@ -330,8 +333,8 @@ fn named_one(
     }
 }
 
-/// What an object's mark says that this layout names. How many objects came before it is not known any more: those that the layout
-/// has before it.
+/// The part that the mark of an object that this layout names should say. How many objects came
+/// before it is not known any more: those that the layout has before it.
 pub fn part_of(layout: &Layout, object: Object) -> Part {
     let mut before = BTreeSet::new();
     for segment in layout.segments() {
@@ -349,8 +352,9 @@ pub fn part_of(layout: &Layout, object: Object) -> Part {
     Part::single(0)
 }
 
-/// Whose a damaged record was: number and generation where they stand in a record, or the id of an object anywhere, are in it, and an object that no
-/// record names says the same. 96 or 64 bits, mostly drawn at random, do not agree by chance.
+/// The file of a damaged record: number and generation where they stand in a record, or the id of
+/// an object anywhere, are in it, and an object that no record names says the same. 96 or 64 bits,
+/// mostly drawn at random, do not agree by chance.
 fn proved_file(pool: PoolId, bytes: &[u8], unnamed: &[&FoundObject]) -> Option<FileIdentity> {
     let mut found = None;
     for one in unnamed {
@@ -377,7 +381,7 @@ fn proved_file(pool: PoolId, bytes: &[u8], unnamed: &[&FoundObject]) -> Option<F
     found
 }
 
-/// An object of a file whose record is lost, and where it has bytes.
+/// An object of a file with a lost record, and where it has bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Which.
@@ -448,7 +452,8 @@ pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
         homes.push((home, bytes_of(part, &all)));
         ends.push((serial, is_striped));
     }
-    // An object that was there before a stripe may have taken bytes out of it later: whose they are only the record knew.
+    // An object that was there before a stripe may have taken bytes out of it later: only the
+    // record knew their owner.
     let overlap = |one: &[ByteRange], other: &[ByteRange]| {
         one.iter()
             .any(|range| other.iter().any(|part| range.overlaps(*part)))
@@ -484,7 +489,7 @@ pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
             home.objects.clone(),
         );
     };
-    // The first segment begins with the file: what lies before a stripe is a hole of another one.
+    // The first segment begins with the file: bytes before a stripe are a hole of another one.
     if homes[now].0.origin.0 > 0 {
         now = homes.iter().position(|(home, _)| home.origin.0 == 0)?;
     }

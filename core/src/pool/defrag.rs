@@ -8,11 +8,12 @@ use alloc::vec::Vec;
 const EXTENT_BYTES: u64 = 64 << 20;
 /// A new copy is worth its writing if it has one extent for so many of the old one, at most.
 const FEWER: u64 = 2;
-/// What stays free on a member beside what comes to it, for the file system's own account: so much, and one part in so many. Units: bytes.
+/// The space that stays free on a member beside the bytes that come to it, for the file system's
+/// own account: so much, and one part in so many. Units: bytes.
 const SPARE_BYTES: u64 = 1 << 20;
 const SPARE_PART: u64 = 64;
 
-/// What a member has of a file, and what it has room for.
+/// The bytes that a member has of a file, and its free room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Holding {
     /// Which.

@@ -15,9 +15,10 @@
 //! | 22 | 2 | flags; 1: it is unsettled. All others are 0 |
 //! | 24 | … | the segments, in the order of the file |
 //!
-//! **Unsettled** is a file whose first objects nobody has made durable yet: until somebody has, which is before its first fsync ends, a power
-//! cut may have left its record and not them. Then it never had a byte that anybody synced. (Records of version 1 with that flag are read, too: they
-//! were written for a few days.)
+//! **Unsettled** is a file whose first objects nobody has made durable yet: until somebody has,
+//! which is before its first fsync ends, a power cut may have left its record and not them. Then it
+//! never had a byte that anybody synced. Records of version 1 with that flag are read, too: they
+//! were written for a few days.
 //!
 //! A segment is 20 bytes, then 12 bytes for each of its objects:
 //!
@@ -31,7 +32,8 @@
 //! | 19 | 1 | members of a group |
 //! | 20 | 12 each | the objects, group by group: id (8), number of the member (2), 0 (2) |
 //!
-//! **The back-pointer** (`trusted.rushes.object` of an object), 48 bytes, or 52 of an object of a stripe, with which an object says whose it is:
+//! **The back-pointer** (`trusted.rushes.object` of an object), 48 bytes, or 52 of an object of a
+//! stripe, with which an object names its file:
 //!
 //! | offset | size | meaning |
 //! |---|---|---|
@@ -46,7 +48,8 @@
 //! | 40 | 8 | origin, as in the segment |
 //! | 48 | 4 | of a stripe only: its shape, as bytes 16 to 19 of a segment |
 //!
-//! What cannot have been written by this version is refused, never guessed at: [`LayoutFault`] tells damage and newer versions apart.
+//! A record that cannot have been written by this version is refused, never guessed at:
+//! [`LayoutFault`] tells damage and newer versions apart.
 
 use crate::units::{ByteCount, ByteOffset, ByteRange};
 use alloc::collections::BTreeMap;
@@ -220,7 +223,8 @@ impl Shape {
         }
     }
 
-    /// How far behind the origin byte `at` of object `index` is: what [`Shape::locate`] leads to it from.
+    /// How far behind the origin byte `at` of object `index` is: the place from which
+    /// [`Shape::locate`] leads to it.
     pub fn offset_of(self, index: usize, at: u64) -> u64 {
         fn back(at: u64, unit_log2: u8, ways: u8, way: u64) -> u64 {
             let unit = 1u64 << unit_log2;
@@ -485,7 +489,7 @@ impl Layout {
             return;
         }
         let end = ByteOffset(range.end());
-        // What follows the range goes on where it was.
+        // Bytes behind the range go on where they were.
         let tail = (end.0 != u64::MAX).then(|| {
             let mut tail = self.segments[self.segment_at(end).unwrap_or(0)].clone();
             tail.start = end;
@@ -507,7 +511,7 @@ impl Layout {
         });
     }
 
-    /// What was in one object is in another, byte for byte.
+    /// The bytes of one object are in another, byte for byte.
     pub fn replace(&mut self, before: Object, after: Object) {
         let all = self.segments.iter_mut();
         for object in all.flat_map(|segment| &mut segment.objects) {
@@ -673,7 +677,7 @@ impl Part {
     }
 }
 
-/// Whose an object is.
+/// The file that an object belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackPointer {
     /// Of which pool.
@@ -971,7 +975,7 @@ mod tests {
             let fault = BackPointer::decode(&resealed(sound.clone(), at, bytes));
             assert!(matches!(fault, Err(LayoutFault::Unsound(_))), "{fault:?}");
         }
-        // Who knows the first version only takes it for a newer one.
+        // A version that knows only the first one takes it for a newer one.
         assert_eq!(sound[3], 2);
         let older = resealed(sound, 3, &[1]);
         assert!(matches!(
@@ -1049,7 +1053,7 @@ mod tests {
                 Layout::decode(&record[..length]),
                 Err(LayoutFault::Checksum)
             );
-            // As somebody would write it who means it.
+            // As somebody would write it on purpose.
             let mut cut = record[..length].to_vec();
             seal(&mut cut);
             assert!(matches!(
@@ -1128,7 +1132,7 @@ mod tests {
                     let size = chance.next(BYTES) + 1;
                     let before = layout.objects();
                     let gone = layout.cut(ByteCount(size));
-                    // What began behind the size is where the byte before it is.
+                    // A segment that began behind the size is where the byte before it is.
                     let last = layout.locate(ByteOffset(size - 1)).unwrap().object;
                     assert_eq!(last, model[size as usize - 1]);
                     model[size as usize..].fill(last);
@@ -1287,7 +1291,7 @@ mod tests {
         let lengths: Vec<u64> = stripe.iter().map(|object| lengths[object]).collect();
         assert_eq!(lengths, [64 << 10, 10, 0, 0]);
         assert_eq!(Layout::decode(&layout.encode()), Ok(layout.clone()));
-        // A piece of it elsewhere: what follows goes on in the stripe.
+        // A piece of it elsewhere: bytes behind it go on in the stripe.
         layout.assign(
             ByteRange::new(2 << 20, 1 << 20),
             ByteOffset(0),

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which part of an object the record of its file leads to. What else is in the object no reader ever sees: a move that was interrupted left it, or is to
-//! put its bytes there.
+//! Which part of an object the record of its file leads to. No reader ever sees the rest of the
+//! object: a move that was interrupted left it, or is to put its bytes there.
 
 use super::layout::{Layout, Object, Shape};
 use crate::units::{ByteOffset, ByteRange};
 use alloc::vec::Vec;
 
-/// What a record says of one of its objects.
+/// The entry of a record for one of its objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Led {
     /// How the bytes of the file are spread over the object and its mates.
@@ -73,7 +73,7 @@ impl Led {
     }
 }
 
-/// What of a range is in none of `others`.
+/// The parts of a range that are in none of `others`.
 pub fn outside(range: ByteRange, others: &[ByteRange]) -> Vec<ByteRange> {
     let mut parts = alloc::vec![range];
     for other in others {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The log of names: what members know of the catalogue, so that a lost one can be made anew.
+//! The log of names: the members' knowledge of the catalogue, so that a lost one can be made anew.
 //!
-//! It is a list of facts, each true when it was written: "in this folder this name leads to that inode", "that inode is so". A later fact about the same
-//! name or inode replaces the earlier one, so that a list of all that is there (a checkpoint) may be read while things change, if the changes follow it,
-//! and a folder that is renamed costs one fact whatever is in it. Inodes are numbered as in the catalogue, the root of the tree is 1.
+//! It is a list of facts, each true when it was written: "in this folder this name leads to that
+//! inode", "that inode is so". A later fact about the same name or inode replaces the earlier one,
+//! so that a list of all that is there (a checkpoint) may be read while things change, if the
+//! changes follow it, and a folder that is renamed costs one fact, however full it is. Inodes are
+//! numbered as in the catalogue, the root of the tree is 1.
 //!
 //! Each fact is a frame; all numbers are little-endian:
 //!
@@ -19,7 +21,8 @@
 //! | name | inode of the folder (8), inode it leads to (8; 0: the name is gone), the name |
 //! | inode | inode, mode, user, group (8, 4, 4, 4), device (8), size (8), modified (8 s, 4 ns), layout record, target of a link, count of attributes (4), of each name and value |
 //!
-//! Byte strings have their length (4) before them. What follows a frame that is cut off or damaged is not read.
+//! Byte strings have their length (4) before them. Bytes behind a frame that is cut off or damaged
+//! are not read.
 
 use super::layout::{PoolId, crc32c};
 use alloc::collections::BTreeMap;
@@ -47,11 +50,12 @@ pub struct Head {
     pub catalogue: Vec<u8>,
     /// The catalogue's format file.
     pub format: Vec<u8>,
-    /// What tells the tree's root from that of a copy of it, whose inodes have other numbers. Empty: not known.
+    /// The mark that tells the tree's root from that of a copy of it, where inodes have other
+    /// numbers. Empty: not known.
     pub root: Vec<u8>,
 }
 
-/// What is known of an inode.
+/// The known facts of an inode.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inode {
     /// Its number in the catalogue.
@@ -79,7 +83,7 @@ pub struct Inode {
 /// A fact.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fact {
-    /// Whose log it is.
+    /// The pool that it is the log of.
     Head(Head),
     /// Where a name leads; 0: nowhere, it is gone.
     Name {
@@ -244,7 +248,7 @@ impl Reader<'_> {
     }
 }
 
-/// What a log says, read to the last sound frame.
+/// The content of a log, read to the last sound frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Names {
     /// Its first fact. None: it is no log.

@@ -3,16 +3,18 @@
 
 use crate::units::{ByteCount, Duration};
 
-/// Of what is not promised of a device, moving may use one part in so many. The rest is for those without a contract, and for what a
-/// contract costs beyond its rate.
+/// Moving may use one part in so many of the bandwidth that is not promised of a device. The rest
+/// is for clients without a contract, and for the costs of a contract beyond its rate.
 const SHARE: u64 = 4;
-/// It goes on at this pace whatever is promised, or a pool that is always busy would never be mended. Units: bytes per second.
+/// It goes on at this pace regardless of promises, or a pool that is always busy would never be
+/// mended. Units: bytes per second.
 const LEAST_BYTES_PER_S: u64 = 1 << 20;
-/// What a piece costs beside its bytes, as bytes: a few positionings.
+/// The cost of a piece beside its bytes, as bytes: a few positionings.
 const PIECE_COST_BYTES: u64 = 256 << 10;
 /// Longest rest where nothing is known.
 const REST_MAX: Duration = Duration::from_s(2);
-/// Who moves for nobody, beside others, works one part of the time in so many: whoever has no contract is in no promise, and notices else.
+/// A move that nobody waits for, beside others, works one part of the time in so many: a client
+/// without a contract is in no promise, and notices else.
 const PART_BESIDE: u64 = 8;
 /// And rests no longer after a piece, however slow the disk was.
 const REST_BESIDE_MAX: Duration = Duration::from_s(20);

@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which member takes a segment.
 //!
-//! The answer is an order, not a choice: who asks goes down the list until a member takes it, so that nobody hears "no space" while a
-//! member has room. Members on one device count as one: two of them must not get twice the files of their neighbour.
+//! The answer is an order, not a choice: the caller goes down the list until a member takes the
+//! segment, so that nobody gets "no space" while a member has room. Members on one device count as
+//! one: two of them must not get twice the files of their neighbour.
 
 use super::layout::MemberNumber;
 use crate::units::ByteCount;
 use alloc::vec::Vec;
 
-/// A member with less than this is asked last: what begins there would soon have to go on elsewhere.
+/// A member with less than this is asked last: a segment that begins there would soon have to go on
+/// elsewhere.
 pub(super) const ROOM_LEAST: ByteCount = ByteCount::from_mib(64);
 
-/// What is within one part in so many of the best is as good.
+/// A member within one part in so many of the best is as good.
 const ALIKE: u64 = 8;
 
 /// How members are chosen.
@@ -22,7 +24,8 @@ pub enum Policy {
     /// The device with most free space; those that have about as much take turns.
     #[default]
     MostFreeSpace,
-    /// The files of a user on one device, by his number; when that is nearly full, on the next one in turn.
+    /// The files of a user on one device, by the user's number; when that is nearly full, on the
+    /// next one in turn.
     PerUser,
     /// The device of which most bandwidth is not promised to streams.
     LeastLoaded,
@@ -62,16 +65,17 @@ pub struct Room {
     pub device: u64,
     /// For files of others than root.
     pub free: ByteCount,
-    /// What the daemon has not promised of its device. None: not known. Units: bytes per second.
+    /// The bandwidth of its device that the daemon has not promised. None: not known. Units: bytes
+    /// per second.
     pub unpromised: Option<u64>,
 }
 
-/// Who asks for a place, and for how much.
+/// The user that asks for a place, and for how much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
     /// Rises by one with each segment of the pool; where it starts does not matter.
     pub turn: u64,
-    /// Whose file it is.
+    /// The owner of the file.
     pub user: u32,
     /// Bytes that are to be written now.
     pub wanted: ByteCount,
@@ -100,8 +104,9 @@ pub fn order(policy: Policy, rooms: &[Room], asked: Asked) -> Vec<MemberNumber> 
     found.into_iter().map(|room| room.member).collect()
 }
 
-/// A frame of a sequence whose frame before went to `member` goes there, too, as long as that has room and is not overloaded: a sequence is read
-/// in order, and on one device that is one way. Not where it was said that files take turns.
+/// A frame of a sequence whose frame before went to `member` goes there, too, as long as that has
+/// room and is not overloaded: a sequence is read in order, and on one device that is one way. Not
+/// where the policy says that files take turns.
 ///
 /// Assumes  `asked` is the [`order`] of `rooms`
 pub fn follow(
@@ -164,8 +169,9 @@ fn by_device(rooms: Vec<Room>, device: u64, member: u64) -> Vec<Room> {
         .collect()
 }
 
-/// By free space, the most first; those that have about as much take turns, or all who begin to write at one moment would meet on one device,
-/// where what they write is not seen before it is there.
+/// By free space, the most first; those that have about as much take turns, or all clients that
+/// begin to write at one moment would meet on one device, where their bytes are not seen before
+/// they are there.
 fn roomiest_first(mut rooms: Vec<Room>, turn: u64) -> Vec<Room> {
     rooms.sort_by_key(|room| core::cmp::Reverse(room.free));
     let mut found = Vec::new();
@@ -189,8 +195,9 @@ fn most_free_first(mut rooms: Vec<Room>, turn: u64) -> Vec<Room> {
     rooms
 }
 
-/// By what is not promised, the most first; of those that are about as good, by free space. Who is not known may be better than one that has
-/// nothing left, and no better than one that has.
+/// By unpromised bandwidth, the most first; of those that are about as good, by free space. A
+/// member without a known one may be better than one that has nothing left, and no better than one
+/// that has.
 fn least_loaded_first(rooms: Vec<Room>, turn: u64) -> Vec<Room> {
     let (none_left, rest): (Vec<Room>, Vec<Room>) = rooms
         .into_iter()
@@ -200,7 +207,8 @@ fn least_loaded_first(rooms: Vec<Room>, turn: u64) -> Vec<Room> {
     known.sort_by_key(|room| core::cmp::Reverse(room.unpromised));
     let mut found = Vec::new();
     while let Some(best) = known.first().and_then(|room| room.unpromised) {
-        // What a device can do is measured, and never twice the same: one of two alike would get all files.
+        // The speed of a device is measured, and never twice the same: one of two alike would get
+        // all files.
         let least = best - best / ALIKE;
         let alike = known.partition_point(|room| room.unpromised >= Some(least));
         let others = known.split_off(alike);
@@ -312,7 +320,7 @@ mod tests {
         for turn in 0..8 {
             assert_eq!(first(Policy::MostFreeSpace, &rooms, turn, 2), 2);
             assert_eq!(first(Policy::LeastLoaded, &rooms, turn, 2), 2);
-            // Who says that files take turns, or go by user, is taken at his word.
+            // A policy that says that files take turns, or go by user, is followed to the letter.
             assert_eq!(
                 first(Policy::RoundRobin, &rooms, turn, 2),
                 (turn % 4) as u16
@@ -330,7 +338,7 @@ mod tests {
         let half = [loaded(0, 900, 60_000_000), loaded(1, 900, 100_000_000)];
         assert_eq!(first(Policy::LeastLoaded, &half, 0, 0), 0);
         let none = [loaded(0, 900, 0), loaded(1, 900, 100_000_000)];
-        // (Room alone says who is first; nobody is put before him.)
+        // Room alone decides which is first; nobody is put before it.
         assert_eq!(first(Policy::MostFreeSpace, &none, 1, 0), 1);
     }
 
@@ -412,7 +420,7 @@ mod tests {
         for turn in 0..5 {
             assert_eq!(numbers(Policy::RoundRobin, &rooms, turn, 1), [1, 2, 0]);
         }
-        // For who wants 40 MiB at once, 70 is nearly full too.
+        // For a write of 40 MiB at once, 70 is nearly full too.
         assert_eq!(
             numbers(Policy::RoundRobin, &rooms, 0, 40 << 20),
             [1, 2, 0],

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules of a pool: what is wished for files that are made under names of a pattern. They have an order, and the first that matches counts.
+//! Rules of a pool: the policies for files that are made under names of a pattern. They have an
+//! order, and the first that matches counts.
 //!
 //! Whether a name is of a pattern engine/pool says, which reads patterns as the daemon does; here is what a list of rules may be, and
 //! how it is changed.
@@ -16,7 +17,7 @@ pub const RULE_COUNT_MAX: usize = 64;
 /// Longest pattern. Units: bytes.
 pub const PATTERN_BYTES_MAX: usize = 255;
 
-/// What is wished for files that are made under names of this pattern.
+/// The policy for files that are made under names of this pattern.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     pattern: String,
@@ -75,7 +76,7 @@ impl Rule {
         &self.pattern
     }
 
-    /// What is wished.
+    /// The policy.
     pub fn wish(&self) -> &Wish {
         &self.wish
     }
@@ -100,7 +101,7 @@ pub fn can_be_rules(rules: &[Rule]) -> Result<(), RuleFault> {
     Ok(())
 }
 
-/// What is to become of a pool's rules, in this order.
+/// The change of a pool's rules, in this order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleChange {
     /// None of those that there were stays.

@@ -103,7 +103,7 @@ mod tests {
             of("striped=2", &rooms, &[3, 0, 1, 2, 4]),
             Some((striped(2), alloc::vec![3, 0]))
         );
-        // What there is not is not waited for.
+        // Members that are not there are not waited for.
         assert_eq!(
             of("striped=8 unit=64KiB", &rooms, &[0, 2, 3]),
             Some((

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! When a pool tidies itself: only while nobody asks anything of it, and nothing is promised of its members; or always, where somebody always plays.
 //!
-//! Beginning is slow and ending is quick. While nobody asks: it begins when nobody has asked for [`QUIET`] and nothing was promised for as long; it ends at the first request or
-//! promise, and begins again after another [`QUIET`]. What a whole pass has put in order is left alone for [`PASS_EVERY`], unless members have come.
+//! Beginning is slow and ending is quick. While nobody asks: it begins when nobody has asked for
+//! [`QUIET`] and nothing was promised for as long; it ends at the first request or promise, and
+//! begins again after another [`QUIET`]. Files that a whole pass has put in order are left alone
+//! for [`PASS_EVERY`], unless members have come.
 
 use crate::units::{Duration, Instant};
 use alloc::format;
@@ -23,7 +25,8 @@ pub enum Schedule {
     Off,
     /// At any time of day.
     Idle,
-    /// At any time, also beside those who play and record. What of it they are to notice is core/pool/pace's.
+    /// At any time, also beside clients that play and record. How much of it they are to notice is
+    /// core/pool/pace's.
     Always,
     /// From one time of day to another, over midnight if that is earlier.
     Daily {
@@ -95,7 +98,7 @@ pub struct Seen {
     pub minute: u16,
     /// Requests for bytes so far, opens among them; names do not count.
     pub asked_count: u64,
-    /// Somebody has files open in a way that his requests are not seen.
+    /// Somebody has files open in a way that their requests are not seen.
     pub has_unseen: bool,
     /// Something is promised of a member's device.
     pub is_promised: bool,
@@ -171,7 +174,7 @@ impl Tidier {
     pub fn may_begin(&mut self, now: Instant, seen: Seen) -> Result<(), Wait> {
         self.may_go_on(now, seen)?;
         let since = match seen.schedule {
-            // (Who has just mounted it is not to wait for this.)
+            // A user who has just mounted it is not to wait for this.
             Schedule::Always => self.begun_at,
             _ => self.busy_at,
         };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What was tried to put a file in order, and in vain: it is not tried again before the file is another one, or there is more room.
+//! Attempts to put a file in order that were in vain: they are not made again before the file is
+//! another one, or there is more room.
 //!
 //! Kept in memory, for so many files at most, and forgotten with the process. A look through all files that does not come upon one forgets it.
 
@@ -7,7 +8,7 @@ use super::layout::{FileIdentity, MemberNumber};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-/// Of so many files; what is tried of others is tried each time.
+/// Of so many files; attempts on others are made each time.
 pub const VAIN_COUNT_MAX: usize = 1 << 16;
 /// There is more room when a member has so much more than it had at least since: so much, and one part in so many of what it had. Units: bytes.
 const MORE_BYTES: u64 = 16 << 20;
@@ -34,7 +35,7 @@ struct Known {
     look: u64,
 }
 
-/// What was tried in vain.
+/// The attempts that were in vain.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Vain {
     known: BTreeMap<(FileIdentity, Try), Known>,
@@ -54,7 +55,7 @@ impl Vain {
             return false;
         }
         known.look = self.look;
-        // From the least there was: what went and came again may lie better.
+        // From the least there was: bytes that went and came again may lie better.
         for (known, (_, free)) in known.rooms.iter_mut().zip(rooms) {
             known.1 = known.1.min(*free);
         }

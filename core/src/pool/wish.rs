@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is wished for the bytes of a file: how they are spread, over which members, and how those are chosen.
+//! The policy for the bytes of a file: how they are spread, over which members, and how those are
+//! chosen.
 //!
 //! It is text, so that anybody may read and set it (`user.rushes.policy` of a file or folder; a pool has one, too): words, in any order.
 //!
@@ -71,7 +72,7 @@ impl Class {
     }
 }
 
-/// What is wished for. Nothing said: whoever is asked next says it, the folder, then the pool.
+/// A policy. Nothing said: the next one that is asked says it, the folder, then the pool.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
     /// How bytes are spread.
@@ -172,8 +173,8 @@ impl Wish {
         }
     }
 
-    /// What is not said here is as `other` says. Of units that do not go together the outer one becomes as large as the inner one, so that what comes
-    /// of it is a wish, too, and reads back.
+    /// Words that are not said here are as in `other`. Of units that do not go together the outer
+    /// one becomes as large as the inner one, so that the result is a policy, too, and reads back.
     pub fn or(self, other: &Wish) -> Wish {
         let unit_log2 = self.unit_log2.or(other.unit_log2);
         let group_unit_log2 = self.group_unit_log2.or(other.group_unit_log2);
@@ -318,7 +319,7 @@ mod tests {
         assert!(Wish::of(&"single ".repeat(30)).is_err());
     }
 
-    /// What is put together of two is written into an attribute.
+    /// A policy put together of two is written into an attribute.
     #[test]
     fn the_longest_wish_fits() {
         let all = "striped=16x4 unit=512KiB group_unit=512MiB choose=most_free_space class=0123456789-abcde";

@@ -16,7 +16,7 @@ use alloc::vec::Vec;
 pub enum Refusal {
     /// Transfer and positioning would take more than the device has. Thousandths of its time.
     Capacity {
-        /// What all of them would need.
+        /// The time that all of them would need.
         needed_permille: u64,
     },
     /// The device could, but one of them would be late while the newcomer starts.
@@ -26,7 +26,7 @@ pub enum Refusal {
     },
     /// The buffers are too few for so many.
     Buffers {
-        /// What all of them would need at least. Units: bytes.
+        /// The buffers that all of them would need at least. Units: bytes.
         needed: ByteCount,
     },
 }
@@ -44,7 +44,7 @@ pub struct Player {
     pub run: Option<ByteCount>,
 }
 
-/// What the dry run needs to know of the device.
+/// The facts of a device that the dry run needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Device<'a> {
     /// Its model.
@@ -59,15 +59,16 @@ pub struct Device<'a> {
     pub margin_permille: u32,
 }
 
-/// Never promised, so that there is time for who has no contract: `policy` lets one request of theirs through every
-/// 1.5 s, and that must not come out of promises. Thousandths of the time.
+/// Never promised, so that there is time for clients without a contract: `policy` lets one request
+/// of theirs through every 1.5 s, and that must not come out of promises. Thousandths of the time.
 const BEST_EFFORT_PERMILLE: u64 = 20;
 
 /// How far the dry run looks.
 const HORIZON: Duration = Duration::from_s(12);
 
-/// The long run, in thousandths of the device's time that `players` need: transfer, positioning, and what cuts cost. At a cut half of what is read
-/// ahead is lost in the mean, and the device positions once more.
+/// The long run, in thousandths of the device's time that `players` need: transfer, positioning,
+/// and the costs of cuts. At a cut half of the bytes read ahead is lost in the mean, and the device
+/// positions once more.
 pub fn needed_permille(model: &RefinedModel, players: &[Player]) -> u64 {
     needed(model, players, cuts)
 }
@@ -91,7 +92,7 @@ fn needed(model: &RefinedModel, players: &[Player], cuts: fn(&Player) -> (u64, u
         visits_milli = visits_milli.saturating_add(visits_per_s_milli);
         most_visits_milli = most_visits_milli.max(visits_per_s_milli);
     }
-    // Whoever is visited most often is so in turn with others.
+    // The player that is visited most often is so in turn with others.
     if players.len() > 1 {
         visits_milli = visits_milli.max(most_visits_milli.saturating_mul(2));
     }
@@ -99,14 +100,14 @@ fn needed(model: &RefinedModel, players: &[Player], cuts: fn(&Player) -> (u64, u
     needed_ns / (NS_PER_S / 1000)
 }
 
-/// What is read and lost at cuts, in bytes a second, and cuts in 1,000 seconds.
+/// Bytes read and lost at cuts, in bytes a second, and cuts in 1,000 seconds.
 fn cuts(player: &Player) -> (u64, u64) {
     let Some(run) = player.run else {
         return (0, 0);
     };
     let (rate, run) = (player.claim.rate.0, run.0.max(1));
     let lost = u128::from(rate) * u128::from(player.claim.cap / 2) / u128::from(run);
-    // No more than twice what is played: what was there before is found in part.
+    // No more than twice the rate of play: bytes that were there before are found in part.
     let lost = u64::try_from(lost).unwrap_or(u64::MAX).min(2 * rate);
     (lost, rate.saturating_mul(1000) / run)
 }
@@ -132,7 +133,8 @@ pub fn dry_run(
     play(device, now, players, device.margin_permille, order)
 }
 
-/// Whether everybody will be in time as things stand, as far as can be seen, whatever the long run says.
+/// Whether everybody will be in time as things stand, as far as can be seen, even if the long run
+/// says no.
 pub fn in_time(device: &Device<'_>, now: Instant, players: &[Player], order: &mut Order) -> bool {
     play(device, now, players, 0, order).is_ok()
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The order of one device: who goes next, and who may join.
+//! The order of one device: which claim goes next, and which may join.
 //!
-//! The trick is that there is one policy and two users of it. [`choose`] says who goes next, given every
-//! stream's claim on the device; [`admission::dry_run`] plays the same function forward from the
-//! claims as they stand, with the newcomer added, and admits exactly when nobody would be late. So
-//! a promise is not a formula about the scheduler: it is the scheduler.
+//! The trick is that there is one policy and two users of it. [`choose`] names the next one, given
+//! every stream's claim on the device; [`admission::dry_run`] plays the same function forward from
+//! the claims as they stand, with the newcomer added, and admits exactly when nobody would be late.
+//! So a promise is not a formula about the scheduler: it is the scheduler.
 
 pub mod admission;
 mod model;

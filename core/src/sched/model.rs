@@ -12,13 +12,13 @@ const TRUSTED_PERMILLE: core::ops::RangeInclusive<u64> = 900..=1050;
 pub struct ServiceModel {
     /// Positioning at the shortest distance.
     pub fixed: Duration,
-    /// What the longest distance adds to it.
+    /// The time that the longest distance adds to it.
     pub span: Duration,
     /// Transfer rate.
     pub rate: BytesPerSecond,
 }
 
-/// What the server knows of a device before it has served anything.
+/// The server's knowledge of a device before it has served anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DeviceModel {
     /// Reads.
@@ -54,13 +54,13 @@ impl ServiceModel {
 pub struct RefinedModel {
     /// As calibrated.
     pub base: DeviceModel,
-    /// What was measured of writes, be it of the drive's memory.
+    /// The measurement of writes, be it of the drive's memory.
     measured_write: ServiceModel,
     /// Observed over predicted, in millionths; smoothed over about 64 requests.
     scale_ppm: u64,
     /// Part of the device's time that others take, in thousandths.
     foreign_permille: u64,
-    /// What was seen of them, smoothed; millionths.
+    /// The time seen of them, smoothed; millionths.
     foreign_average: u64,
     /// The last request that ended, not yet learned from: predicted, taken.
     pending: Option<(Duration, Duration)>,
@@ -74,17 +74,19 @@ pub struct RefinedModel {
 /// are opened all the time half of them count, so it still is seen to be slow.
 const EXCUSES_MAX: u32 = 16;
 
-/// What others may take without being charged: files are opened on every device, and the margin is for that.
+/// The part that others may take without being charged: files are opened on every device, and the
+/// margin is for that.
 const FOREIGN_PERMILLE_FREE: u64 = 60;
 
-/// Most of a device that others are believed to take: what is left must stay more than nothing.
+/// Most of a device that others are believed to take: the rest must stay more than nothing.
 const FOREIGN_PERMILLE_MAX: u64 = 900;
 
 impl RefinedModel {
     /// The calibrated model, nothing learned.
     pub fn new(base: DeviceModel) -> RefinedModel {
-        // A drive that seems to write much faster than it reads was measured into a memory of its own: what it does in the
-        // long run that measurement did not see, and reading is the better guess.
+        // A drive that seems to write much faster than it reads was measured into a memory of its
+        // own: that measurement did not see its speed in the long run, and reading is the better
+        // guess.
         let is_memory = base.write.rate.0 / 5 * 4 > base.read.rate.0;
         let write = if is_memory { base.read } else { base.write };
         let measured_write = base.write;
@@ -111,7 +113,7 @@ impl RefinedModel {
         self.scaled(self.calibrated_read(distance, count))
     }
 
-    /// The same by the calibration alone: what [`RefinedModel::observed`] is told was predicted.
+    /// The same by the calibration alone: the prediction that [`RefinedModel::observed`] is told.
     pub fn calibrated_read(&self, distance: u64, count: u64) -> Duration {
         let model = &self.base.read;
         model.positioning(distance, self.base.size) + model.transfer(count)
@@ -158,10 +160,11 @@ impl RefinedModel {
         }
     }
 
-    /// What one request more costs, a gap away from the one before, its bytes left out.
+    /// The cost of one request more, a gap away from the one before, its bytes left out.
     ///
-    /// A drive that takes writes into a memory orders them there: the way to the next is short, and mostly what lies between
-    /// passes below the head meanwhile. What is left is to hand it over, and that was measured.
+    /// A drive that takes writes into a memory orders them there: the way to the next is short, and
+    /// mostly the bytes between pass below the head meanwhile. The rest is to hand it over, and
+    /// that was measured.
     pub fn another(&self, writes: bool, gap: u64) -> Duration {
         let model = match writes {
             true => &self.measured_write,
@@ -185,7 +188,8 @@ impl RefinedModel {
         if predicted < Duration::from_us(500) {
             return;
         }
-        // While we read nobody counts what others do: what was known of it gives way to what is seen here.
+        // While we read nobody counts the requests of others: former knowledge of them gives way to
+        // the times that are seen here.
         self.foreign_average -= self.foreign_average / 256;
         self.charge_foreign();
         let opened = core::mem::take(&mut self.opened);
@@ -257,8 +261,8 @@ impl RefinedModel {
         self.foreign_permille
     }
 
-    /// What our requests take lately, in thousandths of what the calibrated model says: the slower of what
-    /// was seen of them and what others leave.
+    /// The time that our requests take lately, in thousandths of that of the calibrated model: the
+    /// slower of the times seen and the time that others leave.
     pub fn scale_permille(&self) -> u64 {
         let seen = match self.scale_ppm / 1000 {
             seen if TRUSTED_PERMILLE.contains(&seen) => 1000,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who goes next on a device.
+//! The next one on a device.
 //!
 //! A request in service cannot be called back, and moving between streams costs positioning, so the
-//! device is given out in *visits*: a stream keeps it chunk by chunk until it is full or until another
-//! one's deadline says stop. Whoever goes next is the nearest by position among those whose going
-//! first leaves every earlier deadline feasible; when none does, the earliest deadline goes. Visits
-//! never shrink because things are late: on a device with positioning costs, smaller requests are
-//! how lateness becomes collapse.
+//! device is given out in *visits*: a stream keeps it chunk by chunk until it is full or until
+//! another one's deadline says stop. The next stream is the nearest by position among those whose
+//! going first leaves every earlier deadline feasible; when none does, the earliest deadline goes.
+//! Visits never shrink because things are late: on a device with positioning costs, smaller
+//! requests are how lateness becomes collapse.
 
 use super::RefinedModel;
 use crate::units::*;
@@ -25,9 +25,10 @@ pub struct Claim {
     pub rate: BytesPerSecond,
     /// Where that byte lies on the device.
     pub physical: u64,
-    /// How much more its buffers can take now; of a writer: what is dirty. Units: bytes.
+    /// How much more its buffers can take now; of a writer: its dirty bytes. Units: bytes.
     pub room: u64,
-    /// How much its buffers can take in all; of a writer: what may be dirty. Units: bytes.
+    /// How much its buffers can take in all; of a writer: the bytes that may be dirty. Units:
+    /// bytes.
     pub cap: u64,
     /// How much is left of what it reads or writes. Units: bytes.
     pub left: u64,
@@ -46,9 +47,9 @@ pub struct Load<'a> {
     pub head: u64,
     /// Streams under contract, and writers.
     pub claims: &'a [Claim],
-    /// Whose visit is going on: index into `claims`.
+    /// The claim whose visit is going on: index into `claims`.
     pub visiting: Option<usize>,
-    /// What it got in this visit so far. Units: bytes.
+    /// The bytes that it got in this visit so far. Units: bytes.
     pub visit_given: u64,
     /// Longest single request. Units: bytes.
     pub chunk: u64,
@@ -56,7 +57,16 @@ pub struct Load<'a> {
     pub best_effort: Option<BestEffortClaim>,
 }
 
-/// What best effort asks.
+impl Load<'_> {
+    /// The time that the transfer of a second of all claims takes.
+    pub fn promised_a_second(&self) -> Duration {
+        let rates = self.claims.iter();
+        let needed = rates.map(|claim| self.model.transfer_of(claim.writes, claim.rate.0).0);
+        Duration(needed.fold(0, u64::saturating_add))
+    }
+}
+
+/// The claim of best effort.
 #[derive(Clone, Copy, Debug)]
 pub struct BestEffortClaim {
     /// Cost of its next request.
@@ -69,7 +79,7 @@ pub struct BestEffortClaim {
     pub can_rest: bool,
 }
 
-/// Who goes next.
+/// The next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// The stream of this claim, one chunk.
@@ -109,9 +119,10 @@ const RESERVE_PERCENT: u64 = 40;
 /// Writers need most of a device from so much of its time on, in thousandths.
 const CROWD_PERMILLE: u64 = 600;
 
-/// Nobody wants the device but writers, and these need most of it. Then each way counts: who is due first is visited until he has
-/// nothing left. (What a drive with a memory really writes in a second is not known so well that the time of a round would
-/// say how long a visit must be.)
+/// Nobody wants the device but writers, and these need most of it. Then each way counts: the writer
+/// that is due first is visited until it has nothing left. The bytes that a drive with a memory
+/// really writes in a second are not known so well that the time of a round would say how long a
+/// visit must be.
 fn is_crowd_of_writers(load: &Load<'_>) -> bool {
     let only_writers = load.best_effort.is_none_or(|asked| asked.can_rest)
         && load.claims.iter().all(|claim| claim.writes);
@@ -122,8 +133,8 @@ fn is_crowd_of_writers(load: &Load<'_>) -> bool {
     only_writers && needed.fold(0, u64::saturating_add) >= NS_PER_S / 1000 * CROWD_PERMILLE
 }
 
-/// Size of a visit at which `claims` could go round for ever, for a stream of `rate`: what it
-/// consumes in the time that one round of all of them takes, with a fifth to spare.
+/// Size of a visit at which `claims` could go round for ever, for a stream of `rate`: the bytes
+/// that it consumes in the time that one round of all of them takes, with a fifth to spare.
 fn round_time(load: &Load<'_>) -> Duration {
     let count = load.claims.len();
     let writers = load.claims.iter().filter(|claim| claim.writes).count();
@@ -145,8 +156,9 @@ fn round_time(load: &Load<'_>) -> Duration {
     Duration(ns.min(u128::from(u64::MAX)) as u64)
 }
 
-/// By how much writers' deadlines are put off, when not everybody can be in time: the first that is enough, or the last.
-/// What was promised to readers is kept whoever writes; and among themselves writers keep their order.
+/// By how much writers' deadlines are put off, when not everybody can be in time: the first that is
+/// enough, or the last. Promises to readers are kept regardless of writers; and among themselves
+/// writers keep their order.
 const RELAXATIONS: [Duration; 7] = [
     Duration::from_ms(500),
     Duration::from_s(1),
@@ -157,7 +169,7 @@ const RELAXATIONS: [Duration; 7] = [
     Duration::from_s(3600),
 ];
 
-/// Choose who goes next. Total: any claims, in any state.
+/// Choose the next one. Total: any claims, in any state.
 ///
 /// Cost: O(n log n) in the number of claims; allocates only while `order` grows.
 pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
@@ -181,7 +193,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
             } else {
                 claim.deadline
             },
-            // (Put off for others' sake, not for nobody's: overdue it goes before the device rests.)
+            // Put off for others' sake, not for nobody's: overdue it goes before the device rests.
             is_awaited: claim.is_awaited || claim.writes && claim.deadline < load.free_at,
             ..*claim
         }));
@@ -193,7 +205,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
             break;
         }
     }
-    // Nothing is spare then; who has no promise gets what keeps him alive.
+    // Nothing is spare then; best effort gets as much as keeps it alive.
     let load = Load {
         claims: &relaxed,
         best_effort: load
@@ -248,13 +260,14 @@ impl Visits {
         }
     }
 
-    /// What a visit must give so that all of them can go round for ever.
+    /// The bytes that a visit must give so that all of them can go round for ever.
     fn needed_bytes(&self, claim: &Claim) -> u64 {
         let round_bytes = claim.rate.bytes_in(self.round).0.max(self.chunk);
         round_bytes.min(claim.cap * 7 / 10).min(claim.left).max(1)
     }
 
-    /// What a visit gives in the time of starting: a part of what is needed in the long run.
+    /// The bytes that a visit gives in the time of starting: a part of those needed in the long
+    /// run.
     fn part_bytes(&self, claim: &Claim, halvings: u32) -> u64 {
         let needed = self.needed_bytes(claim);
         (needed >> halvings).max(self.chunk.min(needed))
@@ -267,7 +280,7 @@ impl Visits {
         load.model.step_of(claim.writes, self.count) + load.model.transfer_of(claim.writes, bytes)
     }
 
-    /// What a visit should give: positioning is then a small part of it.
+    /// The bytes that a visit should give: positioning is then a small part of it.
     fn efficient_bytes(&self, load: &Load<'_>, claim: &Claim) -> u64 {
         let time = load
             .model
@@ -318,9 +331,10 @@ fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
     let round = visits.round;
     let chunk_time = load.model.transfer(load.chunk);
     sort_by_deadline(claims, order);
-    // Visits as long as all of them can go round for ever with; while many start at once shorter ones, if
-    // those are in time. When not even they are, long ones again: short ones would only cost more.
-    // Who waits for very long gets in when one request of each of the others is in time.
+    // Visits as long as all of them can go round for ever with; while many start at once shorter
+    // ones, if those are in time. When not even they are, long ones again: short ones would only
+    // cost more. Best effort that has waited for very long gets in when one request of each of the
+    // others is in time.
     let pressing = load
         .best_effort
         .filter(|asked| asked.waited >= BEST_EFFORT_LAST)
@@ -341,10 +355,12 @@ fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
         });
     }
 
-    // What is given beyond that comes out of slack, and half a round of it is what all of them live on.
+    // Bytes given beyond that come out of slack, and half a round of it is the reserve of all of
+    // them.
     let well_off = slack_of_all >= (round.0 / 4).min(4 * chunk_time.0) as i64;
-    // With best effort waiting, rarer and larger visits leave it more. Only wished for: what everybody is
-    // counted on to need stays the same, so that the dry run of admission holds whoever waits.
+    // With best effort waiting, rarer and larger visits leave it more. Only wished for: the need
+    // that everybody is counted on to have stays the same, so that the dry run of admission holds
+    // regardless of best effort.
     let wished_bytes = |claim: &Claim| -> u64 {
         if is_crowd {
             return claim.cap.min(claim.left);
@@ -377,7 +393,8 @@ fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
         } else {
             order.slack[place - 1]
         };
-        // Who is lost already is not saved by shorter visits; who can still be saved is.
+        // A claim that is lost already is not saved by shorter visits; one that can still be saved
+        // is.
         let lost = before < 0 && load.visit_given < visits.part_bytes(claim, halvings);
         if before >= chunk_time.0 as i64 || lost {
             return Choice::Stream(index);
@@ -391,7 +408,7 @@ fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
     }
 
     if is_crowd {
-        // Who is due first, with all he has.
+        // The writer that is due first, with all it has.
         let first = order
             .by_deadline
             .iter()
@@ -405,8 +422,9 @@ fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
         return first.map_or(Choice::Nobody, Choice::Stream);
     }
 
-    // Nearest by position among those whose whole visit leaves the earlier deadlines feasible, and who are
-    // not much better off than the worst: buffers are filled evenly, so that a newcomer finds slack in all.
+    // Nearest by position among those whose whole visit leaves the earlier deadlines feasible, and
+    // which are not much better off than the worst: buffers are filled evenly, so that a newcomer
+    // finds slack in all.
     let even = order
         .by_deadline
         .iter()
@@ -560,14 +578,15 @@ mod tests {
 
     #[test]
     fn a_little_that_was_to_be_written_long_ago_goes_before_nobody_does() {
-        // (As what a failing disk did not take for a while: whoever goes on must not have it wait for an hour.)
+        // Bytes that a failing disk did not take for a while are such: a writer that goes on must
+        // not have them wait for an hour.
         for late in [1, 3, 29, 31, 174, 3599, 3601, 100_000] {
             let mut little = writer(0, 4_000);
             little.deadline = NOW.before(Duration::from_s(late));
             little.cap = 136_000;
             let chosen_one = chosen(&[little], None);
             assert_eq!(chosen_one, Choice::Stream(0), "{late} s late");
-            // A reader who is about to be late is first.
+            // A reader that is about to be late is first.
             let both = [reader(80, 40 << 20), little];
             assert_eq!(chosen(&both, None), Choice::Stream(0), "{late} s late");
         }
@@ -584,14 +603,14 @@ mod tests {
 
     #[test]
     fn a_writer_that_is_late_already_takes_nothing_from_a_contract() {
-        // As it stands the writer is the first, and with his visit the reader would be late.
+        // As it stands the writer is the first, and with its visit the reader would be late.
         let mut late = writer(0, 40 << 20);
         late.deadline = NOW.before(Duration::from_s(3));
         assert_eq!(
             chosen(&[reader(80, 40 << 20), late], None),
             Choice::Stream(0)
         );
-        // When the reader can wait for him he goes.
+        // When the reader can wait for the writer, the writer goes.
         assert_eq!(
             chosen(&[reader(5000, 1 << 20), late], None),
             Choice::Stream(1)
@@ -605,7 +624,7 @@ mod tests {
             .collect();
         claims.reverse();
         assert_eq!(chosen(&claims, None), Choice::Stream(10));
-        // What is only written because nobody wants the device waits.
+        // A write that goes only because nobody wants the device waits.
         let rests = BestEffortClaim {
             cost: Duration::from_ms(40),
             waited: Duration::ZERO,
@@ -613,7 +632,8 @@ mod tests {
             can_rest: true,
         };
         assert_eq!(chosen(&claims, Some(rests)), Choice::Stream(10));
-        // Whoever is visited keeps the device beyond what one round needs, though others are due before him by now.
+        // A stream that is visited keeps the device beyond the need of one round, though others are
+        // due before it by now.
         claims[10].deadline = NOW + Duration::from_s(4);
         claims[10].room = 8 << 20;
         let model = model();

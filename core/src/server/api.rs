@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The seam: what may happen ([`Event`]) and what may be asked for ([`Action`]).
+//! The seam: events that may happen ([`Event`]) and actions that may be asked for ([`Action`]).
 
 pub use crate::sched::admission::Refusal;
 pub use crate::sched::{DeviceModel, ServiceModel};
@@ -32,12 +32,13 @@ pub struct Limits {
     pub file_count_max: u32,
     /// Frames of a sequence opened ahead of the player.
     pub sequence_ahead_max: u32,
-    /// Bytes of lanes in use at once: what was granted, and what was acknowledged and is not on its device yet.
+    /// Bytes of lanes in use at once: those granted, and those acknowledged and not on their device
+    /// yet.
     pub write_buffer_bytes: u64,
     /// Longest write in one request.
     pub write_bytes_max: u64,
-    /// Pieces of memory that a device write may be put together from. One that is no longer than a page may have more: whoever sends it
-    /// copies what is less than a page together.
+    /// Pieces of memory that a device write may be put together from. A write that is no longer
+    /// than a page may have more: its sender copies parts of less than a page together.
     pub write_part_count_max: u32,
 }
 
@@ -60,7 +61,7 @@ impl Default for Limits {
     }
 }
 
-/// What an operator may change while the server runs.
+/// The settings that an operator may change while the server runs.
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub struct Policy {
     /// Start-up time that a contract assumes of a player: byte *x* is due at first read + this + x / rate.
@@ -81,7 +82,8 @@ pub struct Policy {
     pub coalesce: bool,
     /// A file that is read and may be changed by others is looked at so often: not every change is told of.
     pub look_every: Duration,
-    /// Nobody is answered from the cache when the last look is older, and than his read.
+    /// A read is not answered from the cache when the last look is older than this, and than the
+    /// read.
     pub look_age: Duration,
 }
 
@@ -110,15 +112,17 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// What headers say is asked for.
+    /// Headers are read for their rates.
     pub(super) fn reads_headers(&self) -> bool {
         self.analyser && self.contracts_from_header
     }
 }
 
-/// A write past the kernel's cache ends well, and the kernel then tells of something that it could not keep. That need be no disk's fault: it says the same when
-/// somebody writes to a page of the range through its cache at that moment; and a sync that is under way may be told instead. What was written is written once
-/// more, the sync is asked for again, and nobody is told, unless it is so for so many in a row.
+/// A write past the kernel's cache ends well, and the kernel then tells of something that it could
+/// not keep. That need be no disk's fault: it says the same when somebody writes to a page of the
+/// range through its cache at that moment; and a sync that is under way may be told instead. The
+/// bytes are written once more, the sync is asked for again, and nobody is told, unless it is so
+/// for so many in a row.
 pub const LOST_IN_A_ROW: u8 = 3;
 
 /// A run of a file that is contiguous on its device.
@@ -132,7 +136,7 @@ pub struct Extent {
     pub length: ByteCount,
 }
 
-/// Which file, whatever it is called: what stat says.
+/// The identity of a file under any name: device and inode, as stat has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileKey {
     /// `st_dev`.
@@ -152,7 +156,7 @@ pub enum RateSource {
     Cadence,
 }
 
-/// What a file should be read at.
+/// The rate at which a file should be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RateHint {
     /// Bytes a second through the file.
@@ -171,12 +175,12 @@ pub enum WriteWay {
     Cached,
 }
 
-/// What the driver found out about a file when it was opened.
+/// The facts that the driver found out about a file when it was opened.
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub struct FileFacts {
     /// The driver's name for it: the same as long as the file is not forgotten ([`Action::Forget`]).
     pub file: FileId,
-    /// What it is.
+    /// Its device and inode.
     pub key: FileKey,
     /// Where it lies.
     pub device: DeviceId,
@@ -192,7 +196,7 @@ pub struct FileFacts {
     pub hint: Option<RateHint>,
     /// It may have a header that says it, and nobody has read that ([`Action::ReadHeader`]).
     pub is_header_unread: bool,
-    /// How it may be written. None: nobody has looked; what was found before counts.
+    /// How it may be written. None: nobody has looked; the way found before counts.
     pub way: Option<WriteWay>,
     /// Nobody writes to it but clients of ours: no other program, through no other door.
     pub is_exclusive: bool,
@@ -200,7 +204,7 @@ pub struct FileFacts {
     pub has_unwritten: bool,
 }
 
-/// Who is behind a session, for the ledger.
+/// The client behind a session, for the ledger.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SessionLabel {
     /// Share.
@@ -211,7 +215,8 @@ pub struct SessionLabel {
     pub client: String,
 }
 
-/// Who is at the other end of one handle, where the session itself does not say it: a pool's mount has one session for everybody.
+/// The user at the other end of one handle, where the session itself does not say it: a pool's
+/// mount has one session for everybody.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Station {
     /// User.
@@ -245,13 +250,14 @@ impl Errno {
         self == Errno::NO_SPACE || self == Errno::QUOTA
     }
 
-    /// What a file system says that does not take such a request past the kernel's cache: its blocks may be larger than our pages.
+    /// The error of a file system that does not take such a request past the kernel's cache: its
+    /// blocks may be larger than our pages.
     pub fn refuses_direct(self) -> bool {
         self == Errno::INVALID || self == Errno::NOT_SUPPORTED
     }
 }
 
-/// What happened.
+/// An event.
 #[expect(
     missing_docs,
     reason = "each variant says what its fields are; their types name them"
@@ -265,18 +271,23 @@ pub enum Event {
     },
     /// Limits stay; these changed.
     PolicyChanged(Policy),
+    /// The driver stops, and puts out its sessions itself. A client that has not noticed that yet
+    /// goes on copying the bytes that it was answered: buffers in the hands of such a session are
+    /// used for nothing else any more.
+    Stopping,
     /// A client connected.
     SessionOpened {
         session: SessionId,
         label: SessionLabel,
     },
-    /// It is one of several of the door of a pool: what it names are files of the pool's one tree, wherever they lie, so that who reads
-    /// a sequence does so in all of them.
+    /// It is one of several of the door of a pool: the names in it are of files of the pool's one
+    /// tree, on any member, so that a reader of a sequence reads it in all of them.
     SessionOfPool {
         session: SessionId,
         pool: PoolNumber,
     },
-    /// It went, or was put out: its handles, pins and waiting reads are void. In-flight I/O is not.
+    /// It went, or was put out: its handles, pins and waiting reads are void, but for the pins after
+    /// [`Event::Stopping`]. In-flight I/O is not.
     SessionClosed { session: SessionId },
     /// A client named a file, or the object that has a part of it; the driver is finding out about it. Reads may follow at once.
     Opening {
@@ -344,7 +355,7 @@ pub enum Event {
         session: SessionId,
         request: RequestId,
     },
-    /// It will not: what it was granted is void.
+    /// It will not: its grant is void.
     WriteAbort {
         session: SessionId,
         request: RequestId,
@@ -370,13 +381,14 @@ pub enum Event {
         file: FileId,
         result: Result<Vec<Extent>, Errno>,
     },
-    /// Blocks were reserved for this file by a former server, or when it was known before, and not given back; somebody who is not
-    /// known may have it open. After its [`Event::Opened`].
+    /// Blocks were reserved for this file by a former server, or when it was known before, and not
+    /// given back; a client that is not known may have it open. After its [`Event::Opened`].
     HasReserve { file: FileId },
-    /// An [`Action::Fill`] of this slot failed: what is in it is nobody's bytes. Right after the step that asked for it; the driver
-    /// has failed whatever that step made of the slot.
+    /// An [`Action::Fill`] of this slot failed: its bytes are nobody's. Right after the step that
+    /// asked for it; the driver has failed all that the step made of the slot.
     Unfilled { slot: SlotIndex },
-    /// Answer to [`Action::Clean`] and to [`Action::Trim`]: the file's times are right, and what we ourselves did to it has made it this version.
+    /// Answer to [`Action::Clean`] and to [`Action::Trim`]: the file's times are right, and our own
+    /// changes to it have made it this version.
     Settled { file: FileId, version: u64 },
     /// Answer to [`Action::Sync`] and [`Action::WriteOut`]; [`Errno::AGAIN`]: it was not tried.
     Synced {
@@ -388,8 +400,9 @@ pub enum Event {
     SyncDoubted { file: FileId, errno: Errno },
     /// Answer to [`Action::Flush`].
     Flushed { device: DeviceId, outcome: Flushed },
-    /// Bytes of a file were changed beside the cache, by a client who waits for the reply. All of the range was written, so that
-    /// the file is as long at least; one to the end of all files may have changed its length and blocks as well.
+    /// Bytes of a file were changed beside the cache, by a client that waits for the reply. All of
+    /// the range was written, so that the file is as long at least; one to the end of all files may
+    /// have changed its length and blocks as well.
     Changed {
         session: SessionId,
         request: RequestId,
@@ -411,7 +424,8 @@ pub enum Event {
         /// Which one.
         key: FileKey,
     },
-    /// What a file was opened on is to be closed: it goes with its last use, after its bytes, and is not kept for what is cached of it.
+    /// The descriptor of a file is to be closed: the file goes with its last use, after its bytes,
+    /// and is not kept for its cached bytes.
     LetGo {
         /// Which one.
         key: FileKey,
@@ -436,14 +450,14 @@ pub enum Event {
         path: String,
         facts: Result<FileFacts, Errno>,
     },
-    /// What others did on a device lately, beside this server (metadata, other programs): small requests in
-    /// thousandths a second, and bytes a second.
+    /// The load of others on a device lately, beside this server, such as metadata and other
+    /// programs: small requests in thousandths a second, and bytes a second.
     ForeignLoad {
         device: DeviceId,
         requests_per_kilosecond: u64,
         rate: BytesPerSecond,
     },
-    /// What a file should be read at became known after it was opened: its header was read, or read again
+    /// A file's rate became known after it was opened: its header was read, or read again
     /// ([`Action::ReadHeader`]). None: it does not say, or not any more.
     Hint {
         file: FileId,
@@ -457,13 +471,14 @@ pub enum Event {
     /// The kernel took, or may have taken, this write into its cache, although past it was asked. Right before its [`Event::IoDone`].
     /// Some: and there it could not write something of the file, since that was last asked.
     FellBack { io: IoId, lost: Option<Errno> },
-    /// The kernel could not write something of a file that it had in its cache, and has told the driver, whom it will not tell again. Asked behind
-    /// each read of a file with such bytes, before its [`Event::IoDone`]: what the kernel could not write it may have let go, and shown what
-    /// the device had before.
+    /// The kernel could not write something of a file that it had in its cache, and has told the
+    /// driver, which it will not tell again. Asked behind each read of a file with such bytes,
+    /// before its [`Event::IoDone`]: the kernel may have let go of bytes that it could not write,
+    /// and shown older ones of the device.
     NotKept { file: FileId, errno: Errno },
-    /// The instant asked for by [`Action::Wake`] has come (or any other: it does no harm).
+    /// The instant asked for by [`Action::Wake`] has come. Any other does no harm.
     Timer,
-    /// Whose handle it is became known, or is somebody else's by now; for the ledger alone.
+    /// The user of a handle became known, or is another by now; for the ledger alone.
     Stationed {
         session: SessionId,
         handle: HandleId,
@@ -536,9 +551,9 @@ pub struct LanePart {
 /// Bytes of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WritePart {
-    /// What the device does not have yet.
+    /// Bytes that the device does not have yet.
     Lane(LanePart),
-    /// What lies between, out of a buffer: the device has it already.
+    /// Bytes that lie between, out of a buffer: the device has them already.
     Slot {
         /// Which buffer. Nobody changes it until the write has ended.
         slot: SlotIndex,
@@ -579,7 +594,7 @@ pub struct IoWrite {
     pub device: DeviceId,
     /// Which bytes. Starts and ends on a page, unless `buffered`.
     pub range: ByteRange,
-    /// What, one behind the other, as many bytes as the range has.
+    /// The bytes, one part behind the other, as many as the range has.
     pub parts: PartRun,
     /// Less than a page at its start or end: through the kernel's cache, which knows the rest of the page.
     pub buffered: bool,
@@ -618,7 +633,7 @@ pub enum Outcome {
     Plain,
 }
 
-/// What became of a flush.
+/// The outcome of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flushed {
     /// All that was in the drive's memory is on its medium.
@@ -629,7 +644,7 @@ pub enum Flushed {
     Never,
 }
 
-/// What to do.
+/// An action for the driver.
 #[expect(
     missing_docs,
     reason = "each variant says what its fields are; their types name them"
@@ -642,8 +657,9 @@ pub enum Action {
         request: RequestId,
         outcome: Outcome,
     },
-    /// Read the header of a file, if it has one: nobody has yet, or it is another than when that was done. Answer with [`Event::Hint`]. `size`: as
-    /// it was acknowledged, whatever the file system has of it.
+    /// Read the header of a file, if it has one: nobody has yet, or it is another than when that
+    /// was done. Answer with [`Event::Hint`]. `size`: as it was acknowledged, even if the file
+    /// system has another.
     ReadHeader { file: FileId, size: ByteCount },
     /// Read from a device.
     Submit(IoRead),
@@ -661,8 +677,9 @@ pub enum Action {
         offset: u32,
         length: u32,
     },
-    /// Publish a piece in the table of its lane, before anything that follows: from now on it will be written, whoever dies. `request`:
-    /// whose it is; None: nobody waits for it, it seemed to be on its device already.
+    /// Publish a piece in the table of its lane, before anything that follows: from now on it will
+    /// be written, even if a process dies. `request`: the write that it belongs to; None: nobody
+    /// waits for it, it seemed to be on its device already.
     Publish {
         lane: LaneId,
         record: u32,
@@ -709,6 +726,8 @@ pub enum Action {
     Forget { file: FileId },
     /// Send [`Event::Timer`] at this instant; replaces what was asked before.
     Wake { at: Instant },
+    /// Bytes of the file may be in the kernel's cache alone, which may have to give them up; or none are any more. Doors are told, so that nobody reads it past us until then.
+    Loose { file: FileId, is_loose: bool },
 }
 
 /// Where [`super::Server::step`] puts what is to be done, in order. Reused from step to step.
@@ -716,9 +735,9 @@ pub enum Action {
 pub struct Actions {
     /// In order.
     pub list: Vec<Action>,
-    /// What [`SlotRun`]s point into.
+    /// The target of [`SlotRun`]s.
     pub slots: Vec<SlotIndex>,
-    /// What [`PartRun`]s point into.
+    /// The target of [`PartRun`]s.
     pub parts: Vec<WritePart>,
 }
 
@@ -787,7 +806,7 @@ pub struct StreamRecord {
     pub stream: StreamId,
     /// How many lines the ledger had with this one: no two have the same.
     pub number: u32,
-    /// Whose.
+    /// The session that it belongs to.
     pub session: SessionId,
     /// Share, user, client.
     pub label: SessionLabel,
@@ -807,8 +826,8 @@ pub struct StreamRecord {
     pub refusal: Option<Refusal>,
     /// Reads of it so far.
     pub read_count: u64,
-    /// Of those, reads that were due by the clock of their reader, promised or not: whoever plays at a known rate has one from the
-    /// first read of a run on.
+    /// Of those, reads that were due by the clock of their reader, promised or not: a player at a
+    /// known rate has one from the first read of a run on.
     pub due_count: u64,
     /// Of those, answered in time.
     pub on_time_count: u64,
@@ -832,7 +851,7 @@ pub struct StreamRecord {
     pub open: bool,
 }
 
-/// What a seat does.
+/// The activity of a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeatState {
     /// Somebody reads.
@@ -848,7 +867,8 @@ pub enum SeatState {
 pub struct PlayheadRecord {
     /// [`StreamRecord::number`].
     pub stream: u32,
-    /// What will be read next. Units: bytes of the file; of a sequence, of all frames since it began.
+    /// Where the next read will be. Units: bytes of the file; of a sequence, of all frames since it
+    /// began.
     pub position: ByteOffset,
     /// Contract or not.
     pub standing: Standing,
@@ -861,7 +881,7 @@ pub struct KeptRecord {
     pub device: DeviceId,
     /// Of how much.
     pub rate: BytesPerSecond,
-    /// What was played last.
+    /// The path that was played last.
     pub path: String,
     /// How long it is kept, if nobody plays.
     pub left: Duration,
@@ -870,13 +890,13 @@ pub struct KeptRecord {
 /// One client at its work: a session; of a pool's door each stream.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SeatRecord {
-    /// Whose.
+    /// The session that it belongs to.
     pub session: SessionId,
     /// Share, user, client.
     pub label: SessionLabel,
-    /// What it does.
+    /// Its activity.
     pub state: SeatState,
-    /// What it is promised, all together.
+    /// The rate that it is promised, all together.
     pub promised: BytesPerSecond,
     /// How long nobody has read.
     pub silent: Duration,
@@ -884,13 +904,13 @@ pub struct SeatRecord {
     pub run: Option<ByteCount>,
     /// Where it plays: all places with a contract, and those without that are being read at a known rate.
     pub playheads: Vec<PlayheadRecord>,
-    /// What it is promised and has no place for.
+    /// Promises that it has no place for.
     pub kept: Vec<KeptRecord>,
     /// Its lines in the ledger that are open, by number.
     pub streams: Vec<u32>,
 }
 
-/// What a device is doing.
+/// The activity of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceRecord {
     /// Which.
@@ -899,7 +919,7 @@ pub struct DeviceRecord {
     pub model: DeviceModel,
     /// Streams under contract.
     pub contract_count: u32,
-    /// What they were promised.
+    /// The rate that they were promised.
     pub promised: BytesPerSecond,
     /// Requests sent, bytes moved, by class (real time, best effort).
     pub request_count: [u64; 2],
@@ -921,11 +941,11 @@ pub struct DeviceRecord {
     pub busy: Duration,
     /// Part of its time that others take, in thousandths, as admission counts it.
     pub foreign_permille: u32,
-    /// What its requests take, in thousandths of what its model says.
+    /// The time that its requests take, in thousandths of the time by its model.
     pub slowness_permille: u32,
 }
 
-/// What clients wrote, in numbers.
+/// Clients' writes, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriteRecord {
     /// Pages of lanes in use: granted, or acknowledged and not on their device yet.
@@ -964,7 +984,7 @@ pub struct CacheRecord {
 pub struct Verdict {
     /// All of them.
     pub admitted: bool,
-    /// A sentence: what decides.
+    /// A sentence with the reason that decides.
     pub reason: String,
     /// How many more of that rate could be added (when not admitted: how many in all; at most 1000).
     pub more_count: u32,

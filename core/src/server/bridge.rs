@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Gaps that cost less than another request: read through, or written with what they hold already.
 //!
-//! The trick is that a write needs no second copy of what lies between. A page of the cache is what the device has, with what
-//! is not written yet laid over it; a page that is valid can be written as it is. What must never happen is that such
-//! a page, on its way, passes something newer. Ours cannot pass it: a commit makes the buffer an orphan (the flight has it pinned),
-//! and its write-back waits, since the flight's range has the gap in it. Whoever writes beside us could; so gaps are written only in
-//! files that are ours alone (docs/decisions/0018). What is not done here: choosing who goes next.
+//! The trick is that a write needs no second copy of the bytes that lie between. A page of the
+//! cache is the device's page, with bytes that are not written yet laid over it; a page that is
+//! valid can be written as it is. Such a page, on its way, must never pass something newer. Ours
+//! cannot pass it: a commit makes the buffer an orphan (the flight has it pinned), and its
+//! write-back waits, since the flight's range has the gap in it. A writer beside us could; so gaps
+//! are written only in files that are ours alone (docs/decisions/0018). The choice of the next one
+//! is not made here.
 
 use super::fetch::DEMANDS_WEIGHED;
 use super::state::*;
@@ -16,13 +18,13 @@ use crate::write::Span;
 use alloc::vec::Vec;
 use core::ops::Range;
 
-/// What a write takes.
+/// The spans and buffers that a write takes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gathered {
     pub spans: Vec<Span>,
     /// Buffers that it writes from, each once.
     pub pins: Vec<SlotIndex>,
-    /// What the device has already. Units: bytes.
+    /// The bytes that the device has already. Units: bytes.
     pub bridged: u64,
 }
 
@@ -34,7 +36,8 @@ impl Device {
 }
 
 impl Stream {
-    /// What of `range`, which has brought it on by `done`, it did not ask for. Units: bytes.
+    /// The bytes of `range`, which has brought it on by `done`, that it did not ask for. Units:
+    /// bytes.
     pub(super) fn read_over(&self, range: ByteRange, done: u64) -> u64 {
         match self.flow {
             Flow::Strided { .. } if done > 0 => range.length.0.saturating_sub(done),
@@ -46,9 +49,9 @@ impl Stream {
 impl Server {
     // ---- Writing ----
 
-    /// What lies between dirty bytes of this file may be written with them: nobody else can have put anything newer there.
-    /// (A session without a lane writes by itself and says so afterwards; a holder does once he has his answer, and until then
-    /// waits for all of it to be written.)
+    /// Bytes between dirty ones of this file may be written with them: nobody else can have put
+    /// anything newer there. A session without a lane writes by itself and says so afterwards; a
+    /// holder does once it has its answer, and until then waits for all of it to be written.
     fn may_bridge(&self, file: &File) -> bool {
         let is_answered = |(_, request): &(SessionId, Option<RequestId>)| request.is_none();
         self.policy.coalesce
@@ -216,8 +219,9 @@ impl Server {
         }
     }
 
-    /// What is about to be written goes into buffers that are there for what lies around it: else a file that is written here and
-    /// there would be less and less in the cache, and its gaps dearer with each turn.
+    /// Bytes that are about to be written go into buffers that are there for their neighbours: else
+    /// a file that is written here and there would be less and less in the cache, and its gaps
+    /// dearer with each turn.
     pub(super) fn keep_written(&mut self, id: FileId, range: ByteRange, actions: &mut Actions) {
         let slot_bytes = self.slot_bytes();
         let is_scattered = range.length.0 < self.limits.chunk_bytes_max / PAGE_BYTES * PAGE_BYTES;
@@ -235,7 +239,7 @@ impl Server {
             })
             .collect();
         for part in known {
-            // (All of it has its buffer, so there is nothing that could be short.)
+            // All of it has its buffer, so there is nothing that could be short.
             self.compose(id, part, None, actions);
         }
     }
@@ -244,8 +248,9 @@ impl Server {
 impl Server {
     // ---- Reading ----
 
-    /// What is read for a demand: with those behind it that cost less on the way than by themselves; and how much of it nobody
-    /// has asked for. Who was promised something is not made to wait for others.
+    /// The range to read for a demand, with those behind it that cost less on the way than by
+    /// themselves; and how much of it nobody has asked for. A reader with a promise is not made to
+    /// wait for others.
     pub(super) fn with_those_behind(&self, device: &Device, first: &Demand) -> (ByteRange, u64) {
         let (start, mut end) = (first.range.start.0, first.range.end());
         let chunk = self.limits.chunk_bytes_max;
@@ -294,7 +299,7 @@ impl Server {
     }
 }
 
-/// The first run of whole pages in `range` of which every byte is dirty. (`range`: whole pages.)
+/// The first run of whole pages in `range` of which every byte is dirty. `range` is of whole pages.
 fn next_whole(file: &File, range: ByteRange) -> Option<ByteRange> {
     let mut from = range.start.0;
     while from < range.end() {

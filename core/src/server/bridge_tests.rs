@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which gaps are bridged, one rule at a time. (That no byte is lost by it is for the random test in `write_tests`.)
+//! Which gaps are bridged, one rule at a time. The random test in `write_tests` checks that no byte
+//! is lost by it.
 
 use super::*;
 use alloc::string::ToString;
@@ -176,7 +177,7 @@ impl Bench {
             session: SESSION,
             request,
         });
-        // What is read ahead is a moment later.
+        // The bytes read ahead come a moment later.
         self.now = self.now + Duration::from_ms(10);
         self.step(Event::Timer);
         self.end_reads();
@@ -208,7 +209,8 @@ impl Bench {
         });
     }
 
-    /// Somebody waits for all of it; what goes to the device at once: where, how much, and how much of that it had already.
+    /// Somebody waits for all of it. Returns the writes that go to the device at once: where, how
+    /// much, and how much of that it had already.
     fn sync(&mut self) -> Vec<(u64, u64, u64)> {
         let request = self.request();
         self.step(Event::Sync {
@@ -348,7 +350,7 @@ fn who_holds_the_file_is_not_written_over() {
         request,
         key: KEY,
     });
-    // He waits for that.
+    // The holder waits for that.
     assert_eq!(bench.sent(), [(0, 72, 56)]);
     let (io, _) = bench.writes.remove(0);
     bench.end(io.io, Ok(io.range.length));
@@ -356,7 +358,7 @@ fn who_holds_the_file_is_not_written_over() {
         file: FILE,
         version: 2,
     });
-    // Now he may change what he likes, and whoever writes through a lane is he himself.
+    // Now the holder may change what it likes, and a writer through a lane is the holder itself.
     assert_eq!(bench.three_runs(), EACH);
 }
 
@@ -393,7 +395,7 @@ fn request_over_gaps_is_no_longer_than_a_chunk() {
 fn page_that_is_dirty_in_part_goes_along_and_is_clean_then() {
     let mut bench = Bench::new(&USUAL);
     bench.write(16 * KIB + 100, 50);
-    // (Read afterwards: a commit drops the page.)
+    // Read afterwards: a commit drops the page.
     bench.read_all();
     bench.write(0, 8 * KIB);
     bench.write(64 * KIB, 8 * KIB);
@@ -421,7 +423,7 @@ fn file_that_is_written_here_and_there_stays_known() {
     assert_eq!(bench.three_runs(), ONE);
     let (io, _) = bench.writes.remove(0);
     bench.end(io.io, Ok(io.range.length));
-    // What was written then is a gap now.
+    // The bytes written then are a gap now.
     bench.write(56 * KIB, 8 * KIB);
     bench.write(72 * KIB, 8 * KIB);
     assert_eq!(bench.sync(), [(56, 24, 8)]);
@@ -457,7 +459,7 @@ fn buffer_that_did_not_get_its_bytes_is_put_together_anew_for_the_next() {
             sent: bench.now,
         });
         let filled = core::mem::take(&mut bench.filled);
-        // (As if it had been told of in the same step, before anything else.)
+        // As if it had been told of in the same step, before anything else.
         (request, filled)
     };
     let (request, filled) = read(&mut bench);
@@ -507,7 +509,7 @@ fn what_somebody_follows_stays_in_the_cache_when_it_is_written() {
         hits + 1,
         "no device is asked for it"
     );
-    // He has gone past it, or has not read for long.
+    // The player has gone past it, or has not read for long.
     bench.filled.clear();
     record(&mut bench, 1 << 20);
     assert!(bench.filled.is_empty(), "nobody will come to it");

@@ -9,7 +9,7 @@ use super::*;
 use crate::cache::Users;
 use alloc::format;
 
-/// What is counted of a file elsewhere.
+/// The counts of a file elsewhere.
 #[derive(Default)]
 struct OfFile {
     grants: u32,
@@ -17,14 +17,14 @@ struct OfFile {
     users: u32,
 }
 
-/// What is counted of a lane elsewhere.
+/// The counts of a lane elsewhere.
 #[derive(Default)]
 struct OfLane {
     pages: u32,
     records: u32,
 }
 
-/// What is counted of a piece elsewhere.
+/// The counts of a piece elsewhere.
 #[derive(Clone, Copy, Default)]
 struct OfPiece {
     live: u64,
@@ -57,8 +57,8 @@ impl Odd {
 }
 
 impl Server {
-    /// What of the state contradicts itself, a sentence each; none: it agrees. To be asked between steps. Takes time that grows with
-    /// everything that is remembered.
+    /// The contradictions of the state, a sentence each; none: it agrees. To be asked between
+    /// steps. Takes time that grows with everything that is remembered.
     pub fn check(&self) -> Vec<String> {
         let mut odd = Odd::default();
         self.check_buffers(&mut odd);
@@ -151,7 +151,8 @@ impl Server {
             + self
                 .pins
                 .keys()
-                .filter(|(session, _)| !known(session))
+                // A client that was put out at the stop may still copy from them.
+                .filter(|(session, _)| !known(session) && !self.is_stopping)
                 .count()
             + self
                 .grants
@@ -359,7 +360,8 @@ impl Server {
         }
         let unused: BTreeSet<(u64, FileId)> = self.unused.iter().copied().collect();
         for (id, file) in &self.files {
-            // (Of one that could not be forgotten at once nothing is cached any more; whoever it waits for sees to it.)
+            // Of one that could not be forgotten at once nothing is cached any more; the request
+            // that it waits for sees to it.
             let is_idle = file.use_count == 0 && !file.blocks.is_empty();
             odd.holds(
                 !is_idle || unused.contains(&(file.unused_since, *id)),
@@ -415,7 +417,7 @@ impl Server {
             .count();
         odd.same(
             format_args!("files that are being written out"),
-            self.writing_out_count as usize,
+            self.writing_out.len(),
             writing_out,
         );
     }

@@ -60,7 +60,7 @@ fn a_count_that_is_wrong_is_told() {
     });
     finds("what is promised to all", |server| server.promised.rate = 1);
     finds("files that are being written out", |server| {
-        server.writing_out_count = 1
+        server.writing_out.push(FileId(1))
     });
 }
 

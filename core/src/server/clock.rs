@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The clock of whoever plays: what the ledger measures lateness by, promised or not.
+//! A player's clock: the ledger measures lateness by it, promised or not.
 //!
 //! A run begins with its first read, and from then on each byte is due a preroll after the reader's clock comes to it.
 //! A schedule that was promised is another thing (see `flow.rs`): it begins when the promise is given, and begins again
@@ -9,13 +9,13 @@
 use crate::stream::CursorIndex;
 use crate::units::{ByteCount, BytesPerSecond, Duration, Instant};
 
-/// What the wire and a client's own machine take between our answer and the next read.
+/// The time that the wire and a client's own machine take between our answer and the next read.
 const WIRE: Duration = Duration::from_ms(5);
 
 /// A run as its reader's clock has it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlayClock {
-    /// Of whose reads it tells; None: of a sequence.
+    /// The cursor of the reads that it tells of; None: of a sequence.
     pub cursor: Option<CursorIndex>,
     /// Where its first read began. Units: bytes of the file.
     pub origin: u64,
@@ -25,7 +25,7 @@ pub(super) struct PlayClock {
     anchor: Instant,
     /// When the first byte behind what was read so far is asked for, at the rate at which it is played.
     next: Instant,
-    /// So much time behind our answer to his last read he may take without pausing.
+    /// So much time behind our answer to its last read the reader may take without pausing.
     wire: Duration,
     /// The last answer was late, and when that was.
     was_late: bool,
@@ -46,9 +46,10 @@ impl PlayClock {
         }
     }
 
-    /// The clock of a run that the reader of this one has cut to. He plays on: what he was behind through us when he left he is behind there.
+    /// The clock of a run that the reader of this one has cut to. The reader plays on: as far as it
+    /// was behind through us when it left, it is behind there.
     ///
-    /// `run_min`  whoever reads for less at one place does not play it, and his clock begins there
+    /// `run_min`  a reader of less at one place does not play it, and its clock begins there
     pub(super) fn cut(
         &self,
         (cursor, origin): (CursorIndex, u64),
@@ -75,7 +76,7 @@ impl PlayClock {
         }
     }
 
-    /// How much of what a reader is behind is his own doing.
+    /// How much of a reader's delay is its own doing.
     fn own(
         &self,
         behind: Duration,
@@ -100,10 +101,13 @@ impl PlayClock {
     /// `length`    of the read. Units: bytes
     /// `is_alone`  its reader waits for nothing else
     ///
-    /// A reader who comes later than his clock says is behind through us, as far as he has waited for us, and through himself, as far as he has let
-    /// time go by before he asked: so much his clock moves. (His rate is a mean, and he may pause.) Behind through us he asks at once, or nearly, and
-    /// then it stands: what the wire and his own machine take is less than a quarter of what he plays in a read, or, where reads are small, no more than
-    /// [`WIRE`] and than he plays in one. Once we were late, only who takes a preroll's time to ask has paused, and begins anew.
+    /// A reader that comes later than its clock says is behind through us, as far as it has waited
+    /// for us, and through itself, as far as it has let time go by before it asked: so much its
+    /// clock moves. Its rate is a mean, and it may pause. Behind through us it asks at once, or
+    /// nearly, and then its clock stands: the wire and the reader's own machine take less than a
+    /// quarter of what it plays in a read, or, where reads are small, no more than [`WIRE`] and
+    /// than it plays in one. Once we were late, only a reader that takes a preroll's time to ask
+    /// has paused, and begins anew.
     pub(super) fn due(
         &mut self,
         (at, length): (u64, u64),
@@ -118,7 +122,8 @@ impl PlayClock {
         self.wire = rate.time_for(quarter).max(rate.time_for(whole).min(WIRE));
         let end = scheduled + rate.time_for(whole);
         let own = match is_alone && self.next.since(end) > Duration(preroll.0 / 2) {
-            // He goes back to what he has read. (Of several at once the furthest may be asked for first.)
+            // The reader goes back to bytes that it has read. Of several at once the furthest may
+            // be asked for first.
             true => behind,
             false => self.own(behind, arrived, is_alone, preroll),
         };
@@ -183,12 +188,12 @@ mod tests {
     fn reader_who_is_served_late_keeps_his_clock() {
         let mut clock = PlayClock::new(None, 0, at(1000));
         assert_eq!(due(&mut clock, 0, 1000), at(1500));
-        // Two seconds late, and he asks for the next at once, and again.
+        // Two seconds late, and the reader asks for the next at once, and again.
         clock.answered(at(3500), at(1500));
         assert_eq!(due(&mut clock, 1, 3500), at(2500));
         clock.answered(at(4000), at(2500));
         assert_eq!(due(&mut clock, 2, 4000), at(3500));
-        // He has caught up.
+        // The reader has caught up.
         clock.answered(at(3600), at(4500));
         assert_eq!(due(&mut clock, 3, 3900), at(4500));
     }
@@ -199,7 +204,7 @@ mod tests {
         clock.answered(at(100), at(500));
         assert_eq!(due(&mut clock, 1, 9000), at(9500));
         assert_eq!(due(&mut clock, 2, 10_000), at(10_500));
-        // Late, and then he thinks for a while.
+        // Late, and then the reader thinks for a while.
         clock.answered(at(11_000), at(10_500));
         assert_eq!(due(&mut clock, 3, 20_000), at(20_500));
     }
@@ -216,7 +221,7 @@ mod tests {
     #[test]
     fn reader_whom_each_answer_keeps_a_little_longer_is_late_in_the_end() {
         let mut clock = PlayClock::new(None, 0, at(0));
-        // 1.2 s for what is played in one, and 100 ms of his own.
+        // 1.2 s for a second of play, and 100 ms of the reader's own.
         let mut now = 0;
         for second in 0..10 {
             let due = due(&mut clock, second, now);
@@ -227,7 +232,7 @@ mod tests {
         }
     }
 
-    /// Reads of 6.6 ms, and 3 ms from each answer to the next. (Swarm, seed 538.)
+    /// Reads of 6.6 ms, and 3 ms from each answer to the next. Swarm, seed 538.
     #[test]
     fn reader_of_small_pieces_far_away_is_not_forgiven_our_lateness() {
         let mut clock = PlayClock::new(None, 0, at(0));
@@ -235,7 +240,7 @@ mod tests {
         for piece in 0..400 {
             let place = (piece * 66_000, 66_000);
             let due = clock.due(place, RATE, Instant::ZERO + now, true, PREROLL);
-            // (Eight for what is played in 6.6.)
+            // Eight for 6.6 ms of play.
             now += Duration::from_ms(5);
             clock.answered(Instant::ZERO + now, due);
             late += u32::from(Instant::ZERO + now > due);
@@ -251,7 +256,7 @@ mod tests {
             let due = due(&mut clock, second, second * 1000);
             clock.answered(at(second * 1000 + 900), due);
         }
-        // (From there on nobody follows another run: it is where he was.)
+        // From there on nobody follows another run: it is where the reader was.
         assert_eq!(due(&mut clock, 1, 4000), at(4500));
         clock.answered(at(4900), at(4500));
         assert_eq!(due(&mut clock, 2, 5000), at(5500));
@@ -270,16 +275,16 @@ mod tests {
             first
         };
         let mut clock = PlayClock::new(None, 0, at(0));
-        // He has read a second, and waited 1.4 s for it: 400 ms of his preroll are gone.
+        // The reader has read a second, and waited 1.4 s for it: 400 ms of its preroll are gone.
         due(&mut clock, 0, 0);
         clock.answered(at(1400), at(1500));
         assert_eq!(cut(&clock, 1401), at(1500));
-        // In time, or after a pause, he begins anew.
+        // In time, or after a pause, it begins anew.
         assert_eq!(cut(&clock, 9000), at(9500));
         clock.answered(at(600), at(1500));
         assert_eq!(cut(&clock, 1000), at(1500));
         assert_eq!(cut(&clock, 1200), at(1700));
-        // Whoever has hardly read does not play.
+        // A reader that has hardly read does not play.
         let mut look = PlayClock::new(None, 0, at(0));
         look.due((0, SECOND / 25), RATE, at(0), true, PREROLL);
         look.answered(at(400), at(500));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What goes to the devices: the next request of each, whenever it can take one.
+//! The requests to the devices: the next one of each, whenever it can take one.
 
 use super::state::*;
 use super::writeback::NextWrite;
@@ -10,11 +10,13 @@ use alloc::vec::Vec;
 
 /// Best-effort read-ahead of one stream, least and most. Units: bytes.
 const AHEAD_BYTES: core::ops::RangeInclusive<u64> = 2 << 20..=32 << 20;
-/// What a best-effort stream gets in one visit before the next one's turn, least and most. Units: bytes.
+/// The bytes that a best-effort stream gets in one visit before the next one's turn, least and
+/// most. Units: bytes.
 const BACKGROUND_VISIT: core::ops::RangeInclusive<u64> = 4 << 20..=16 << 20;
 /// Until every best-effort stream of a device has been visited once, if visits of the least length allow it.
 const BACKGROUND_ROUND: Duration = Duration::from_s(2);
-/// Who is next and has waited this long breaks into another's visit: where most of a device is promised, a visit takes seconds.
+/// The next stream breaks into another's visit when it has waited this long: where most of a device
+/// is promised, a visit takes seconds.
 const VISIT_PATIENCE: Duration = Duration::from_s(2);
 /// A demand that has waited this long goes before nearer ones.
 const DEMAND_PATIENCE: Duration = Duration::from_ms(200);
@@ -24,14 +26,16 @@ pub(super) const DEMANDS_WEIGHED: usize = 64;
 /// A turn of writers or of readers, when nothing is promised to either and both want the device.
 const BEST_EFFORT_TURN: Duration = Duration::from_ms(200);
 
-/// Where somebody cuts, everybody can wait for so many chunks, and at most so many thousandths of a device are promised, it is at ease: first
-/// frames go before what is fetched ahead, and requests are a chunk's part in so many, so that whoever cuts is not kept waiting. Each way back
-/// to who was interrupted, and whatever else gets in between two requests, costs positioning, which where more is promised is too dear.
+/// Where somebody cuts, everybody can wait for so many chunks, and at most so much of each
+/// second of a device is promised, it is at ease: first frames go before bytes that are fetched ahead, and
+/// requests are a chunk's part in so many, so that a reader that cuts is not kept waiting. Each way
+/// back to the stream that was interrupted, and anything else that gets in between two requests,
+/// costs positioning, which is too dear where more is promised.
 const EASE_CHUNKS: u64 = 4;
-const EASE_PERMILLE: u64 = 500;
+const EASE_PROMISED: Duration = Duration::from_ms(500);
 const EASE_PART: u64 = 4;
 
-/// Whose turn it is, of those that nothing is promised.
+/// The next one of the requests without a promise.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
     /// Index into the device's demands.
@@ -60,7 +64,7 @@ impl Claimant {
 /// In an [`IoId`]: it names a write.
 pub(super) const WRITE_FLIGHT: u64 = 1 << 31;
 
-/// What became of an attempt to fetch a run of bytes.
+/// The outcome of an attempt to fetch a run of bytes.
 #[derive(Debug, PartialEq, Eq)]
 enum Run {
     /// Covered up to here without a request: all of it was there or on its way.
@@ -101,7 +105,8 @@ impl Server {
                 return self.block(id);
             }
             if !self.has_room(device) {
-                // What is waited for may become late, and is not waited for then, without anything happening.
+                // Requests that are waited for may become late, and are not waited for then,
+                // without anything happening.
                 if !device.positions() && device.flight_bytes < 2 * self.limits.chunk_bytes_max {
                     self.block(id);
                 }
@@ -143,10 +148,11 @@ impl Server {
         }
     }
 
-    /// A chunk at most is with a device, and it is let run dry before the next: in that instant whatever else waits
-    /// for it gets in (the metadata of a file that somebody opens), which behind an unbroken run of
-    /// sequential requests would wait until the kernel's scheduler loses patience (mq-deadline: 500 ms). It costs a turn of
-    /// the event loop a chunk. A device without positioning needs depth instead.
+    /// A chunk at most is with a device, and it is let run dry before the next: in that instant
+    /// other requests get in, as for the metadata of a file that somebody opens, which behind an
+    /// unbroken run of sequential requests would wait until the kernel's scheduler loses patience
+    /// (mq-deadline: 500 ms). It costs a turn of the event loop a chunk. A device without
+    /// positioning needs depth instead.
     fn has_room(&self, device: &Device) -> bool {
         if !device.positions() {
             let chunk = self.limits.chunk_bytes_max;
@@ -184,10 +190,11 @@ impl Server {
         reads && device.is_to_flush() && self.may_wait(id, device, device.medium_free_at)
     }
 
-    /// Whether nobody who can still be in time is late when the device is left alone until then.
+    /// Whether no reader that can still be in time is late when the device is left alone until
+    /// then.
     fn may_wait(&self, device_id: DeviceId, device: &Device, until: Instant) -> bool {
         let one = device.model.read(u64::MAX, self.limits.chunk_bytes_max);
-        // (Others may be due as soon.)
+        // Others may be due as soon.
         let needed = until.max(self.now) + one.times(4);
         let is_saved_now = |deadline: Instant| deadline >= self.now && deadline < needed;
         let promised = device
@@ -221,9 +228,9 @@ impl Server {
         self.weigh_writers(id, &mut claims, &mut claimants);
         let writer_count = claims.len();
         let best_effort = self.best_effort_claim(id);
-        // A promised read that its stream's fetching will not come to (a hole: evicted, changed, failed once)
-        // goes at once; there are few of them.
-        // (Without a buffer nothing can be read, and writers go on.)
+        // A promised read that its stream's fetching will not come to (a hole: evicted, changed,
+        // failed once) goes at once; there are few of them. Without a buffer nothing can be read,
+        // and writers go on.
         let promised = self.devices.get(&id).is_some_and(|device| {
             !device.starved
                 && device
@@ -234,6 +241,7 @@ impl Server {
         let mut choice = Choice::Nobody;
         let mut is_at_ease = false;
         let mut rests_until = Instant::NEVER;
+        let mut gap = None;
         if let Some(device) = self.devices.get(&id) {
             let starved = device.starved;
             for &stream_id in device.contracts.iter().filter(|_| !starved) {
@@ -245,7 +253,7 @@ impl Server {
                     claimants.push(Claimant::Reader(stream_id));
                 }
             }
-            // (Of equals readers are first, and a world without writers is as it was.)
+            // Of equals readers are first, and a world without writers is as it was.
             claims.rotate_left(writer_count);
             claimants.rotate_left(writer_count);
             let load = Load {
@@ -264,6 +272,10 @@ impl Server {
                 claims: &claims,
                 ..load
             };
+            // Sequences live on positioning, whose time is not counted there.
+            if !self.has_sequence(&claimants) {
+                gap = device.leaves_gap(self.now, &due, &mut order);
+            }
             let mut first = None;
             let keeps_up = device.keeps_up(self.now);
             let is_demanded = keeps_up && !starved && self.is_little_demanded(id, device);
@@ -293,13 +305,20 @@ impl Server {
             choice = match first {
                 _ if promised => Choice::BestEffort,
                 Some(first) => Choice::Stream(first),
-                // Who waits goes before what nobody waits for yet.
+                // A read that is waited for goes before bytes that nobody waits for yet.
                 None if is_at_ease && is_demanded => Choice::BestEffort,
                 None => choose(&wanted, &mut order),
             };
         }
         if let Some(device) = self.devices.get_mut(&id) {
             device.is_at_ease = is_at_ease;
+            if let Some(until) = gap
+                && matches!(choice, Choice::Stream(_))
+            {
+                device.gaps.begin(device.service_started);
+                rests_until = rests_until.min(until);
+                choice = Choice::Nobody;
+            }
         }
         self.claims = claims;
         self.claimants = claimants;
@@ -316,7 +335,7 @@ impl Server {
         choice
     }
 
-    /// Whose turn it is of those to whom nothing is promised waits for little, and does not copy.
+    /// The next one of the requests without a promise is for little, and its reader does not copy.
     fn is_little_demanded(&self, id: DeviceId, device: &Device) -> bool {
         let Some(Turn::Demand(index)) = self.best_effort_turn(id, device) else {
             return false;
@@ -329,8 +348,9 @@ impl Server {
         })
     }
 
-    /// Nothing is fetched ahead for a moment behind the first read after a cut: of a clip in several files one is asked for after the other, and a chunk
-    /// ahead of each is what the next waits for. Returns until when, of those for whom that is so.
+    /// Nothing is fetched ahead for a moment behind the first read after a cut: of a clip in
+    /// several files one is asked for after the other, and the next waits for a chunk ahead of
+    /// each. Returns until when, of the streams for which that is so.
     fn let_rest(
         &self,
         background: Option<Instant>,
@@ -354,14 +374,14 @@ impl Server {
         until
     }
 
-    /// The same of those to whom nothing is promised.
+    /// The same of streams without a promise.
     fn background_rests_until(&self, device: &Device) -> Option<Instant> {
         let streams = device.background.iter();
         let rests = streams.filter_map(|id| self.rests_until(self.streams.get(id.0)?));
         rests.min()
     }
 
-    /// Whether somebody with a promise has cut to where he is.
+    /// Whether a reader with a promise has cut to its present place.
     fn is_cut_to(&self, claimants: &[Claimant]) -> bool {
         claimants.iter().any(|claimant| match claimant {
             Claimant::Reader(id) => {
@@ -372,7 +392,18 @@ impl Server {
         })
     }
 
-    /// Whose first frame is served before anything else on a device at ease: the nearest. Index into `claims`.
+    fn has_sequence(&self, claimants: &[Claimant]) -> bool {
+        claimants.iter().any(|claimant| match claimant {
+            Claimant::Reader(id) => {
+                let stream = self.streams.get(id.0);
+                stream.is_some_and(|stream| stream.frames.is_some())
+            }
+            Claimant::Writer(_) => false,
+        })
+    }
+
+    /// The claim whose first frame is served before anything else on a device at ease: the nearest.
+    /// Index into `claims`.
     fn first_frame(
         &self,
         device: &Device,
@@ -577,9 +608,10 @@ impl Server {
         self.touch(device_id);
     }
 
-    /// True when the stream's own fetching is about to come to the first of these bytes: they lie between what it has
-    /// fetched and what its reader has asked for, so its buffers have room for them, and it has something
-    /// left to fetch. Whoever relies on it is looked at again when the stream turns away (`unsettle`).
+    /// True when the stream's own fetching is about to come to the first of these bytes: they lie
+    /// between the end of what it has fetched and the end of what its reader has asked for, so its
+    /// buffers have room for them, and it has something left to fetch. A read that relies on it is
+    /// looked at again when the stream turns away (`unsettle`).
     fn will_fetch(&self, stream: &Stream, id: FileId, missing: ByteRange) -> bool {
         let Some(file) = self.files.get(&stream.file) else {
             return false;
@@ -591,7 +623,7 @@ impl Server {
         if self.next_place(stream, device, file).1 == 0 {
             return false;
         }
-        // What is missing starts a page; what was fetched may end within it, and goes on there.
+        // The missing bytes start a page; fetched ones may end within it, and go on there.
         let at = missing.start.0;
         let fetched = stream.fetched_on(device);
         let asked_for = |v: u64| v + PAGE_BYTES > fetched && v < stream.consumed;
@@ -613,13 +645,13 @@ impl Server {
         }
     }
 
-    /// Who has the next turn of those that nothing is promised.
+    /// The next turn of the requests without a promise.
     fn best_effort_turn(&self, id: DeviceId, device: &Device) -> Option<Turn> {
         let reads = if device.starved {
             None
         } else {
-            // Who is fetched ahead for is to be visited himself: he waits for the end of another's visit, or both would be
-            // visited in pieces.
+            // A stream that is fetched ahead is to be visited itself: it waits for the end of
+            // another's visit, or both would be visited in pieces.
             let visited = self.visited(id, device);
             self.pick_demand(device, visited)
                 .map(Turn::Demand)
@@ -644,7 +676,8 @@ impl Server {
     fn best_effort_claim(&mut self, id: DeviceId) -> Option<BestEffortClaim> {
         let device = self.devices.get(&id)?;
         let waited = self.now.since(device.best_effort_served);
-        // Who reads without a promise waits until the drive has done what it only seems to have done.
+        // A reader without a promise waits until the drive has done the writes that it only seems
+        // to have done.
         let owed = match device.can_flush {
             true => Duration::ZERO,
             false => device.owes(self.now),
@@ -654,7 +687,8 @@ impl Server {
                 let distance = write.physical.abs_diff(device.head);
                 return Some(BestEffortClaim {
                     cost: device.model.write(distance, write.range.length.0),
-                    // What is written only because nobody wants the device has no patience to lose.
+                    // A write that goes only because nobody wants the device has no patience to
+                    // lose.
                     waited: if write.is_wanted {
                         waited
                     } else {
@@ -697,8 +731,8 @@ impl Server {
         })
     }
 
-    /// The demand to serve: one whose patience is over or that was promised, else the nearest ahead. While somebody is visited,
-    /// not of those who are next.
+    /// The demand to serve: one whose patience is over or that was promised, else the nearest
+    /// ahead. While a stream is visited, not one of the streams that are next.
     fn pick_demand(&self, device: &Device, visited: Option<StreamId>) -> Option<usize> {
         let promised = device.demands.iter().map(|demand| demand.due).min()?;
         if promised != Instant::NEVER {
@@ -843,7 +877,7 @@ impl Server {
                     && demand.due == Instant::NEVER
                     && device.background.contains(&stream)
                 {
-                    // The head is where he goes on.
+                    // The head is where the stream goes on.
                     device.visit(stream, end - range.start.0);
                 }
                 true
@@ -852,7 +886,7 @@ impl Server {
                 self.starve(id);
                 false
             }
-            // Whoever waits for it is looked at again when that request ends.
+            // A read that waits for it is looked at again when that request ends.
             Run::Busy => {
                 device.demands.remove(index);
                 true
@@ -887,7 +921,7 @@ impl Server {
         };
         device.visiting = None;
         let before = device.background_given;
-        // Until he has had something: who comes no further keeps nobody from his turn.
+        // Until the stream has had something: one that comes no further keeps nobody from a turn.
         device.background_given = 0;
         let Some((_, range, worth)) = piece else {
             return false;
@@ -1063,7 +1097,7 @@ impl Server {
         let end = match stream.flow {
             Flow::Forward => stop.saturating_sub(stream.origin),
             Flow::Frames => stream.frame_end(file),
-            // Until he has come to the last piece that begins in it.
+            // Until the reader has come to the last piece that begins in it.
             Flow::Strided { stride, piece } if stride > 0 => {
                 let way = stop.saturating_sub(stream.origin).saturating_sub(1);
                 let last = way / stride.unsigned_abs() * piece;
@@ -1072,7 +1106,8 @@ impl Server {
             Flow::Reverse | Flow::Strided { .. } => stream.fetched.saturating_add(1),
         };
         if end <= stream.consumed.saturating_sub(stream.read_bytes) {
-            // A hole far behind the reader: nobody would let go of it again before he reads on.
+            // A hole far behind the reader: nobody would let go of it again before the reader reads
+            // on.
             return;
         }
         if stream.frames.is_none() && stream.held.back().is_some_and(|held| held.slot == slot) {
@@ -1120,6 +1155,8 @@ impl Server {
         let calibrated = device
             .model
             .calibrated_read(physical.abs_diff(device.head), range.length.0);
+        let is_first = device.flight_count == 0;
+        let is_close = is_first.then_some(device.service_started == now);
         if device.flight_count == 0 {
             device.service_started = now;
             device.batch_bytes = 0;
@@ -1131,6 +1168,7 @@ impl Server {
         device.flight_bytes += range.length.0;
         device.flight_cost += cost;
         device.flight_deadlines.push(deadline);
+        device.gaps.sent(class, cost, is_close);
         let kind = usize::from(class != IoClass::RealTime);
         if kind == 1 {
             device.turn_taken(false, cost);
@@ -1170,7 +1208,7 @@ impl Server {
             class,
             deadline,
         }));
-        // Whoever waits for these bytes now waits for the device.
+        // A read that waits for these bytes now waits for the device.
         let waiting = self
             .files
             .get(&id)
@@ -1236,7 +1274,7 @@ impl Server {
         }
         self.empty_blocks(&flight);
         match result {
-            // (What was written while it read it need not have seen.)
+            // It need not have seen bytes that were written while it read.
             Ok(_) if arrived_end < flight.range.end().min(size).min(flight.known_size) => {
                 // The file is shorter than we thought: ask before anybody is told.
                 let expected = self
@@ -1341,15 +1379,18 @@ impl Server {
         if device.flight_count == 0 || !device.positions() {
             let taken = core::mem::take(&mut device.batch_taken);
             let calibrated = core::mem::take(&mut device.batch_calibrated);
-            // What headers took of it says nothing of what it can.
-            if !device.headers.disturbed(now) {
+            let owes = device.owes(now.before(taken)) > Duration::ZERO;
+            // The time that headers took of it says nothing of the device's speed.
+            let disturbed = device.headers.disturbed(now);
+            let is_behind_gap = device.gaps.ended(now, taken, disturbed || owes);
+            if !disturbed && !is_behind_gap {
                 device.learn(now, calibrated, taken, wrote);
             }
         }
     }
 }
 
-/// What a request that has ended was to cost.
+/// The expected cost of a request that has ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Served {
     pub bytes: u64,
@@ -1361,11 +1402,8 @@ pub(super) struct Served {
 
 /// Whether there is time on a device for what no deadline asks for.
 fn has_time(load: &Load<'_>, order: &mut Order) -> bool {
-    let model = load.model;
-    let rates = load.claims.iter();
-    let needed = rates.map(|claim| model.transfer_of(claim.writes, claim.rate.0).0);
-    needed.fold(0, u64::saturating_add) <= NS_PER_S / 1000 * EASE_PERMILLE
-        && spare(load, order) >= model.transfer(load.chunk).times(EASE_CHUNKS)
+    load.promised_a_second() <= EASE_PROMISED
+        && spare(load, order) >= load.model.transfer(load.chunk).times(EASE_CHUNKS)
 }
 
 impl Device {

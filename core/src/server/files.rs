@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sessions, handles and files: opening, closing, and what happens to cached bytes when a file changes.
 
+use super::gaps::Gaps;
 use super::state::*;
 use super::*;
 use crate::cache::PageSet;
@@ -11,6 +12,8 @@ use alloc::vec::Vec;
 
 /// Strangers' changes that a read waits out.
 const VOIDED_MAX: u8 = 4;
+/// The same where bytes of the file are loose.
+const LOOSE_VOIDED_MAX: u8 = 60;
 
 impl Server {
     pub(super) fn device_added(&mut self, id: DeviceId, model: DeviceModel) {
@@ -19,7 +22,9 @@ impl Server {
             return;
         };
         device.model = RefinedModel::new(model);
-        // What is promised stays: who cannot be kept by this model is found by what the device does. There may be room for others.
+        device.gaps = Gaps::default();
+        // Promises stay: a stream that cannot be kept by this model is found by the device's own
+        // times. There may be room for others.
         device.refused_asked = Instant::ZERO;
         self.retry_refused(id);
         self.touch(id);
@@ -84,8 +89,11 @@ impl Server {
             .range((session, RequestId(0))..=(session, RequestId(u64::MAX)))
             .map(|((_, request), _)| *request)
             .collect();
-        for request in pinned {
-            self.unpin(session, request);
+        // Its client may copy from these buffers, and does not know that it was put out.
+        if !self.is_stopping {
+            for request in pinned {
+                self.unpin(session, request);
+            }
         }
         self.end_kept_of(session);
         self.sessions.remove(&session);
@@ -221,14 +229,18 @@ impl Server {
         handle: HandleId,
         actions: &mut Actions,
     ) {
+        // The rate that a rule or a header tells is the handle's.
+        let stream = self.handles.get(&(session, handle));
+        let stream = stream.and_then(|entry| entry.stream);
+        let record = stream.and_then(|id| self.record_of(id, false));
         let Some(entry) = self.handles.remove(&(session, handle)) else {
             return;
         };
         if let Some(owner) = self.sessions.get_mut(&session) {
             owner.handle_count = owner.handle_count.saturating_sub(1);
         }
-        if let Some(stream) = entry.stream {
-            self.handle_left(stream, (session, handle), actions);
+        if let Some(stream) = stream {
+            self.handle_left(stream, (session, handle), record, actions);
         }
         match entry.state {
             HandleState::Opening(waiting) => {
@@ -276,13 +288,14 @@ impl Server {
             version: facts.version,
             is_fresh: facts.is_fresh,
         };
-        // Of two who looked at the same time nobody knows which saw the newer: who comes second need not be.
+        // Of two looks at the same time nobody knows which saw the newer: the second to come need
+        // not be.
         let may_be_older = self.files.get(&id).is_some_and(|file| {
             let differs = found.version != file.version || facts.size.0 != file.writing.native_size;
             differs && asked_at.is_none_or(|at| at < file.looks.came)
         });
         let changed = match self.files.get_mut(&id) {
-            // (When it was asked for is not known of every one: that is no look then.)
+            // The time of asking is not known of each one: that is no look then.
             Some(file) => file.looked_at(found, (asked_at.unwrap_or_default(), self.now), true),
             None => false,
         };
@@ -307,7 +320,7 @@ impl Server {
                 at: self.now,
                 came: self.now,
                 told: 0,
-                // Nobody knows who made it so, or whether he is done.
+                // Nobody knows the writer that made it so, or whether it is done.
                 doubt: match facts.is_fresh {
                     true if facts.is_exclusive => Doubt::Last,
                     true => Doubt::Unknown,
@@ -330,7 +343,7 @@ impl Server {
             is_header_wanted: false,
             writing: Writing {
                 native_size: facts.size.0,
-                // (What somebody writes while it is being opened may not be seen there.)
+                // Bytes that somebody writes while it is being opened may not be seen there.
                 others_changed: u64::from(facts.has_unwritten || self.change_count > asked),
                 mapped_end: u64::MAX,
                 holds,
@@ -353,12 +366,14 @@ impl Server {
         }
         // Once somebody else was seen to write, it stays so as long as the file is known.
         file.is_exclusive &= facts.is_exclusive;
-        // What was acknowledged and is not written yet lies past the end that the file system knows.
+        // Bytes that were acknowledged and are not written yet lie past the end that the file
+        // system knows.
         let length = facts.size.0.max(file.writing.dirty.end());
         let writes = !self.lanes.is_empty();
         if may_be_older || file.changed > asked || (is_new && writes && self.change_count > asked) {
-            // A change that we have answered for meanwhile may have moved its end: look again. (Of a file that was
-            // forgotten meanwhile, and perhaps written back before, nobody knows whether it was this one that changed.)
+            // A change that we have answered for meanwhile may have moved its end: look again. Of a
+            // file that was forgotten meanwhile, and perhaps written back before, nobody knows
+            // whether it was this one that changed.
             file.size_stale = true;
             if is_new || may_be_older {
                 // Nor whether it still has the blocks that were found.
@@ -373,7 +388,7 @@ impl Server {
         if let Some(file) = self.files.get_mut(&id)
             && file.changed <= asked
         {
-            // Whoever found this out looks at its header, too.
+            // The driver that found this out looks at its header, too.
             file.header.likeness = file.likeness();
         }
         if changed {
@@ -403,7 +418,8 @@ impl Server {
         if file.use_count > 0 || !file.blocks.is_empty() || !file.waiting.is_empty() {
             return;
         }
-        // Who is about to change it waits for what is still being done to it, and others for him.
+        // A client that is about to change it waits for the work on it to end, and others wait for
+        // that client.
         if !file.writing.holds.is_empty() || file.writing.settling > 0 {
             return;
         }
@@ -416,11 +432,9 @@ impl Server {
             !file.writing.is_listed && file.writing.grant_count == 0,
             "a file is to be forgotten that has bytes on their way"
         );
-        if file.writing.is_writing_out {
-            self.writing_out_count -= 1;
-        }
+        self.writing_out.retain(|other| *other != id);
         self.files.remove(&id);
-        // Those who asked for bytes of it are gone; what they asked would stand before the others for ever.
+        // The readers of its bytes are gone; their demands would stand before the others for ever.
         if let Some(device) = self.devices.get_mut(&device) {
             device.demands.retain(|demand| demand.file != id);
             device.headers.ended(id);
@@ -505,19 +519,27 @@ impl Server {
         }
     }
 
-    /// Somebody else changed it: anything may be another, its length too. Who does so again and again must not keep a reader
-    /// waiting for ever for an answer that is still true when it comes: the kernel's cache has one.
+    /// Somebody else changed it: anything may be another, its length too. A stranger that does so
+    /// again and again must not keep a reader waiting for ever for an answer that is still true
+    /// when it comes: the kernel's cache has one.
     pub(super) fn foreign_change(&mut self, key: FileKey, actions: &mut Actions) {
         let known = self.keys.get(&key).and_then(|id| self.files.get(id));
         let waiting = known.map(|file| file.waiting.clone()).unwrap_or_default();
-        // (It has not, of what is not written yet: the file may even end before it there.)
+        // It has none of bytes that are not written yet: the file may even end before them there.
+        // The kernel may have to give up loose bytes; a reader that waits for too long is left to it
+        // all the same, and its door holds the file first.
         let is_clean = known.is_some_and(|file| file.writing.is_clean());
+        let has_all = known.is_some_and(|file| file.writing.is_with_the_kernel());
         for read in waiting {
             let Some(entry) = self.reads.get_mut(read) else {
                 continue;
             };
             entry.voided_count = entry.voided_count.saturating_add(1);
-            if entry.voided_count > VOIDED_MAX && is_clean {
+            let may_be_left = match has_all {
+                true => entry.voided_count > VOIDED_MAX,
+                false => entry.voided_count > LOOSE_VOIDED_MAX && is_clean,
+            };
+            if may_be_left {
                 self.finish_read(read, Outcome::Plain, actions);
             }
         }
@@ -563,7 +585,7 @@ impl Server {
             self.advance_writes(id, actions);
             return self.forget_if_unused(id, actions);
         }
-        // (What was written of it before lies within it, unless somebody has cut it.)
+        // Bytes that were written of it before lie within it, unless somebody has cut it.
         let native_end = size_told.max(asked.length);
         let cut = ByteRange::new(native_end, u64::MAX - native_end);
         self.discard_loose(id, cut, actions);

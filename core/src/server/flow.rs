@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Streams: how the server follows a reader, and what it promises him.
+//! Streams: how the server follows a reader, and what it promises.
 //!
-//! A stream's place is counted in `v`: bytes in the order they are read, zero where the stream (or its
-//! last jump) began. Byte `v` is asked for at `anchor + v / rate` by a reader who keeps his rate, and
-//! is due a preroll later. What the reader does besides only ever moves the anchor: a pause or a jump
-//! starts a new schedule, a late answer of ours does not.
+//! A stream's place is counted in `v`: bytes in the order they are read, zero where the stream (or
+//! its last jump) began. Byte `v` is asked for at `anchor + v / rate` by a reader that keeps its
+//! rate, and is due a preroll later. Anything else that the reader does only ever moves the anchor:
+//! a pause or a jump starts a new schedule, a late answer of ours does not.
 
 use super::clock::Due;
 use super::frames::Frames;
@@ -12,7 +12,7 @@ use super::seats::FIRST_FRAME;
 use super::state::*;
 use super::*;
 use crate::sched::admission::{self, Player};
-use crate::stream::{CursorIndex, Lately, Moved, Observation, Pattern};
+use crate::stream::{CursorIndex, Moved, Observation, Pattern};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
@@ -28,20 +28,6 @@ const STRAYS: u32 = 2;
 /// How often a device is looked at for having become too slow, and how long it must have been.
 const CAPACITY_CHECK: Duration = Duration::from_ms(250);
 const OVERLOAD_PATIENCE: Duration = Duration::from_s(1);
-/// A reader who is ahead of the rate of his file by so much copies it, and does not play it: if he waits for us all the
-/// time, if he seldom waits for nothing, or if he goes on as fast as that, whatever he does meanwhile.
-const COPY_AHEAD: [(u64, i64); 3] = [
-    (50, NS_PER_S as i64),
-    (250, 3 * NS_PER_S as i64),
-    (1000, 10 * NS_PER_S as i64),
-];
-/// Units: ns.
-const AHEAD_OWED: i64 = 10 * NS_PER_S as i64;
-/// A player waits for nothing for so much of the time. Thousandths.
-const PLAYER_IDLE: u64 = 250;
-/// As often a reader is believed to play after all because he has fallen behind.
-const COPIED_MAX: u32 = 1;
-
 /// How often streams that were refused ask again.
 const ASK_AGAIN: Duration = Duration::from_ms(500);
 
@@ -196,7 +182,7 @@ impl Server {
                 }
             }
             None => {
-                // Whoever has a promise plays where it reads.
+                // A reader with a promise plays where it reads.
                 let plays = stream.standing == Standing::Contract && pattern != Pattern::Random;
                 let presumed = plays.then_some(Flow::Forward);
                 if let Some(flow) = flow.or(presumed) {
@@ -252,8 +238,8 @@ impl Server {
         self.enlist_background(id);
         self.touch(device);
         if was_contract {
-            // A jump is a move: what was promised goes with the reader. What waits at the place that was left is
-            // looked at again.
+            // A jump is a move: the promise goes with the reader. Reads that wait at the place that
+            // was left are looked at again.
             self.unsettle(id);
             self.retry_waiting(file, actions);
         }
@@ -268,7 +254,7 @@ impl Server {
         };
         stream.cursor = None;
         if stream.standing == Standing::Refused {
-            // He asks anew when he plays again.
+            // The reader asks anew when it plays again.
             stream.standing = Standing::BestEffort;
         }
         let (file, device) = (stream.file, stream.device);
@@ -327,9 +313,10 @@ impl Server {
         }
     }
 
-    /// No buffer can be taken: streams that hold more than their share of buffers (it has become smaller, or their
-    /// reader goes back and forth in what he has passed) give back, whoever has most too much first, what
-    /// their readers need last. True: one can be taken now.
+    /// No buffer can be taken: streams that hold more than their share of buffers give back, the
+    /// stream with the largest excess first, the buffers that their readers need last. A share may
+    /// have become smaller, or a reader goes back and forth in bytes that it has passed. True: one
+    /// can be taken now.
     pub(super) fn give_back(&mut self, but: Option<StreamId>) -> bool {
         while self.cache.takeable_count() == 0 {
             let richest = self
@@ -350,7 +337,7 @@ impl Server {
                 return false;
             };
             if last.end <= stream.consumed {
-                // Nothing but what he has asked for already.
+                // Nothing but bytes that the reader has asked for already.
                 if let Some(passed) = stream.held.pop_front() {
                     self.cache.unhold(passed.slot);
                 }
@@ -384,7 +371,7 @@ impl Server {
             return;
         }
         if stream.rate.is_some() {
-            // Who jumped about, and lost his contract by it, plays again.
+            // A reader that jumped about, and lost its contract by it, plays again.
             if stream.standing == Standing::BestEffort && !stream.is_copy {
                 self.ask_admission(id);
             }
@@ -472,72 +459,8 @@ impl Server {
         }
     }
 
-    /// A copy takes what it is given: it gets no contract, or loses it. What tells it is that it goes on getting ahead of the rate
-    /// at which its file is played, and does not stop to wait for anything. A player who fills his buffers looks the same until
-    /// they are full; then he waits for his clock, and gets his contract (again).
-    pub(super) fn tell_copy(&mut self, id: StreamId, length: ByteCount, lately: Option<Lately>) {
-        let now = self.now;
-        let Some(stream) = self.streams.get_mut(id.0) else {
-            return;
-        };
-        let before = core::mem::replace(&mut stream.ahead_at, now);
-        let Some((rate, _)) = stream.rate else {
-            return;
-        };
-        let signed = |duration: Duration| i64::try_from(duration.0).unwrap_or(i64::MAX);
-        // Who is kept waiting for long is owed that much, and not more.
-        let floor = -AHEAD_OWED;
-        stream.ahead_ns = stream
-            .ahead_ns
-            .saturating_sub(signed(now.since(before)))
-            .max(floor)
-            .saturating_add(signed(rate.time_for(length)));
-        let Some(lately) = lately else {
-            return;
-        };
-        let plays = lately.idle_permille >= PLAYER_IDLE
-            && lately.rate.0 <= rate.0.saturating_add(rate.0 / 2);
-        let ahead = stream.ahead_ns;
-        if plays {
-            stream.ahead_ns = 0;
-        }
-        let copies = !plays
-            && COPY_AHEAD
-                .iter()
-                .any(|&(idle, least)| lately.idle_permille <= idle && ahead >= least);
-        let starves = ahead <= -(NS_PER_S as i64) && stream.copied_count <= COPIED_MAX;
-        let is_copy = match stream.is_copy {
-            true => !plays && !starves,
-            false => copies,
-        };
-        if is_copy == stream.is_copy {
-            return;
-        }
-        // Of a striped file all parts are read alike.
-        let mut all = self.siblings(id);
-        all.push(id);
-        for &one in &all {
-            let Some(stream) = self.streams.get_mut(one.0) else {
-                continue;
-            };
-            stream.is_copy = is_copy;
-            stream.copied_count += u32::from(is_copy);
-            if is_copy {
-                self.ask_no_more(one);
-            } else {
-                stream.ahead_ns = 0;
-                stream.reanchor(now);
-            }
-        }
-        if !is_copy {
-            for one in all {
-                self.ask_admission(one);
-            }
-        }
-    }
-
-    /// What a stream of `rate` may keep in buffers when `promised` is promised in all: what it cannot do
-    /// without, and by its rate of what is left. Units: bytes.
+    /// The buffers that a stream of `rate` may keep when `promised` is promised in all: those that
+    /// it cannot do without, and by its rate a share of the rest. Units: bytes.
     pub(super) fn cap_for(&self, rate: u64, promised: Promised) -> u64 {
         let least = self.least_buffers(rate);
         let spare = self
@@ -568,12 +491,12 @@ impl Server {
         2 * request + self.edge_bytes()
     }
 
-    /// What the first and the last slot of a stream waste. Units: bytes.
+    /// The waste in the first and the last slot of a stream. Units: bytes.
     fn edge_bytes(&self) -> u64 {
         2 * self.slot_bytes()
     }
 
-    /// What is promised with `count` more streams of `rate`.
+    /// The promises with `count` more streams of `rate`.
     fn promised_with(&self, rate: u64, count: u64) -> Promised {
         let least = self.least_buffers(rate).saturating_mul(count);
         Promised {
@@ -598,7 +521,7 @@ impl Server {
                 stream.reanchor(self.now);
             }
         }
-        // Looked at first: what is given is not to be taken away again at each try.
+        // Looked at first: a contract is not to be given and taken away again at each try.
         let no = refused.iter().find_map(|&one| {
             self.admission_of(one, None)
                 .err()
@@ -626,7 +549,7 @@ impl Server {
     }
 
     /// The other parts of a striped file, as its door reads them; those that can be followed.
-    fn siblings(&self, id: StreamId) -> Vec<StreamId> {
+    pub(super) fn siblings(&self, id: StreamId) -> Vec<StreamId> {
         let pool_of = |stream: &Stream| self.sessions.get(&stream.session)?.pool;
         let Some(stream) = self.streams.get(id.0).filter(|one| !one.part.is_whole()) else {
             return Vec::new();
@@ -688,7 +611,8 @@ impl Server {
         self.refuse(id, device, refusal);
     }
 
-    /// The one place that grants a contract. What is granted is not asked for again: it would be reckoned twice.
+    /// The one place that grants a contract. A contract is not asked for again: it would be
+    /// reckoned twice.
     fn ask_alone(&mut self, id: StreamId) {
         let has_one = |stream: &Stream| stream.standing == Standing::Contract;
         if self.streams.get(id.0).is_none_or(has_one) {
@@ -757,7 +681,7 @@ impl Server {
             Standing::Contract => {}
             Standing::BestEffort => return self.enlist_background(id),
             Standing::Refused => {
-                // What it asked of one device is less now.
+                // Its demand on one device is less now.
                 self.enlist_background(id);
                 return self.ask_admission(id);
             }
@@ -797,16 +721,18 @@ impl Server {
         self.streams.get(id.0)?.device_at(at)
     }
 
-    /// What was fetched ahead without a contract nobody holds: much of it may be gone again, and each hole would be
-    /// a promised read that goes at once, by itself. A contract begins where the reader is; what is still there is
-    /// passed over and held. Returns up to where it had been fetched.
+    /// Nobody holds bytes that were fetched ahead without a contract: many may be gone again, and
+    /// each hole would be a promised read that goes at once, by itself. A contract begins where the
+    /// reader is; bytes that are still there are passed over and held. Returns up to where it had
+    /// been fetched.
     fn begin_at_reader(&mut self, id: StreamId) -> u64 {
         let Some(stream) = self.streams.get_mut(id.0) else {
             return 0;
         };
         let fetched = stream.fetched;
         if stream.standing != Standing::Contract && stream.frames.is_none() {
-            // Pieces are counted whole, and so is what he has asked for: that is on its way to him.
+            // Pieces are counted whole, and so are bytes that the reader has asked for: those are
+            // on their way to it.
             stream.fetched = stream.consumed.min(fetched);
         }
         fetched
@@ -891,7 +817,8 @@ impl Server {
             .as_ref()
             .is_some_and(Frames::goes_on_elsewhere)
         {
-            // What of it lies here behind the frames that are open nobody knows yet: it goes on.
+            // Nobody knows yet how much of it lies here behind the frames that are open: it goes
+            // on.
             claim.left = u64::MAX;
         }
         let fetched = stream.fetched_on(device);
@@ -973,7 +900,7 @@ impl Server {
             return;
         }
         self.give_back_left(id);
-        // (What is kept costs the device nothing now.)
+        // Kept promises cost the device nothing now.
         let kept = self.kept.clone();
         let players = self.players(id, self.promised, &kept);
         let Some(device) = self.devices.get(&id) else {
@@ -992,7 +919,8 @@ impl Server {
         if now.since(device.overloaded_since) < OVERLOAD_PATIENCE {
             return;
         }
-        // What is buffered may outlast the slowness. A promise is broken when another would be, not before.
+        // Buffered bytes may outlast the slowness. A promise is broken when another would be, not
+        // before.
         let described = device.described(now, &self.limits, &self.policy);
         if admission::in_time(&described, now, &players, &mut Order::default()) {
             return;
@@ -1087,7 +1015,7 @@ impl Server {
             }
         }
         if stream.frames.is_some() {
-            // (Of a pool's they may be in any of its sessions.)
+            // Handles of a pool's sequence may be in any of its sessions.
             for handle in self.handles.values_mut() {
                 if handle.stream == Some(id) {
                     handle.stream = None;
@@ -1108,7 +1036,7 @@ impl Server {
             if let Some(device) = self.devices.get_mut(&device_id) {
                 device.forget(id);
                 device.refused.retain(|&other| other != id);
-                // Room may have come for somebody who was refused.
+                // Room may have come for a stream that was refused.
                 device.refused_asked = Instant::ZERO;
             }
             self.retry_refused(device_id);
@@ -1129,6 +1057,7 @@ impl Server {
         &mut self,
         id: StreamId,
         (session, handle): (SessionId, HandleId),
+        record: Option<StreamRecord>,
         actions: &mut Actions,
     ) {
         let Some(stream) = self.streams.get_mut(id.0) else {
@@ -1140,7 +1069,6 @@ impl Server {
                 stream.handle = None;
             }
         } else {
-            let record = self.record_of(id, false);
             self.keep_promise(id);
             self.remove_stream(id, record, actions);
         }
@@ -1167,7 +1095,7 @@ impl Server {
         let size = entry.model.base.size.0;
         let result = self.would_admit(now, device, rate, count, size);
         let (mut low, mut high) = if result.is_ok() {
-            (count, 1000)
+            (count, count.saturating_add(1000))
         } else {
             (0, count)
         };
@@ -1236,7 +1164,7 @@ impl Server {
         self.dry_run(now, device, promised, &players)
     }
 
-    /// What a stream under contract asks of a device now.
+    /// The claim of a stream under contract on a device now.
     pub(super) fn claim(
         &self,
         stream: &Stream,
@@ -1309,7 +1237,7 @@ impl Server {
 const CLOSED_COUNT_MAX: usize = 256;
 
 impl Refusal {
-    /// What decides, for people.
+    /// The reason that decides, for people.
     pub fn sentence(&self) -> alloc::string::String {
         match self {
             Refusal::Capacity { needed_permille } => alloc::format!(
@@ -1411,7 +1339,7 @@ impl Stream {
         next.unwrap_or(self.fetched)
     }
 
-    /// What of `whole` is a device's part.
+    /// A device's part of `whole`.
     pub(super) fn part_of(&self, device: DeviceId, whole: u64) -> u64 {
         match &self.frames {
             Some(frames) => frames.part_of(device, whole),
@@ -1430,7 +1358,7 @@ impl Stream {
         }
     }
 
-    /// What lies from `v` on is asked of devices again.
+    /// Bytes from `v` on are asked of devices again.
     pub(super) fn fetch_again(&mut self, v: u64) {
         match &mut self.frames {
             Some(frames) => {
@@ -1441,16 +1369,17 @@ impl Stream {
         }
     }
 
-    /// When the byte `fetched` must be there, the first not yet asked of the device. The last byte of a read is due with its
-    /// first, so one read's length is taken off. A reader who asks for nothing although his next bytes
-    /// would have been due has paused: they are due a preroll after he comes back, not before now.
+    /// When the byte `fetched` must be there, the first not yet asked of the device. The last byte
+    /// of a read is due with its first, so one read's length is taken off. A reader that asks for
+    /// nothing although its next bytes would have been due has paused: they are due a preroll after
+    /// it comes back, not before now.
     pub(super) fn deadline(&self, fetched: u64, now: Instant, preroll: Duration) -> Instant {
         let anchor = self.anchor + self.pause(now, preroll);
         let whole = fetched.saturating_sub(self.read_bytes);
         (anchor + self.rate_or_none().time_for(ByteCount(whole)) + preroll).before(SAFETY)
     }
 
-    /// By how much a reader who has paused is behind his schedule.
+    /// By how much a reader that has paused is behind its schedule.
     pub(super) fn pause(&self, now: Instant, preroll: Duration) -> Duration {
         let expected = self.anchor + self.rate_or_none().time_for(ByteCount(self.consumed));
         if self.waiting_count > 0 || self.late_before || now <= expected + preroll {
@@ -1463,15 +1392,15 @@ impl Stream {
         self.rate.map_or(BytesPerSecond(0), |(rate, _)| rate)
     }
 
-    /// The reader's schedule starts anew from where he is.
+    /// The reader's schedule starts anew from its present place.
     pub(super) fn reanchor(&mut self, now: Instant) {
         let rate = self.rate_or_none();
         let at = self.consumed.saturating_sub(self.read_bytes);
         self.anchor = now.before(rate.time_for(ByteCount(at)));
     }
 
-    /// When a read that starts at `start` is due. A reader who comes later than his bytes were due, and
-    /// not because we were late before, has paused: his schedule moves.
+    /// When a read that starts at `start` is due. A reader that comes later than its bytes were
+    /// due, and not because we were late before, has paused: its schedule moves.
     pub(super) fn due(&mut self, start: u64, arrived: Instant, preroll: Duration) -> Instant {
         if self.standing != Standing::Contract {
             return Instant::NEVER;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sequences: one file a frame, followed across files.
 //!
-//! The reader opens, reads and closes a file for every frame; the stream lives on between them. Its `v` runs
-//! through the frames in reading order, so that buffers, deadlines and admission are those of any
-//! other stream. Frames that come next are opened by the driver beside the one the reader has open,
-//! and fetched; they are served to a client only by his own open of the same inode, since every
-//! read goes through a handle of his. A reader may have several frames open at once, and open them in any order (threads of one player):
-//! those behind the last one that he has come to stay until he has closed them.
+//! The reader opens, reads and closes a file for every frame; the stream lives on between them. Its
+//! `v` runs through the frames in reading order, so that buffers, deadlines and admission are those
+//! of any other stream. Frames that come next are opened by the driver beside the one the reader
+//! has open, and fetched; they are served to a client only by its own open of the same inode, since
+//! every read goes through a handle of the client. A reader with several threads may have several
+//! frames open at once, and open them in any order: those behind the last one that it has come to
+//! stay until it has closed them.
 //!
 //! On a pool the frames of one sequence lie on any of its members. Its stream is one, and its place in `v` is one; but each device is
 //! asked for its own frames by itself, in the order of `v`, so that one that is slow keeps nobody from fetching from the others. Each
@@ -33,7 +34,7 @@ const LATELY_MAX: usize = 32;
 /// A device is asked again when its part of a sequence has become larger by so much. Thousandths of the whole.
 const PART_GROWN: u64 = 125;
 
-/// In whose opens a sequence is looked for.
+/// The owner of the opens in which a sequence is looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Owner {
     Session(SessionId),
@@ -81,7 +82,8 @@ const MISSED_MAX: u32 = 8;
 /// Readers at once in one folder of a pool: all clients of a mount are one owner.
 const POOL_READER_COUNT_MAX: usize = 64;
 
-/// So many frames behind the last one that its reader has come to are kept for him, as long as he has them open or has left them out.
+/// So many frames behind the last one that its reader has come to are kept for the reader, as long
+/// as it has them open or has left them out.
 const BEHIND_MAX: usize = 8;
 
 /// Folders of one owner that are watched for sequences; an indexer opens something in every one there is.
@@ -100,7 +102,7 @@ pub(super) struct Frame {
     fetched: u64,
     /// Handles that its reader has of it.
     handle_count: u32,
-    /// He has come to it.
+    /// The reader has come to it.
     was_entered: bool,
 }
 
@@ -125,7 +127,7 @@ impl Frame {
         self.was_entered = true;
     }
 
-    /// Behind the last one: he does not need it any more.
+    /// Behind the last one: the reader does not need it any more.
     fn is_done(&self) -> bool {
         self.was_entered && self.handle_count == 0
     }
@@ -139,7 +141,7 @@ impl Frame {
     }
 }
 
-/// What became of a neighbour that was asked for.
+/// The state of a neighbour that was asked for.
 #[derive(Clone, Copy, Debug)]
 enum Asked {
     Waiting,
@@ -162,7 +164,8 @@ pub(super) struct Frames {
     lately: VecDeque<(DeviceId, u64)>,
     /// Frames opened, in reading order.
     open: VecDeque<Frame>,
-    /// Which of these is the last one that its reader has come to. He may still be in some before it.
+    /// Which of these is the last one that its reader has come to. The reader may still be in some
+    /// before it.
     at: usize,
     /// Neighbours that were asked for, in reading order.
     asked: VecDeque<(u64, Asked)>,
@@ -216,7 +219,7 @@ impl Frames {
         lacking.map_or(self.end(), |frame| frame.start + frame.fetched)
     }
 
-    /// What a device was not asked for yet of what lies before `v`. Units: bytes.
+    /// The bytes before `v` that a device was not asked for yet. Units: bytes.
     pub(super) fn lacking_before(&self, device: DeviceId, v: u64) -> u64 {
         self.open
             .iter()
@@ -244,7 +247,7 @@ impl Frames {
         }
     }
 
-    /// What of `whole` is a device's part: as much of it as frames lately had of their bytes there.
+    /// A device's part of `whole`: as much of it as frames lately had of their bytes there.
     pub(super) fn part_of(&self, device: DeviceId, whole: u64) -> u64 {
         if self.devices == [device] {
             return whole;
@@ -265,7 +268,7 @@ impl Frames {
         self.open.get(self.at)
     }
 
-    /// The reader has come to one that was opened ahead, or that he had left out.
+    /// The reader has come to one that was opened ahead, or that it had left out.
     fn enter(&mut self, place: usize) {
         if let Some(frame) = self.open.get_mut(place) {
             frame.enter();
@@ -273,7 +276,7 @@ impl Frames {
         if place <= self.at {
             return;
         }
-        // Those that he leaves out are not fetched for him, unless he opens them after all.
+        // Frames that the reader leaves out are not fetched for it, unless it opens them after all.
         let left_out = self.open.range_mut(self.at + 1..place);
         left_out.for_each(|frame| frame.fetched = frame.size);
         self.at = place;
@@ -287,7 +290,8 @@ impl Frames {
 
     /// Those that are passed go.
     ///
-    /// `bytes_max`  of those behind the last one that are kept for who has them open still
+    /// `bytes_max`  of those behind the last one that are kept for a reader that has them open
+    /// still
     fn pass(&mut self, bytes_max: u64) -> Vec<FileId> {
         let mut passed = Vec::new();
         let start = self.current().map_or(0, |frame| frame.start);
@@ -309,7 +313,8 @@ impl Frames {
         next == Some(number) && asked.next().is_none_or(|asked| asked == number)
     }
 
-    /// So many frames from the last one that its reader has come to is the one with this number, in the direction in which he reads.
+    /// So many frames from the last one that its reader has come to is the one with this number, in
+    /// the direction in which it reads.
     fn way_to(&self, number: u64) -> i128 {
         let at = self.current().map_or(number, |frame| frame.number);
         (i128::from(number) - i128::from(at)) * i128::from(self.step.signum())
@@ -342,7 +347,7 @@ impl Folder {
     }
 }
 
-/// What a name ends in, without the dot.
+/// The ending of a name, without the dot.
 fn ending(name: &str) -> &str {
     name.rsplit_once('.').map_or("", |(_, ending)| ending)
 }
@@ -408,7 +413,7 @@ impl Server {
         // A rule that speaks of frames makes the first one a start; else two in order do.
         let step = seen.step.or(ruled.then_some(1));
         if let Moved::Jumped { from } = seen.moved {
-            // The reader is the same one elsewhere: he has one stream and one promise, here.
+            // The reader is the same one elsewhere: it has one stream and one promise, here.
             let left = folder
                 .streams
                 .get_mut(usize::from(from.0))
@@ -444,7 +449,7 @@ impl Server {
         if let Some(stream) = self.streams.get_mut(id.0) {
             stream.session = session;
             stream.handle = Some(handle);
-            // (That of the frame before stays until this one's is known.)
+            // The station of the frame before stays until this one's is known.
             stream.station = station.or(stream.station.take());
         }
         self.enter_frame(
@@ -588,7 +593,7 @@ impl Server {
         Some(id)
     }
 
-    /// The reader is in frame `number` now: let go of those that he has passed.
+    /// The reader is in frame `number` now: let go of those that it has passed.
     #[expect(clippy::too_many_arguments, reason = "one observation, as it was made")]
     fn enter_frame(
         &mut self,
@@ -630,18 +635,18 @@ impl Server {
                 frames.enter(place);
                 passed = frames.pass(bytes_max);
             }
-            // Another thread of his has gone on meanwhile, and it was let go.
+            // Another thread of the reader has gone on meanwhile, and the frame was let go.
             None if goes_on && (1..=BEHIND_MAX as i128).contains(&behind) => {
                 frames.ended = was_ended;
                 return;
             }
-            // He is quicker than who opens it ahead for him.
+            // The reader is quicker than the driver, which opens frames ahead for it.
             None if goes_on && !was_ended && frames.is_next(number) => {
                 let asked = frames.asked.pop_front();
                 let start = frames.end();
                 frames.join(Frame::new(number, file, device, (start, size)));
                 passed = frames.pass(bytes_max);
-                // (Answers come in any order.)
+                // Answers come in any order.
                 if let Some((_, Asked::Opened(file, _))) = asked {
                     passed.push(file);
                 }
@@ -650,14 +655,14 @@ impl Server {
                 }
             }
             _ => {
-                // Not foreseen: what was opened ahead lies elsewhere.
+                // Not foreseen: frames that were opened ahead lie elsewhere.
                 if was_ended && goes_on {
                     frames.missed_count = frames.missed_count.saturating_add(1);
                 }
                 passed.extend(frames.files());
                 frames.asked.clear();
-                // The reader's schedule goes on with the frame after the one he was in, whatever was opened
-                // ahead for him; frames that he leaves out take their time of it.
+                // The reader's schedule goes on with the frame after the one it was in, even if
+                // others were opened ahead for it; frames that it leaves out take their time of it.
                 let steps = frames.way_to(number).clamp(1, STEPS_MAX) as u64;
                 let start = frames.current().map_or(0, |current| {
                     current.start + current.size.saturating_mul(steps)
@@ -709,7 +714,8 @@ impl Server {
         self.line_up_frames(id, actions);
     }
 
-    /// So much of what lies behind the last frame that its reader has come to is kept for him. Units: bytes.
+    /// So much behind the last frame that its reader has come to is kept for the reader. Units:
+    /// bytes.
     fn behind_max(&self, id: StreamId) -> u64 {
         let rate = (self.streams.get(id.0)).map_or(0, |stream| stream.rate_or_none().0);
         self.cap_for(rate, self.promised) / 4
@@ -739,7 +745,7 @@ impl Server {
         self.touch_devices_of(id);
     }
 
-    /// A sequence of which nothing can be fetched ahead has no contract, whatever is known of its rate.
+    /// A sequence of which nothing can be fetched ahead has no contract, even if its rate is known.
     fn settle_sight(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
@@ -793,7 +799,7 @@ impl Server {
         let (devices, parts) = before.filter(stays).unzip();
         (frames.devices, frames.parts) = (devices, parts);
         for &device in &come {
-            // What it is asked for when it comes.
+            // The part that it is asked for when it comes.
             let part = frames.part_of(device, 1000);
             frames.devices.push(device);
             frames.parts.push(part);
@@ -808,8 +814,8 @@ impl Server {
         self.settle_parts(id);
     }
 
-    /// What a device was asked for is no promise of more: frames that come to lie there more often (they are played with another step) may be
-    /// too many for it.
+    /// The part that a device was asked for is no promise of more: frames that come to lie there
+    /// more often, since they are played with another step, may be too many for it.
     fn settle_parts(&mut self, id: StreamId) {
         for at in 0.. {
             let Some(stream) = self.streams.get_mut(id.0) else {
@@ -1030,7 +1036,7 @@ impl Server {
                     frames.push(Frame::new(number, file, device, (start, size)));
                 }
                 Asked::Absent => {
-                    // The sequence ends or has a gap here; what lies behind it is not fetched for it.
+                    // The sequence ends or has a gap here; frames behind it are not fetched for it.
                     frames.ended = true;
                     frames.is_doubtful = true;
                     for (_, asked) in frames.asked.drain(..) {

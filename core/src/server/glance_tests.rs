@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Single frames here and there: what is read for them, what is promised, and when somebody plays again.
+//! Single frames here and there: the reads for them, the promises, and the moment at which somebody
+//! plays again.
 
 use super::tests::{Bench, facts, ruled};
 use super::*;
@@ -19,7 +20,7 @@ fn glancer(count: u64) -> Bench {
     bench
 }
 
-/// Read a frame and wait 40 ms. What the device read for it. Units: bytes.
+/// Read a frame and wait 40 ms. Returns what the device read for it. Units: bytes.
 fn glance(bench: &mut Bench, request: u64, at: u64) -> u64 {
     bench.read(1, 1, request, at, FRAME);
     let mut bytes = 0;
@@ -163,25 +164,27 @@ fn a_hop_within_what_is_played_begins_a_schedule_of_its_own() {
         glance(&mut bench, 1 + frame, frame * FRAME);
     }
     assert_eq!(standing(&bench), Standing::Contract);
-    // Twelve frames are left out: what comes next is due a preroll after it was asked for, not when those had been played.
+    // Twelve frames are left out: the next one is due a preroll after it was asked for, not when
+    // those had been played.
     let at = bench.now;
     bench.read(1, 1, 900, 42 * FRAME, FRAME);
     let stream = bench.server.streams.iter().next().expect("it plays").1;
     assert_eq!((stream.origin, stream.anchor), (42 * FRAME, at));
 }
 
-/// A clip in several files, each asked for after the other (Avid's way): the next is not behind what is read ahead of the last, of whoever that is.
+/// A clip in several files, each asked for after the other, which is Avid's way: the next is not
+/// behind the read-ahead of the last, of any client.
 #[test]
 fn a_disk_rests_for_a_moment_behind_a_first_read_when_it_has_time() {
     let mut bench = Bench::new(256);
     bench.session(1);
-    // Somebody plays, and is far from having all that he may have ahead.
+    // Somebody plays, and is far from having all that may be read ahead.
     bench.open(1, 1, "picture", ruled(1, 900 * MIB, 100_000_000));
     bench.read(1, 1, 1, 0, FRAME);
     bench.run(2);
     bench.read(1, 1, 2, FRAME, FRAME);
     bench.run(2);
-    assert!(!bench.flights.is_empty(), "he is read ahead for");
+    assert!(bench.is_busy(), "he is read ahead for");
     // And then sound, of which nobody knows the rate.
     for nth in 0..8 {
         let (handle, request) = (2 + nth, u64::from(10 + nth));

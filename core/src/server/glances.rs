@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Glances: single reads here and there, from which nothing is read on.
 //!
-//! A hand on the mouse, a conform, thumbnails: each wants one frame, and then one elsewhere. What lies behind such a frame is
-//! not wanted, and fetching it costs the reader the next one. So what a seat does is watched: a place that is left before half a
-//! second of it was played was glanced at. After two such places in a row the seat looks about, until it plays again. Then
+//! A hand on the mouse, a conform, thumbnails: each wants one frame, and then one elsewhere. The
+//! bytes behind such a frame are not wanted, and fetching them costs the reader the next one. So a
+//! seat's reads are watched: a place that is left before half a second of it was played was glanced
+//! at. After two such places in a row the seat looks about, until it plays again. Then
 //!
 //! - nothing is fetched ahead of a first read, and twice what was read on from there of the others;
 //! - a first read elsewhere neither begins to play nor takes the promise along: the second one does;
@@ -18,9 +19,9 @@ use crate::stream::{Observation, Pattern};
 
 /// So many places that were left at once.
 const GLANCES_ABOUT: u8 = 2;
-/// Of somebody who has not looked about for so long nothing is known any more.
+/// Of a seat that has not looked about for so long nothing is known any more.
 const FORGOTTEN: Duration = Duration::from_s(10);
-/// What is played for less than that is glanced at.
+/// A place that is played for less than that is glanced at.
 pub(super) const RUN_MIN: Duration = Duration::from_ms(500);
 /// The same where nobody knows the rate. Units: bytes.
 const RUN_MIN_BYTES: u64 = 4 << 20;
@@ -63,8 +64,9 @@ impl Row {
         range.start.0.abs_diff(last.end()) <= apart || range.end().abs_diff(last.start.0) <= apart
     }
 
-    /// True when a read touches the last one, but for what a reader may leave out of a clip (its sound) and for reads that overtake
-    /// each other. A hand that moves a few frames on does not: what lies behind is wanted only by chance.
+    /// True when a read touches the last one, but for parts that a reader may leave out of a clip
+    /// (its sound) and for reads that overtake each other. A hand that moves a few frames on does
+    /// not: the bytes behind are wanted only by chance.
     fn touches(&self, range: ByteRange) -> bool {
         let last = self.last;
         let longest = range.length.0.max(last.length.0);
@@ -160,7 +162,7 @@ impl Server {
         }
         let steps = matches!(seen.pattern, Pattern::Reverse | Pattern::Strided { .. });
         let row = &mut stream.row;
-        // (This one will wait as well.)
+        // This one will wait as well.
         row.deepest = row.deepest.max(stream.waiting_count.saturating_add(1));
         let (is_first, before) = (row.bytes == 0, row.bytes);
         let goes_on = !is_first && (steps || row.goes_on(range, apart_bytes));
@@ -182,11 +184,11 @@ impl Server {
             true => before.saturating_add(range.length.0),
             false => range.length.0,
         };
-        // What was done a second ago says little of what is done now.
+        // Reads of a second ago say little of reads now.
         if row.bytes > played.saturating_mul(2) {
             (row.bytes, row.touched) = (row.bytes / 2, row.touched / 2);
         }
-        // (One long read is half a second of playing, too.)
+        // One long read is half a second of playing, too.
         let (is_long, plays) = (row.bytes >= played, row.is_read_on() || !goes_on);
         let session = stream.session;
         let glances = match self.sessions.get_mut(&session) {
@@ -216,7 +218,7 @@ impl Server {
         self.glances_about(stream).then(|| stream.row.ahead())
     }
 
-    /// Whether somebody who glances about has not read on yet where a stream is.
+    /// Whether a reader that glances about has not read on yet where a stream is.
     pub(super) fn is_glanced_at(&self, stream: &Stream) -> bool {
         self.glances_about(stream) && !stream.row.is_read_on()
     }

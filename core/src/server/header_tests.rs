@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When headers are read: not while somebody waits for their disk, and never too late for who plays.
+//! When headers are read: not while somebody waits for their disk, and never too late for a player.
 
 use super::tests::{Bench, facts};
 use super::*;
@@ -62,7 +62,7 @@ fn a_clip_in_several_files_is_read_before_their_headers_one_after_the_other() {
         bench.serve_all();
     }
     assert_eq!(bench.looked, vec![]);
-    // He has what he needs for a frame.
+    // The player has what it needs for a frame.
     pass(&mut bench, Duration::from_ms(20));
     let size = 100 * MIB;
     assert_eq!(bench.looked, [(FileId(1), size)]);
@@ -121,7 +121,7 @@ fn nobody_needs_the_header_of_a_file_that_is_closed_again() {
     bench.serve_all();
     pass(&mut bench, Duration::from_s(1));
     assert_eq!(bench.looked, vec![]);
-    // It is asked for again by whoever opens it again.
+    // The next client that opens it asks for it again.
     bench.open(1, 2, "a.mov", unread(1));
     pass(&mut bench, Duration::from_ms(20));
     assert_eq!(bench.looked.len(), 1);

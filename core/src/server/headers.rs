@@ -1,19 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Headers of files: when they are read, and what becomes of what they say.
+//! Headers of files: when they are read, and what follows from them.
 //!
-//! The driver reads a header by itself, in a few places of the file, beside whatever we ask of its device. Whoever opens a file for the first
-//! time wants a frame of it, and who opens a clip in nine files wants nine of them one after the other: reading headers between those makes
-//! everybody wait for what he can do without for a moment. So of a device with positioning one header is read at a time, and only once nobody
-//! has wanted anything of it for a moment; or at once when somebody goes on reading a file, who is played for without a promise until it is known.
+//! The driver reads a header by itself, in a few places of the file, beside all that we ask of its
+//! device. A client that opens a file for the first time wants a frame of it, and one that opens a
+//! clip in nine files wants nine of them one after the other: reading headers between those makes
+//! everybody wait for something that can wait for a moment. So of a device with positioning one
+//! header is read at a time, and only once nobody has wanted anything of it for a moment; or at
+//! once when somebody goes on reading a file, which is played without a promise until its header is
+//! known.
 
 use super::state::*;
 use super::*;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// Who was just served asks for something else within that time, if he is not done.
+/// A client that was just served asks for something else within that time, if it is not done.
 const QUIET: Duration = Duration::from_ms(10);
-/// Who has read so much in a row, or so often, goes on reading. Units: bytes, reads.
+/// A reader that has read so much in a row, or so often, goes on reading. Units: bytes, reads.
 const GOES_ON_BYTES: u64 = 2 << 20;
 const GOES_ON_READS: u32 = 32;
 /// A driver that does not answer for so long does not answer.
@@ -22,7 +25,7 @@ const ANSWER: Duration = Duration::from_s(1);
 /// The header of a file that goes on changing is read again after so long, then less and less often.
 pub(super) const REREAD: Duration = Duration::from_s(1);
 const REREAD_MAX: Duration = Duration::from_s(8);
-/// What of a file is its beginning, when its header is looked for. Units: bytes.
+/// The length of a file's beginning, when its header is looked for. Units: bytes.
 const HEADER_BYTES: u64 = 1 << 20;
 
 /// Headers on a device that nobody has read.
@@ -31,7 +34,7 @@ pub(super) struct UnreadHeaders {
     /// Since when, oldest first, but before them those that somebody needs (never: it is time); [`File::is_header_wanted`] says of each
     /// whether it still waits.
     waiting: VecDeque<(Option<Instant>, FileId)>,
-    /// What the driver is reading, and since when.
+    /// The file whose header the driver is reading, and since when.
     reading: Option<(FileId, Instant)>,
     /// One was being read since the device was last asked.
     disturbs: bool,
@@ -116,7 +119,7 @@ impl Server {
         let positions = device.positions();
         let headers = &mut device.headers;
         let files = &mut self.files;
-        // Who has closed it again does without.
+        // A file that is closed again does without.
         let is_unwanted = |file: &File| !file.is_header_wanted || file.use_count == 0;
         while let Some((_, file)) = headers.waiting.front()
             && files.get(file).is_none_or(is_unwanted)
@@ -130,11 +133,12 @@ impl Server {
             return;
         };
         let is_reading = headers.is_reading(now);
-        let is_idle = device.flight_count == 0 && device.demands.is_empty();
+        let has_nothing = device.flight_count == 0 && device.demands.is_empty();
+        let is_idle = has_nothing && !device.gaps.is_open();
         let at = match since {
             None => Instant::ZERO,
             Some(since) if is_idle => device.service_started.max(since) + QUIET,
-            // Whatever it has to do will end, and then this is looked at.
+            // All that it has to do will end, and then this is looked at.
             Some(_) => Instant::NEVER,
         };
         if positions && (is_reading || now < at) {
@@ -160,7 +164,7 @@ impl Server {
         });
     }
 
-    /// A header told what a file should be read at, or that it does not know any more: what is promised follows.
+    /// A header told the rate of a file, or does not tell it any more: the promises follow.
     pub(super) fn hinted(&mut self, id: FileId, hint: Option<RateHint>) {
         let device = self.files.get(&id).map(|file| file.device);
         if let Some((device, entry)) = device.and_then(|id| Some((id, self.devices.get_mut(&id)?)))
@@ -184,8 +188,9 @@ impl Server {
         }
     }
 
-    /// A file that is being read has changed since its header was read: what that says may be another, or may only now be
-    /// there. While its beginning is still with us the device has an old one.
+    /// A file that is being read has changed since its header was read: the header may tell another
+    /// rate, or may only now be there. While its beginning is still with us the device has an old
+    /// one.
     pub(super) fn reread_header(
         &mut self,
         (session, handle): (SessionId, HandleId),

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Promises of seats that have nothing open.
 //!
-//! Many players close a clip before they open the next one, at each cut. So what was promised to a place is not given up
-//! with its handle: the seat keeps it for a pause's time, counted from the last read, and its next read takes it up. A kept
-//! promise is a line among the streams that has no handle, no file and no buffers, and is never fetched for; admission
-//! counts it as somebody who may begin to play at any moment.
+//! Many players close a clip before they open the next one, at each cut. So the promise to a place
+//! is not given up with its handle: the seat keeps it for a pause's time, counted from the last
+//! read, and its next read takes it up. A kept promise is a line among the streams that has no
+//! handle, no file and no buffers, and is never fetched for; admission counts it as a player that
+//! may begin at any moment.
 //!
-//! They end with the session: who disconnects has left.
+//! They end with the session: a client that disconnects has left.
 //!
-//! A reader who pauses with his handle open keeps his promise as long as that is open.
+//! A reader that pauses with its handle open keeps its promise as long as that is open.
 
 use super::state::*;
 use super::*;
@@ -77,7 +78,7 @@ impl Server {
         stream.last_read + self.policy.pause
     }
 
-    /// What a session keeps.
+    /// The promises that a session keeps.
     pub(super) fn kept_of(&self, session: SessionId) -> impl Iterator<Item = (StreamId, &Stream)> {
         self.kept
             .iter()
@@ -85,8 +86,8 @@ impl Server {
             .filter(move |(_, stream)| stream.session == session)
     }
 
-    /// What a seat keeps and a stream may take up: the least that is enough, and not far more than that. (Of a clip's sound and
-    /// picture each finds its own.)
+    /// The promise that a seat keeps and a stream may take up: the least that is enough, and not
+    /// far more than that. Of a clip's sound and picture each finds its own.
     pub(super) fn kept_for(
         &self,
         stream: &Stream,
@@ -102,7 +103,7 @@ impl Server {
             .map(|(_, id)| id)
     }
 
-    /// What a seat keeps and a stream of a higher rate asks in place of.
+    /// The promise that a seat keeps and in place of which a stream of a higher rate asks.
     pub(super) fn kept_below(&self, id: StreamId) -> Option<StreamId> {
         let stream = self.streams.get(id.0).filter(|stream| !stream.is_kept)?;
         let own = stream.rate_or_none().0;
@@ -114,8 +115,8 @@ impl Server {
             .map(|(_, id)| id)
     }
 
-    /// A kept promise is over. Whoever was refused asks soon, and not from here: promises end while somebody else asks, who
-    /// may be the first of those.
+    /// A kept promise is over. Refused streams ask soon, and not from here: promises end while
+    /// another stream asks, which may be the first of those.
     pub(super) fn end_kept(&mut self, id: StreamId) {
         self.kept.retain(|&kept| kept != id);
         self.resign(id);
@@ -124,7 +125,7 @@ impl Server {
         };
         if let Some(device) = self.devices.get_mut(&stream.device) {
             device.forget(id);
-            // Room may have come for somebody who was refused.
+            // Room may have come for a stream that was refused.
             device.refused_asked = Instant::ZERO;
             if !device.refused.is_empty() {
                 self.block(stream.device);
@@ -165,7 +166,7 @@ impl Server {
         self.kept_wake = next.min().unwrap_or(Instant::NEVER);
     }
 
-    /// A session has ended: whoever it was has left, as far as anybody can know.
+    /// A session has ended: its client has left, as far as anybody can know.
     pub(super) fn end_kept_of(&mut self, session: SessionId) {
         let own: Vec<StreamId> = self.kept_of(session).map(|(id, _)| id).collect();
         for id in own {
@@ -173,8 +174,8 @@ impl Server {
         }
     }
 
-    /// A kept promise as the dry run of a device sees it: whoever has it may play on at any moment, the `nth` of them
-    /// behind the others.
+    /// A kept promise as the dry run of a device sees it: its seat may play on at any moment, the
+    /// `nth` of them behind the others.
     pub(super) fn kept_player(&self, stream: &Stream, promised: Promised, nth: u64) -> Player {
         let rate = stream.rate_or_none();
         let device = stream.device;
@@ -197,7 +198,7 @@ impl Server {
         }
     }
 
-    /// It has no promise and no buffers any more; its reader asks anew when he comes back.
+    /// It has no promise and no buffers any more; its reader asks anew when it comes back.
     pub(super) fn give_back_promise(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
@@ -215,7 +216,7 @@ impl Server {
 }
 
 impl Stream {
-    /// Until when its reader has enough to play of what he has read.
+    /// Until when its reader has enough to play of the bytes that it has read.
     pub(super) fn played_until(&self) -> Instant {
         let played = self.rate_or_none().time_for(ByteCount(self.consumed));
         self.last_read.max(self.anchor + played)

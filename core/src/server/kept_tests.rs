@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A promise outlives the handle it was given for. (A room of editors who close first: `sim/scenarios/timeline_closes_first.toml`.)
+//! A promise outlives the handle it was given for. A room of editors who close first is in
+//! `sim/scenarios/timeline_closes_first.toml`.
 
 use super::tests::{Bench, ruled};
 use super::*;
@@ -289,8 +290,9 @@ fn clip_of_a_higher_rate_is_asked_for_in_place_of_what_is_kept() {
     assert!(bench.server.kept.is_empty());
 }
 
-/// Who waits for room may find it himself, when he asks the next time: what its seat has left is given back then. There are buffers for
-/// one picture and a sound: reckoned twice he would be refused what he has. (When he asks depends on when he came.)
+/// A client that waits for room may find it itself, when it asks the next time: the promise that
+/// its seat has left is given back then. There are buffers for one picture and a sound: reckoned
+/// twice, it would be refused what it has. The time of its question depends on that of its arrival.
 #[test]
 fn kept_promise_that_its_seat_has_left_goes_to_who_waits_and_is_reckoned_once() {
     for frames_away in 0..15 {

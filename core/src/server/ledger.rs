@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the server tells about itself: who was late, by how much, and through whose fault.
+//! The server's account of itself: late streams, by how much, and through whose fault.
 
 use super::clock::{Due, PlayClock};
 use super::glances::RUN_MIN;
@@ -26,7 +26,8 @@ impl Server {
                 _ => 0,
             },
             hit_count: u64::from(hit && matches!(outcome, Outcome::Data { .. })),
-            // What was promised when it arrived stays promised, also when the contract was withdrawn meanwhile.
+            // A promise as of the read's arrival stays one, also when the contract was withdrawn
+            // meanwhile.
             promised: (read.promised != Instant::NEVER).then_some(now > read.promised),
             ..Entry::due(read, now)
         };
@@ -85,7 +86,7 @@ impl Server {
             return;
         };
         let session = self.sessions.get(&stream.session);
-        // (All clients of a pool's mount are in one of them.)
+        // All clients of a pool's mount are in one of them.
         let seat = session.filter(|session| session.pool.is_none());
         let place = (seen.cursor, range.start.0);
         stream.begun = Some(match seat.and_then(|seat| seat.clock) {
@@ -188,6 +189,11 @@ impl Server {
             }
             None => Duration::ZERO,
         };
+        // Without the analyser nothing is due at any rate.
+        let rate = match self.policy.analyser {
+            true => self.told_rate(stream),
+            false => stream.rate,
+        };
         Some(StreamRecord {
             stream: id,
             number: stream.number,
@@ -198,7 +204,7 @@ impl Server {
             sequence: stream.frames.is_some(),
             devices: (0..).map_while(|at| stream.device_at(at)).collect(),
             standing: stream.standing,
-            rate: stream.rate,
+            rate,
             refusal: stream.refusal,
             read_count: stream.read_count,
             due_count: stream.due_count,
@@ -228,7 +234,7 @@ impl Server {
     /// Seats with something open, or with a promise that they keep; by session.
     pub fn seats(&self, now: Instant) -> Vec<SeatRecord> {
         let now = self.now.max(now);
-        // (Sessions of a pool's door are all clients of its mount together.)
+        // Sessions of a pool's door are all clients of its mount together.
         let number_of = |key: u32, stream: &Stream| {
             let session = self.sessions.get(&stream.session);
             let is_seat = session.is_some_and(|session| session.pool.is_none());
@@ -303,18 +309,19 @@ impl Server {
             .is_some_and(|file| !file.writing.dirty.is_empty() || !file.writing.flights.is_empty())
     }
 
-    /// Bytes of it are to be written, or were and may still fail: what they are written on is also what tells of that.
+    /// Bytes of it are to be written, or were and may still fail: the descriptor that they are
+    /// written on is also the one that tells of that.
     pub fn is_unsettled(&self, id: FileId) -> bool {
         let is_loose = |file: &File| file.writing.is_loose;
         self.is_dirty(id) || self.files.get(&id).is_some_and(is_loose)
     }
 
-    /// What its device said that has not taken something of it yet; nothing once it has.
+    /// The error of its device that has not taken something of it yet; nothing once it has.
     pub fn failing(&self, id: FileId) -> Option<Errno> {
         self.files.get(&id)?.writing.failing
     }
 
-    /// Bytes of it may be in the kernel's cache alone: what a sync tells of may be about them.
+    /// Bytes of it may be in the kernel's cache alone: an error of a sync may be about them.
     pub fn is_cached_alone(&self, id: FileId) -> bool {
         let is_loose = |file: &File| file.writing.is_loose;
         let mut flights = self.write_flights.iter();
@@ -328,7 +335,7 @@ impl Server {
         file.is_some_and(|file| file.writing.may_have_bytes_of_others())
     }
 
-    /// What clients wrote.
+    /// Clients' writes in numbers.
     pub fn writes(&self) -> WriteRecord {
         WriteRecord {
             used_bytes: ByteCount(
@@ -418,7 +425,7 @@ impl Stream {
         preroll: Duration,
     ) -> Instant {
         let rate = match self.rate {
-            // (A twentieth was put on top.)
+            // A twentieth was put on top.
             Some((rate, RateSource::Cadence)) => BytesPerSecond(rate.0 - rate.0 / 21),
             Some((rate, _)) => rate,
             None => BytesPerSecond(0),
@@ -435,7 +442,7 @@ impl Stream {
     }
 }
 
-/// What a read adds to the line of its stream.
+/// The part of one read in the line of its stream.
 #[derive(Clone, Copy, Default)]
 struct Entry {
     read_count: u64,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The ledger counts as the editor sees it: by the clock of whoever plays, promised or not.
+//! The ledger counts as the editor sees it: by the clock of the player, promised or not.
 
 use super::tests::{Bench, facts, ruled};
 use super::*;
@@ -39,6 +39,19 @@ fn line(bench: &Bench) -> StreamRecord {
 }
 
 #[test]
+fn line_of_a_single_read_has_the_rate_that_is_known_of_its_file() {
+    let mut bench = editor(false);
+    frame(&mut bench, 1000, FRAME, TICK);
+    let rate = Some((BytesPerSecond(RATE), RateSource::Header));
+    assert_eq!(line(&bench).rate, rate);
+    bench.step(Event::Closed {
+        session: SessionId(1),
+        handle: HandleId(1),
+    });
+    assert_eq!(line(&bench).rate, rate, "as its last line");
+}
+
+#[test]
 fn reads_of_somebody_who_was_refused_are_due_and_late_and_break_no_promise() {
     let mut bench = editor(true);
     // 40 ms of 1.25 GB/s.
@@ -51,7 +64,7 @@ fn reads_of_somebody_who_was_refused_are_due_and_late_and_break_no_promise() {
     assert!(refused.refusal.is_some());
     assert_eq!((refused.due_count, refused.late_count), (10, 0));
     frame(&mut bench, 10, bytes, Duration::from_ms(700));
-    // He asks at once, is behind, and stays so until he has caught up.
+    // The player asks at once, is behind, and stays so until it has caught up.
     for at in 11..14 {
         frame(&mut bench, at, bytes, TICK);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a daemon that died has left, told to the next one.
+//! The data that a dead daemon has left, told to the next one.
 
 use super::*;
 
@@ -14,7 +14,8 @@ fn what_a_dead_daemon_left_is_written_at_once() {
     assert_eq!(world.native[100..150], world.flat[100..150]);
 }
 
-/// Who recovers tells no door that it may write to a file of which something may have to be written again: its bytes would be written over.
+/// A recovery tells no door that it may write to a file of which something may have to be written
+/// again: its bytes would be written over.
 #[test]
 fn nothing_is_clean_that_the_kernel_may_have_lost_where_the_server_ends() {
     let mut world = quiet();
@@ -60,7 +61,7 @@ fn nothing_is_written_before_all_that_was_left_is_known() {
         first: 0,
         count: 40,
     };
-    // (More than half of the write buffer: there is no use in waiting.)
+    // More than half of the write buffer: there is no use in waiting.
     let older = Runs::from_runs(&[run]).expect("one run");
     let records = BTreeMap::from([
         (0, (1, ByteRange::new(0, length), older)),
@@ -128,7 +129,8 @@ fn nothing_is_written_before_all_that_is_told_later_is_known() {
     assert_eq!(world.native, world.flat);
 }
 
-/// Who dies between a file's last byte and its time leaves a record by which the next one knows.
+/// A daemon that dies between a file's last byte and its time leaves a record by which the next one
+/// knows.
 #[test]
 fn a_record_stays_until_the_time_of_its_file_is_set() {
     let mut world = quiet();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who write as fast as they are let, to more than one device, or to one that does not take a file: nobody waits for what is
-//! none of his affair. (How even they are on one device: `rushes-sim record --copies-in`.)
+//! Writers as fast as they are let, to more than one device, or to one that does not take a file:
+//! nobody waits for what is none of its affair. `rushes-sim record --copies-in` shows how even they
+//! are on one device.
 
 use super::*;
 use alloc::format;
@@ -9,7 +10,7 @@ use alloc::vec::Vec;
 const MEGA: u64 = 1 << 20;
 /// Each file is there with all of its blocks.
 const FILE_BYTES: u64 = 8 << 30;
-/// What a client has under way of one file.
+/// The requests that a client has under way of one file.
 const UNDER_WAY: usize = 4;
 
 /// A device that takes one request after the other.
@@ -198,7 +199,7 @@ impl World {
         }
     }
 
-    /// Everybody writes as fast as he is let.
+    /// Each writer writes as fast as it is let.
     fn run(&mut self, seconds: u64) {
         let end = self.now + Duration::from_s(seconds);
         while self.now < end {
@@ -212,7 +213,7 @@ impl World {
             }
             let first = self.ios.iter().map(|(at, ..)| *at).min();
             let next = first.unwrap_or(Instant::NEVER).min(self.wake);
-            // (A client takes a moment for the next one.)
+            // A client takes a moment for the next one.
             let soon = self.now + Duration::from_us(500);
             self.now = self.now.max(next.min(soon));
             if self.now >= self.wake {
@@ -259,7 +260,8 @@ fn a_copy_to_a_quick_disk_does_not_stand_behind_one_to_a_slow_disk() {
     world.run(20);
     let quick = world.mega_per_s(1, 20);
     assert!(quick >= 120, "{quick} MiB/s of some 190");
-    // And those of other sessions do not wait for him whose lane is full of what the slow one is to get.
+    // And those of other sessions do not wait for the one whose lane is full of what the slow one
+    // is to get.
     let mut world = World::new(&[25_000_000, 200_000_000], &[&[0, 1], &[1]]);
     world.run(20);
     let both = world.mega_per_s(1, 20) + world.mega_per_s(2, 20);
@@ -275,15 +277,16 @@ fn a_file_that_its_disk_does_not_take_keeps_nobody_from_his() {
     let before = world.writers[1].written;
     world.run(20);
     let other = (world.writers[1].written - before) / MEGA / 20;
-    // And he who writes to it hears of it each time, once what he wrote should have been on the disk: nobody waits for a disk that fails.
+    // And its writer gets an error each time, once its bytes should have been on the disk: nobody
+    // waits for a disk that fails.
     assert!(world.writers[0].refused > 1000);
     assert!(other >= 60, "{other} MiB/s of some 95");
 }
 
-/// He would wait for as long as that one is not written, which may be for ever.
+/// The writer would wait for as long as that one is not written, which may be for ever.
 #[test]
 fn a_file_that_is_never_written_keeps_nobody_of_its_session_from_his() {
-    // What it has fills the lane: its memory, or its records.
+    // Its bytes fill the lane: its memory, or its records.
     for record_count in [4096, 64] {
         let disks = [2_000_000_000, 100_000_000];
         let mut world = World::with_records(&disks, &[&[0, 1]], record_count);

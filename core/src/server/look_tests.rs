@@ -96,7 +96,7 @@ fn who_reads_after_a_pause_is_answered_after_a_look_however_long_it_takes() {
 
 #[test]
 fn file_that_is_changed_while_it_is_opened_is_dropped_at_each_look_until_that_is_over() {
-    // Somebody has begun to change it, and nobody knows whether his bytes are there.
+    // Somebody has begun to change it, and nobody knows whether the new bytes are there.
     let mut bench = cached_of(FileFacts {
         is_fresh: true,
         ..facts(1, MIB)
@@ -217,8 +217,8 @@ fn files_that_nobody_else_writes_are_not_looked_at() {
     looked(&mut bench, 2, false);
 }
 
-/// Two open a file that a stranger changes in between; what was found before the change comes after what was found
-/// behind it. (Torture of the simulator, seed 6000, round 89.)
+/// Two open a file that a stranger changes in between; the facts found before the change come after
+/// those found behind it. Found by the simulator's torture, seed 6000, round 89.
 #[test]
 fn what_was_found_first_and_comes_last_is_no_length_to_be_told() {
     for is_newer_last in [false, true] {
@@ -260,7 +260,7 @@ fn what_was_found_first_and_comes_last_is_no_length_to_be_told() {
         looked(&mut bench, 2, true);
         bench.run(8);
         assert_eq!(bench.length(1), Some(MIB / 2), "{is_newer_last}");
-        // Whoever opens it after that is told apart from nobody.
+        // A client that opens it after that is told apart from nobody.
         opening(&mut bench, 3);
         opened(&mut bench, 3, 2, MIB);
         bench.read(1, 3, 2, 0, MIB);

@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bytes that went through the kernel's cache, until it is known that the device has them.
 //!
-//! A kernel that cannot write a page of its cache says so once, to each descriptor, and takes the page for written from then on: who syncs a
-//! second time hears that all is well. So a piece's pages are *loose* when they have gone into that cache: on their device as far as anybody
-//! has heard, in nobody's table any more, and yet kept, until a sync without an error covers them. After one with an error all that is
-//! loose is dirty again, has a record again ([`Action::Publish`] without a request), is written again, and the next sync tells. The driver
-//! syncs and writes on one and the same descriptor as long as anything is loose (its file is not forgotten), so no error is heard by another
-//! in its place.
+//! A kernel that cannot write a page of its cache says so once, to each descriptor, and takes the
+//! page for written from then on: a second sync is told that all is well. So a piece's pages are
+//! *loose* when they have gone into that cache: on their device as far as anybody has been told, in
+//! nobody's table any more, and yet kept, until a sync without an error covers them. After one with
+//! an error all loose bytes are dirty again, have a record again ([`Action::Publish`] without a
+//! request), are written again, and the next sync tells. The driver syncs and writes on one and the
+//! same descriptor as long as anything is loose, since its file is not forgotten, so no error is
+//! told to another in its place.
 //!
-//! When nobody syncs we look ourselves, after the kernel has written by itself: that costs the device nothing. Bytes of direct I/O
-//! are loose only where the kernel took them into its cache all the same ([`Event::FellBack`]): else their errors are those of their own requests.
-//! What is lost with a daemon that dies is the copy of what the kernel has not told of, not the bytes.
+//! When nobody syncs we look ourselves, after the kernel has written by itself: that costs the
+//! device nothing. Bytes of direct I/O are loose only where the kernel took them into its cache all
+//! the same ([`Event::FellBack`]): else their errors are those of their own requests. A daemon that
+//! dies loses the copy of bytes that the kernel has not told of, not the bytes.
 //!
-//! Who changes the file beside us may have done so where bytes are loose. What he cut off is not written again: its length is looked at
-//! first. Over what he wrote to the very bytes that are written again ours come back: the kernel does not say which it lost, so that nobody can
-//! tell his from what a disk has had there all along, and without ours a client would lose what it was told is there.
+//! A program that changes the file beside us may have done so where bytes are loose. Bytes that it
+//! cut off are not written again: the file's length is looked at first. Bytes that it wrote to the
+//! very range that is written again are overwritten by ours: the kernel does not say which it lost,
+//! so that nobody can tell the program's bytes from those that a disk has had there all along, and
+//! without ours a client would lose bytes that it was told are there.
 
 use super::state::*;
 use super::*;
@@ -27,8 +32,9 @@ const LOOSE_AGE: Duration = Duration::from_s(36);
 const LOOSE_FILES_MAX: usize = 1024;
 /// Pages that may be loose, as a part of the write buffer.
 const LOOSE_PART: u64 = 16;
-/// Files that are written out at once when nobody waits for it.
-const WRITING_OUT_MAX: u32 = 2;
+/// Files of one device that are written out at once when nobody waits for it. One that gives no
+/// answer holds up no other's.
+const WRITING_OUT_MAX: usize = 2;
 
 impl Server {
     /// A span has gone into the kernel's cache, and nothing newer came in its place meanwhile.
@@ -54,6 +60,10 @@ impl Server {
             file.writing.is_loose = true;
             file.use_count += 1;
             self.loose_files.push_back((self.now, id));
+            actions.list.push(Action::Loose {
+                file: id,
+                is_loose: true,
+            });
         }
         if is_left {
             self.hurry_loose(|_, other, _| other == id);
@@ -61,7 +71,7 @@ impl Server {
         self.settle_loose(id, released, actions);
     }
 
-    /// What lies there now is not what was loose, or nobody wants it any more.
+    /// Other bytes are there than the loose ones, or nobody wants those any more.
     pub(super) fn discard_loose(&mut self, id: FileId, range: ByteRange, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
@@ -103,6 +113,10 @@ impl Server {
         {
             file.writing.is_loose = false;
             self.loose_files.retain(|(_, other)| *other != id);
+            actions.list.push(Action::Loose {
+                file: id,
+                is_loose: false,
+            });
             if self.policy.ends() {
                 self.settle_clean(id, actions);
             }
@@ -131,7 +145,7 @@ impl Server {
         self.look_again_at_loose(id);
     }
 
-    /// What is still loose has its turn like any other.
+    /// A file that is still loose has its turn like any other.
     fn look_again_at_loose(&mut self, id: FileId) {
         if self.is_unseen(id) {
             self.loose_files.push_back((self.now, id));
@@ -165,8 +179,8 @@ impl Server {
             && !self.loose_files.iter().any(|(_, other)| *other == id)
     }
 
-    /// The driver was told of an error that no sync will tell of any more. Nobody hears of it: all of it is written again, and whoever syncs is told
-    /// how that went.
+    /// The driver was told of an error that no sync will tell of any more. Nobody is told of it:
+    /// all of it is written again, and each sync is told how that went.
     pub(super) fn not_kept(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
         if let Some(file) = self.files.get_mut(&id)
             && file.writing.is_syncing
@@ -176,14 +190,15 @@ impl Server {
         self.write_again(id, None, actions);
     }
 
-    /// A sync has ended with an error, which nobody will hear again: what is loose is dirty as before it was written.
+    /// A sync has ended with an error, which nobody will be told of again: loose bytes are dirty as
+    /// before they were written.
     ///
-    /// `told`  what those are told who write or sync before the device has it
+    /// `told`  the error for clients that write or sync before the device has it
     pub(super) fn write_again(&mut self, id: FileId, told: Option<Errno>, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        // What is on its way into the kernel's cache may have had its error told just now.
+        // Bytes on their way into the kernel's cache may have had their error told just now.
         file.writing.failed_syncs += 1;
         let loose = core::mem::take(&mut file.writing.loose);
         if loose.is_empty() {
@@ -195,8 +210,8 @@ impl Server {
             let old = old.expect("loose bytes have their piece");
             let lane = self.lanes.get_mut(&old.lane);
             let lane = lane.expect("a lane with a piece is not done");
-            // From now on it is no matter whether they could be anywhere else: whoever comes after us has to write them. (Without a free record
-            // they are ours alone.)
+            // From now on it is no matter whether they could be anywhere else: the next server has
+            // to write them. Without a free record they are ours alone.
             let piece = Piece {
                 record: lane.records.pop().unwrap_or(NO_RECORD),
                 live: span.range.length.0,
@@ -258,8 +273,9 @@ impl Server {
         self.retry_waiting(id, actions);
     }
 
-    /// It ends there, and somebody may have cut it: what is to be written again past that is nobody's any more. (What was committed since
-    /// lengthens it, as it would have done then.) True: that was in doubt.
+    /// It ends there, and somebody may have cut it: bytes to be written again past that are
+    /// nobody's any more. Bytes committed since lengthen it, as they would have done then. True:
+    /// that was in doubt.
     pub(super) fn drop_what_was_cut(
         &mut self,
         id: FileId,
@@ -290,14 +306,15 @@ impl Server {
         true
     }
 
-    /// Have the kernel write what is loose, and say whether it could. (Not more than that: who wants stable storage asks for it.)
+    /// Have the kernel write the loose bytes, and say whether it could. Not more than that: a
+    /// client that wants stable storage asks for it.
     pub(super) fn write_out(&mut self, id: FileId, actions: &mut Actions) {
         self.loose_files.retain(|(_, other)| *other != id);
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
         let writing = &mut file.writing;
-        // (A sync under way looks after the rest when it has ended.)
+        // A sync under way looks after the rest when it has ended.
         if !writing.is_loose || writing.is_syncing {
             return;
         }
@@ -305,7 +322,7 @@ impl Server {
         writing.is_writing_out = true;
         writing.syncing = 0;
         writing.synced_loose = self.loose_count;
-        self.writing_out_count += 1;
+        self.writing_out.push(id);
         actions.list.push(Action::WriteOut { file: id });
     }
 
@@ -325,15 +342,25 @@ impl Server {
 
     /// Loose bytes that nobody has asked about for so long, or whose memory somebody wants.
     pub(super) fn write_out_due(&mut self, actions: &mut Actions) {
-        while self.writing_out_count < WRITING_OUT_MAX {
-            let Some(&(since, id)) = self.loose_files.front() else {
-                return;
-            };
-            if self.now < self.loose_due(since) {
-                return;
-            }
+        while let Some((since, id)) = self.next_to_write_out()
+            && self.now >= self.loose_due(since)
+        {
             self.write_out(id, actions);
         }
+    }
+
+    /// The first of those whose device has few enough under way.
+    fn next_to_write_out(&self) -> Option<(Instant, FileId)> {
+        let device_of = |id: &FileId| self.files.get(id).map(|file| file.device);
+        let mut busy: Vec<Option<DeviceId>> = self.writing_out.iter().map(device_of).collect();
+        busy.sort_unstable();
+        // A device is full where its last place of so many is one of its first, too.
+        let is_full = |device: Option<DeviceId>| {
+            let first = busy.partition_point(|other| *other < device);
+            busy.get(first + WRITING_OUT_MAX - 1) == Some(&device)
+        };
+        let may_be = |(_, id): &&(Instant, FileId)| busy.is_empty() || !is_full(device_of(id));
+        self.loose_files.iter().find(may_be).copied()
     }
 
     fn loose_due(&self, since: Instant) -> Instant {
@@ -357,10 +384,8 @@ impl Server {
 
     /// When loose bytes are to be looked after next.
     pub(super) fn loose_wake(&self) -> Instant {
-        match self.loose_files.front() {
-            Some((since, _)) if self.writing_out_count < WRITING_OUT_MAX => self.loose_due(*since),
-            _ => Instant::NEVER,
-        }
+        let next = self.next_to_write_out();
+        next.map_or(Instant::NEVER, |(since, _)| self.loose_due(since))
     }
 
     /// A lane in which no page is in use, loose or otherwise: its memory is of no use to anybody.

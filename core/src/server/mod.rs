@@ -2,14 +2,16 @@
 //! All of the server as one machine: an event in, actions out.
 //!
 //! [`Server::step`] is total: every event in every state has an answer, it never blocks and never
-//! reads a clock. What goes wrong outside arrives as an event. Two drivers exist, the daemon and the
+//! reads a clock. A failure outside arrives as an event. Two drivers exist, the daemon and the
 //! simulator; a run is replayed by giving the same events at the same instants.
 //!
-//! Where to look: [`api`] is the seam; `state` what is remembered; `files` opening, closing, change;
-//! `reads` a client's read from arrival to answer; `flow` how streams follow their reader;
-//! `headers` when the header of a file is read; `frames` sequences of one file a frame; `seats` where promises go, `kept` those of seats that have nothing open; `fetch` what goes to the devices; `writes` a client's write until it is
-//! acknowledged, `writeback` what becomes of it then, `loose` what went through the kernel's cache; `ledger` what is told,
-//! `check` whether all of it agrees.
+//! Where to look: [`api`] is the seam; `state` the server's memory; `files` opening, closing,
+//! change; `reads` a client's read from arrival to answer; `flow` how streams follow their reader;
+//! `headers` when the header of a file is read; `frames` sequences of one file a frame; `seats`
+//! where promises go, `kept` those of seats that have nothing open; `fetch` the requests to the
+//! devices; `writes` a client's write until it is acknowledged, `writeback` its way from then on,
+//! `loose` bytes that went through the kernel's cache; `ledger` the records for people, `check`
+//! whether all of it agrees.
 
 mod api;
 mod bridge;
@@ -19,10 +21,12 @@ mod check;
 #[cfg(test)]
 mod check_tests;
 mod clock;
+mod copies;
 mod fetch;
 mod files;
 mod flow;
 mod frames;
+mod gaps;
 #[cfg(test)]
 mod glance_tests;
 mod glances;
@@ -99,13 +103,14 @@ pub struct Server {
     /// Last uses so far.
     unused_count: u64,
     keys: BTreeMap<FileKey, FileId>,
-    /// Who is about to change files that nobody has asked for yet: once they are known, nothing of them is granted before that is done.
+    /// Sessions that are about to change files that nobody has asked for yet: once they are known,
+    /// nothing of them is granted before that is done.
     holds_of_unknown: Vec<(FileKey, SessionId)>,
     devices: BTreeMap<DeviceId, Device>,
     streams: Slab<Stream>,
     reads: Slab<Read>,
     pins: BTreeMap<(SessionId, RequestId), Pinned>,
-    /// Sequences, by who reads them and folder.
+    /// Sequences, by owner and folder.
     folders: BTreeMap<(Owner, String), Folder>,
     /// Streams that are sequences.
     sequences: BTreeSet<u32>,
@@ -124,15 +129,16 @@ pub struct Server {
     asked_count: u64,
     /// Writes left to the client.
     plain_write_count: u64,
-    /// What a former daemon left and made no sense.
+    /// Pieces that a former daemon left and that made no sense.
     unclaimed_count: u64,
     /// Pieces of a former daemon are being told.
     is_recovering: bool,
-    /// Writers who met a full disk.
+    /// Writers that met a full disk.
     room: Room,
-    /// What the device that is being looked at would write next.
+    /// The next write of the device that is being looked at.
     next_write: Option<NextWrite>,
-    /// There is more room in the write buffer: who waits for it is to be looked at before this step ends.
+    /// There is more room in the write buffer: writes that wait for it are to be looked at before
+    /// this step ends.
     is_roomier: bool,
     /// Changes so far, of all files.
     change_count: u64,
@@ -141,7 +147,7 @@ pub struct Server {
     /// Pieces that became loose so far.
     loose_count: u64,
     /// Files that are being written out.
-    writing_out_count: u32,
+    writing_out: Vec<FileId>,
     /// Streams that ended, newest last.
     closed: VecDeque<StreamRecord>,
     /// Streams so far.
@@ -150,9 +156,12 @@ pub struct Server {
     kept: Vec<StreamId>,
     /// When the time of one of them may be over.
     kept_wake: Instant,
-    /// When a device goes on that rests because who was just served may ask for something else.
+    /// When a device goes on that rests because a client that was just served may ask for something
+    /// else.
     rest_wake: Instant,
-    /// What all contracts together were promised.
+    /// Sessions that end may not know it.
+    is_stopping: bool,
+    /// The promises of all contracts together.
     promised: Promised,
     hit_count: u64,
     miss_count: u64,
@@ -212,12 +221,13 @@ impl Server {
             change_count: 0,
             loose_files: VecDeque::new(),
             loose_count: 0,
-            writing_out_count: 0,
+            writing_out: Vec::new(),
             closed: VecDeque::new(),
             stream_count: 0,
             kept: Vec::new(),
             kept_wake: Instant::NEVER,
             rest_wake: Instant::NEVER,
+            is_stopping: false,
             promised: Promised::default(),
             hit_count: 0,
             miss_count: 0,
@@ -241,10 +251,11 @@ impl Server {
             Event::DeviceAdded { device, model } => self.device_added(device, model),
             Event::PolicyChanged(policy) => {
                 self.policy = policy;
-                // What is kept may be kept for less long now.
+                // Kept promises may be kept for less long now.
                 self.kept_wake = self.now;
                 self.end_kept_over();
             }
+            Event::Stopping => self.is_stopping = true,
             Event::SessionOpened { session, label } => self.session_opened(session, label, actions),
             Event::SessionOfPool { session, pool } => self.session_of_pool(session, pool),
             Event::SessionClosed { session } => self.session_closed(session, actions),
@@ -308,7 +319,8 @@ impl Server {
             } => self.hold(session, request, key, actions),
             Event::Reserved { file, result } => self.reserved(file, result, actions),
             Event::HasReserve { file } => self.has_reserve(file),
-            // And no more in this step: what would be fetched again fails again, without an end.
+            // And no more in this step: bytes that would be fetched again fail again, without an
+            // end.
             Event::Unfilled { slot } => return self.unfilled(slot),
             Event::RecoveryEnded => self.recovery_ended(actions),
             Event::RecordKept { lane, record } => self.record_kept(lane, record),

@@ -18,7 +18,7 @@ pub(super) fn memory_of(io: &IoWrite, parts: &[WritePart]) -> (usize, u64) {
     }
     let is_copied = |page: u64| fills.get(&page).is_some_and(|&count| count > 1);
     let mut at = io.range.start.0;
-    // What the last piece of memory ends with: a copy, or a place in a lane.
+    // The end of the last piece of memory: a copy, or a place in a lane.
     let mut last: Option<Option<(LaneId, u64)>> = None;
     let mut pieces = 0;
     for part in parts {
@@ -26,7 +26,7 @@ pub(super) fn memory_of(io: &IoWrite, parts: &[WritePart]) -> (usize, u64) {
         for page in at / PAGE_BYTES..end.div_ceil(PAGE_BYTES) {
             let into = (page * PAGE_BYTES).max(at) - at;
             let until = ((page + 1) * PAGE_BYTES).min(end) - at;
-            // (A buffer is memory as well.)
+            // A buffer is memory as well.
             let (memory, offset) = match *part {
                 WritePart::Lane(part) => (part.lane, part.offset),
                 WritePart::Slot { slot, offset, .. } => {
@@ -55,8 +55,8 @@ pub(super) fn memory_of(io: &IoWrite, parts: &[WritePart]) -> (usize, u64) {
     )
 }
 
-/// Pieces of any size in any order, more of them to a page than a request may have: what goes to the device stays within that bound (see
-/// [`memory_of`]), and is exactly what was written.
+/// Pieces of any size in any order, more of them to a page than a request may have: the request to
+/// the device stays within that bound (see [`memory_of`]), and is exactly what was written.
 #[test]
 fn any_sequence_of_pieces_is_written() {
     let (mut writes, mut joined) = (0, 0);

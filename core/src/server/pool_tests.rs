@@ -28,7 +28,7 @@ impl Pool {
     fn new(members: u32, place: fn(u32) -> Option<u16>) -> Pool {
         let mut bench = Bench::new(512);
         for member in 1..=members {
-            // (Bench has made the first.)
+            // Bench has made the first.
             if member > 1 {
                 bench.step(Event::DeviceAdded {
                     device: DeviceId(member as u16),
@@ -145,7 +145,7 @@ impl Pool {
             .collect()
     }
 
-    /// What each member's device has promised.
+    /// The bandwidth that each member's device has promised.
     fn promised(&self) -> Vec<u64> {
         let devices = self.bench.server.devices();
         devices.iter().map(|device| device.promised.0).collect()
@@ -271,7 +271,7 @@ fn gap_and_end_are_passed_over() {
     assert_eq!(streams.len(), 1, "{streams:?}");
     assert_eq!(streams[0].standing, Standing::Contract);
     assert_eq!(streams[0].read_count, 57);
-    // What is behind the end is asked for again only when the reader moves on.
+    // The frames behind the end are asked for again only when the reader moves on.
     pool.settle(Duration::from_ms(500));
     assert!(pool.bench.asked.is_empty());
 }
@@ -525,7 +525,7 @@ fn a_striped_file_is_promised_on_all_its_members_or_on_none() {
         let is_full = matches!(stream.refusal, Some(Refusal::Buffers { .. }));
         assert!(!is_full, "it is the member that has no room: {stream:?}");
     }
-    // They ask again, each on its member; whatever comes of that comes to all.
+    // They ask again, each on its member; the outcome comes to all.
     for _ in 0..30 {
         pool.settle(Duration::from_ms(20));
         let now = pool.standings("reels/a.mov");

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is promised, and to whom: files that grow under their readers, copies, clips that look like frames, frames that cannot
-//! be fetched ahead.
+//! Promises, and who gets them: files that grow under their readers, copies, clips that look like
+//! frames, frames that cannot be fetched ahead.
 
+use super::state::Stream;
 use super::tests::{Bench, facts};
 use super::*;
+use crate::stream::Lately;
 use alloc::format;
 use alloc::string::String;
 
@@ -126,7 +128,7 @@ fn rate_that_a_header_says_later_is_promised_instead() {
     promise.bench.step(said(RATE));
     promise.play(1, 123, 2);
     assert_eq!((promise.promised(), promise.contracts()), (RATE, 1));
-    // It does not know any more: what is observed counts.
+    // It does not know any more: the observed rate counts.
     promise.bench.step(Event::Hint {
         file: FileId(1),
         hint: None,
@@ -153,7 +155,7 @@ fn header_of_a_file_that_goes_on_growing_is_looked_at_less_and_less_often() {
     }
     let count = promise.bench.looked.len();
     assert!((4..=9).contains(&count), "{count}");
-    // What a rule says no header changes.
+    // No header changes what a rule says.
     let mut promise = Promise::new();
     let rule = RateHint::Rate(BytesPerSecond(RATE), RateSource::Rule);
     let ruled = FileFacts {
@@ -175,6 +177,56 @@ fn header_of_a_file_that_goes_on_growing_is_looked_at_less_and_less_often() {
         hint: Some(RateHint::Rate(BytesPerSecond(1000), RateSource::Header)),
     });
     assert_eq!(promise.promised(), RATE);
+}
+
+/// Somebody else wants more than the device has.
+fn refuse_somebody(promise: &mut Promise) {
+    promise.bench.session(2);
+    let file = headed(2, 9000 * MIB, 100 * RATE);
+    promise.bench.open(2, 2, "larger", file);
+    promise.bench.read(2, 2, 1 << 40, 0, FRAME);
+    promise.wait(1 << 40);
+    promise.bench.end(2, 1 << 40);
+}
+
+/// A client with a contract gets half a second ahead, and waits for us all the time. Whether it is
+/// taken for a copy.
+fn is_copy_half_a_second_ahead(promise: &mut Promise) -> bool {
+    let server = &mut promise.bench.server;
+    let mut streams = server.streams.iter_mut();
+    let of_client = |stream: &Stream| stream.session == SessionId(1);
+    let (key, stream) = streams.find(|(_, stream)| of_client(stream)).expect("one");
+    assert_eq!(stream.standing, Standing::Contract);
+    (stream.ahead_ns, stream.ahead_at) = (NS_PER_S as i64 / 2, server.now);
+    drop(streams);
+    let lately = Lately {
+        idle_permille: 10,
+        rate: BytesPerSecond(2 * RATE),
+    };
+    server.tell_copy(StreamId(key), ByteCount(0), Some(lately));
+    server.streams.get(key).expect("it reads").is_copy
+}
+
+#[test]
+fn copy_is_told_sooner_where_another_client_was_refused() {
+    for (plays, refused, is_copy) in [
+        (0, false, false),
+        (0, true, true),
+        // A client that has played fills its buffers again after a cut.
+        (100, true, false),
+    ] {
+        let mut promise = Promise::new();
+        let file = headed(1, 9000 * MIB, RATE);
+        promise.bench.open(1, 1, "clip", file);
+        promise.read(1, 0, FRAME);
+        promise.read(1, FRAME, FRAME);
+        promise.play(1, 2, plays);
+        if refused {
+            refuse_somebody(&mut promise);
+        }
+        let told = is_copy_half_a_second_ahead(&mut promise);
+        assert_eq!(told, is_copy, "played {plays}, refused {refused}");
+    }
 }
 
 #[test]
@@ -210,7 +262,7 @@ fn player_who_fills_his_buffers_first_is_no_copy_for_long() {
         }
         promise.play(1, preloaded, 75);
         assert_eq!(promise.contracts(), 1, "{preloaded}");
-        // Nor when we have kept him waiting, and he catches up.
+        // Nor when we have kept the player waiting, and it catches up.
         for stall in [1, 4, 8] {
             promise.request += 1;
             let (request, at) = (promise.request, preloaded + 75 + 500 * stall);
@@ -244,7 +296,7 @@ fn numbered_clips_of_an_unknown_kind_are_clips_once_they_are_played() {
         };
         promise.bench.step(closed);
     }
-    // What each of them was promised is the seat's, which keeps it for the next.
+    // The promise to each of them is the seat's, which keeps it for the next.
     assert_eq!(promise.contracts(), 1);
 }
 
@@ -308,7 +360,7 @@ impl Shot {
                         facts,
                     });
                 }
-                // (A copy waits for nothing else.)
+                // A copy waits for nothing else.
                 if self.period > Duration::ZERO {
                     promise.bench.run(1);
                 }
@@ -399,7 +451,7 @@ fn frame_at_which_a_player_stands_still_is_a_frame_however_often_it_is_read_agai
         };
         assert!(is_sequence(&promise), "{size}");
         shot.leave(&mut promise, 41);
-        // (Some were fetched ahead before he stood still.)
+        // Some were fetched ahead before the player stood still.
         shot.play(&mut promise, 42..112);
         let hits = shot.play(&mut promise, 112..142);
         let least = 28 * size.div_ceil(MIB);
@@ -468,7 +520,7 @@ fn copy_of_ruled_frames_has_no_contract_and_a_player_of_them_keeps_his() {
         number += 8;
         assert_eq!(promise.contracts(), 0, "{number}");
     }
-    // Who plays them for longer than the others took.
+    // A client that plays them for longer than the others took.
     let played = Shot {
         period: Duration::from_us(41_667),
         ..copied

@@ -11,7 +11,7 @@ use crate::cache::PageSet;
 use crate::format::REPLY_SLOTS_MAX;
 use alloc::vec::Vec;
 
-/// What is missing before a read can be answered.
+/// The bytes that are missing before a read can be answered.
 enum Lack {
     Nothing,
     /// Everything is on its way.
@@ -179,7 +179,7 @@ impl Server {
                     read.asked = read.asked.min(now);
                 }
             }
-            // (Not while we have bytes of it that the kernel does not.)
+            // Not while we have bytes of it that the kernel does not have, or may lose.
             Lack::Bytes(_) if self.left_to_the_kernel(key, id) => {
                 self.finish_read(key, Outcome::Plain, actions);
             }
@@ -187,8 +187,9 @@ impl Server {
         }
     }
 
-    /// Scattered reads where nothing is promised: the kernel's cache keeps small pieces better than buffers of a
-    /// mebibyte do, and nobody needs to be protected from them.
+    /// Scattered reads where nothing is promised: the kernel's cache keeps small pieces better than
+    /// buffers of a mebibyte do, and nobody needs to be protected from them. Not where that cache
+    /// may have to give up bytes that it could not write: only we have them then.
     fn left_to_the_kernel(&self, key: u32, id: FileId) -> bool {
         let scattered = self
             .reads
@@ -199,7 +200,7 @@ impl Server {
             && self
                 .files
                 .get(&id)
-                .filter(|file| file.writing.is_clean())
+                .filter(|file| file.writing.is_with_the_kernel())
                 .and_then(|file| self.devices.get(&file.device))
                 .is_some_and(|device| device.contracts.is_empty())
     }
@@ -263,7 +264,8 @@ impl Server {
         })
     }
 
-    /// Name these bytes to a client. He reads what the buffers have: that they are the file's is asserted, whatever was asked before.
+    /// Name these bytes to a client. It reads the bytes in the buffers: that they are the file's is
+    /// asserted, regardless of earlier questions.
     pub(super) fn pin(
         &mut self,
         session: SessionId,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is asked of the file system for a file that is being written, and how long its writer waits for it.
+//! The requests to the file system for a file that is being written, and how long its writer waits
+//! for them.
 
 use super::*;
 use alloc::string::ToString;
@@ -19,7 +20,7 @@ struct Writer {
     server: Server,
     now: Instant,
     next: u64,
-    /// What was reserved: needed, and up to where.
+    /// The reservations: the range that was needed, and up to where.
     asked: Vec<(ByteRange, u64)>,
     mapped: u64,
     granted: u64,
@@ -125,7 +126,7 @@ impl Writer {
                     self.granted += 1;
                     self.is_granted = true;
                 }
-                // (The disk has what it is given at once.)
+                // The disk has what it is given at once.
                 Action::SubmitWrite(io) => {
                     let result = Ok(io.range.length);
                     self.step(Event::IoDone { io: io.io, result });
@@ -151,7 +152,7 @@ impl Writer {
         }
     }
 
-    /// Somebody is about to change the file on his own descriptor. True: he may.
+    /// A client is about to change the file on its own descriptor. True: it may.
     fn hold(&mut self) -> bool {
         self.next += 1;
         self.step(Event::Hold {
@@ -177,7 +178,7 @@ impl Writer {
         self.reserve_to(end);
     }
 
-    /// What is needed, and so much more.
+    /// Reserve what is needed, and so much more.
     fn reserve_with(&mut self, more: u64) {
         let end = self.asked.last().map_or(0, |asked| asked.0.end());
         self.reserve_to(end + more);
@@ -229,7 +230,7 @@ fn a_recording_waits_for_its_first_blocks_alone() {
         }
         assert!(writer.is_granted, "frame {frame}: {:?}", writer.asked);
         writer.end();
-        // What was asked for ahead comes before the next frame.
+        // The room that was asked for ahead comes before the next frame.
         if writer
             .asked
             .last()
@@ -315,7 +316,8 @@ fn a_grant_that_is_given_back_keeps_nobody_from_changing_the_file() {
     assert!(writer.hold());
 }
 
-/// The door's fsx hung on it: the bytes waited for what would hide them, that for the holder, and he for the bytes.
+/// The door's fsx hung on it: the bytes waited for what would hide them, that for the holder, and
+/// the holder for the bytes.
 #[test]
 fn bytes_that_announce_a_length_are_written_for_who_waits_for_them() {
     const OTHER: SessionId = SessionId(2);
@@ -410,7 +412,8 @@ fn a_disk_that_gives_little_is_not_asked_again_at_each_write() {
     assert!((25..=30).contains(&waited), "{waited} of 200 waited");
 }
 
-/// A door asks for a hold right behind the opening, cuts the file, and writes: what was found before has those blocks no more.
+/// A door asks for a hold right behind the opening, cuts the file, and writes: the blocks found
+/// before are its own no more.
 #[test]
 fn a_file_that_is_changed_while_it_is_opened_is_granted_nothing_over_what_it_had_before() {
     for is_changed in [false, true] {
@@ -461,8 +464,9 @@ fn a_file_that_is_changed_while_it_is_opened_is_granted_nothing_over_what_it_had
     }
 }
 
-/// A file becomes known while somebody, who asked when it was not, is about to cut it: nothing of it is granted before that is done,
-/// and then it has the length that it has. (Torture of the simulator, seed 7000, round 7.)
+/// A file becomes known while a client, which asked when it was not, is about to cut it: nothing of
+/// it is granted before that is done, and then it has the length that it has. Found by the
+/// simulator's torture, seed 7000, round 7.
 #[test]
 fn who_changes_a_file_that_is_not_known_holds_it_once_it_is() {
     const OTHER: FileId = FileId(8);

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A writer meets a full disk of which a part is only reserved: what files that nobody is writing to have behind their ends
-//! is given back, then he asks again. (docs/decisions/0016)
+//! A writer meets a full disk of which a part is only reserved: blocks behind the ends of files
+//! that nobody is writing to are given back, then the writer asks again (docs/decisions/0016).
 //!
-//! What is reserved for a file that is being written stays: its recorder will need it in a moment. A file with dirty bytes can
-//! give nothing before it is written, since to give back is to cut it to the length that its file system knows.
+//! Blocks reserved for a file that is being written stay: its recorder will need them in a moment.
+//! A file with dirty bytes can give nothing before it is written, since to give back is to cut it
+//! to the length that its file system knows.
 
 use super::*;
 
-/// Files that somebody waits for, and who waits.
+/// Files that others wait for, and the files that wait.
 #[derive(Debug, Default)]
 pub(super) struct Room {
     /// Files that are about to give back what they reserved.
@@ -60,7 +61,8 @@ impl Server {
         wants
     }
 
-    /// Whether some of what is awaited has come, or will not: those who wait ask once more. Before a step ends.
+    /// Whether some of the awaited blocks have come, or will not: waiting writes ask once more.
+    /// Before a step ends.
     pub(super) fn look_for_room(&mut self, actions: &mut Actions) {
         if self.room.giving.is_empty() {
             return;
@@ -71,7 +73,7 @@ impl Server {
             let Some(file) = files.get_mut(id) else {
                 return false;
             };
-            // What is being cut off comes, whatever its client does meanwhile.
+            // Blocks that are being cut off come, even if its client goes on meanwhile.
             let gives = file.writing.gives_room && (file.could_give() || file.writing.settling > 0);
             file.writing.gives_room = gives;
             gives

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk that is full but for what is reserved: who gives back, who keeps, and that nobody waits for ever.
+//! A disk that is full but for what is reserved: which writer gives back, which one keeps, and that
+//! nobody waits for ever.
 
 use super::*;
 use alloc::format;
@@ -7,13 +8,14 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 const DISK: DeviceId = DeviceId(1);
+const OTHER: DeviceId = DeviceId(2);
 const MEGA: u64 = 1 << 20;
 
-/// What the file system has of a file. Units: bytes.
+/// The file system's numbers for a file. Units: bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Native {
     size: u64,
-    /// What clients were told is safe in the write buffer, or more.
+    /// The bytes that clients were told are safe in the write buffer, or more.
     acknowledged: u64,
     reserved: u64,
     is_open: bool,
@@ -34,6 +36,9 @@ struct World {
     /// How each request ended: true if granted, and committed at once.
     ended: BTreeMap<u64, Result<(), Errno>>,
     trims: u32,
+    /// So many of the last files lie on the other disk.
+    others: usize,
+    write_outs: Vec<FileId>,
 }
 
 fn session(file: usize) -> SessionId {
@@ -46,6 +51,10 @@ fn id(file: usize) -> FileId {
 
 impl World {
     fn new(room: u64, files: usize) -> World {
+        World::on_two_disks(room, files, 0)
+    }
+
+    fn on_two_disks(room: u64, files: usize, others: usize) -> World {
         let row = ServiceModel {
             fixed: Duration::from_ms(6),
             span: Duration::from_ms(17),
@@ -63,15 +72,19 @@ impl World {
             reserves: Vec::new(),
             ended: BTreeMap::new(),
             trims: 0,
+            others,
+            write_outs: Vec::new(),
         };
-        world.step(Event::DeviceAdded {
-            device: DISK,
-            model: DeviceModel {
-                read: row,
-                write: row,
-                size: ByteCount(40 << 30),
-            },
-        });
+        for device in [DISK, OTHER] {
+            world.step(Event::DeviceAdded {
+                device,
+                model: DeviceModel {
+                    read: row,
+                    write: row,
+                    size: ByteCount(40 << 30),
+                },
+            });
+        }
         for file in 0..files {
             world.step(Event::SessionOpened {
                 session: session(file),
@@ -88,7 +101,15 @@ impl World {
         world
     }
 
+    fn device(&self, file: usize) -> DeviceId {
+        match file + self.others >= self.files.len() {
+            true => OTHER,
+            false => DISK,
+        }
+    }
+
     fn open(&mut self, file: usize) {
+        let device = self.device(file);
         let native = &mut self.files[file];
         native.is_open = true;
         let (size, extents) = (native.acknowledged, extents(file, native));
@@ -104,10 +125,10 @@ impl World {
             facts: Ok(FileFacts {
                 file: id(file),
                 key: FileKey {
-                    device: 1,
+                    device: u64::from(device.0),
                     inode: file as u64 + 1,
                 },
-                device: DISK,
+                device,
                 size: ByteCount(size),
                 version: 1,
                 extents,
@@ -163,6 +184,7 @@ impl World {
                 }
                 Action::SubmitWrite(io) => self.writes.push(io),
                 Action::Clean { file } => self.settles.push(file),
+                Action::WriteOut { file } => self.write_outs.push(file),
                 Action::Trim { file, size } => {
                     let native = &mut self.files[file.0 as usize - 1];
                     assert_eq!(size.0, native.acknowledged, "cut to another length");
@@ -181,7 +203,7 @@ impl World {
         }
     }
 
-    /// Somebody writes behind the end of his file. Returns the request.
+    /// A client writes behind the end of its file. Returns the request.
     fn write(&mut self, file: usize, bytes: u64) -> u64 {
         self.next += 1;
         let start = self.files[file].acknowledged;
@@ -287,7 +309,7 @@ fn what_is_reserved_for_who_does_not_write_is_given_to_who_does() {
     world.rest();
     assert_eq!(world.ended.get(&request), Some(&Ok(())));
     assert_eq!(world.trims, 1);
-    // And he who gave goes on as long as there is room.
+    // And the writer that gave goes on as long as there is room.
     let request = world.write(0, MEGA);
     world.rest();
     assert_eq!(world.ended.get(&request), Some(&Ok(())));
@@ -330,7 +352,7 @@ fn who_waits_for_blocks_himself_gives_none() {
         world.record(0, 4 * MEGA);
         world.rest();
     }
-    // He is about to go past what was reserved for him: nobody has that.
+    // This writer is about to go past what was reserved for it: nobody has that.
     let first = world.write(0, 8 * MEGA);
     let second = world.write(1, 3 * MEGA);
     assert_eq!(world.reserves.len(), 2);
@@ -370,7 +392,8 @@ fn a_file_that_is_closed_meanwhile_gives_back_as_ever() {
     assert_eq!(world.files[0].reserved, 4 * MEGA);
 }
 
-/// His page is there already, and the cut is not: bytes that came into it in between would go with what is cut off.
+/// The writer's page is there already, and the cut is not: bytes that came into it in between would
+/// go with what is cut off.
 #[test]
 fn who_goes_on_in_his_last_page_comes_behind_the_cut() {
     let mut world = World::new(64 * MEGA, 2);
@@ -381,7 +404,8 @@ fn who_goes_on_in_his_last_page_comes_behind_the_cut() {
     assert_eq!(world.trims, 1);
     let goes_on = world.write(0, 500);
     assert!(!world.ended.contains_key(&goes_on), "before it was cut");
-    // Who waits for what is being cut off is not refused because the other needs blocks again.
+    // A writer that waits for what is being cut off is not refused because the other needs blocks
+    // again.
     assert!(!world.ended.contains_key(&waits));
     assert!(world.reserves.iter().all(|asked| asked.0 == id(0)));
     world.rest();
@@ -406,7 +430,7 @@ fn every_write_ends_whoever_comes_and_goes() {
             let file = below(3) as usize;
             match below(9) {
                 0..=2 if world.files[file].is_open => {
-                    // (One at a time: the model's end is what was acknowledged.)
+                    // One at a time: the model's end is what was acknowledged.
                     let all = asked
                         .iter()
                         .all(|request| world.ended.contains_key(request));
@@ -442,7 +466,8 @@ fn every_write_ends_whoever_comes_and_goes() {
     }
 }
 
-/// Whoever plays behind a recorder begins a few seconds back: the disk that has just got that is not asked for it. A copy takes no room from others.
+/// A player behind a recorder begins a few seconds back: the disk that has just got that is not
+/// asked for it. A copy takes no room from others.
 #[test]
 fn what_is_recorded_stays_for_whoever_plays_behind() {
     for is_recorder in [true, false] {
@@ -461,4 +486,23 @@ fn what_is_recorded_stays_for_whoever_plays_behind() {
         let is_there = world.server.files[&id(0)].blocks.contains_key(&number);
         assert_eq!(is_there, is_recorder);
     }
+}
+
+/// Pieces of less than a page go through the kernel's cache, and no client asks for a sync.
+#[test]
+fn a_disk_that_gives_no_answer_keeps_nobody_from_asking_another_what_it_has() {
+    let mut world = World::on_two_disks(64 * MEGA, 4, 1);
+    for file in 0..4 {
+        world.record(file, 1000);
+        world.rest();
+    }
+    for _ in 0..5 {
+        world.rest();
+    }
+    assert_eq!(world.write_outs, [id(0), id(1), id(3)]);
+    world.step(Event::Synced {
+        file: id(0),
+        result: Ok(()),
+    });
+    assert_eq!(world.write_outs[3..], [id(2)]);
 }

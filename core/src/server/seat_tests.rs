@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A promise goes where its reader goes. (How many editors a device keeps: `sim/scenarios/timeline.toml`.)
+//! A promise goes where its reader goes. How many editors a device keeps is in
+//! `sim/scenarios/timeline.toml`.
 
 use super::tests::{Bench, facts, ruled};
 use super::*;
@@ -100,7 +101,7 @@ fn layers_that_are_read_together_are_promised_each() {
     let mut editor = Editor::new(&mut bench, 1, 6);
     editor.play(&mut bench, &[1, 2, 3], 0, 50);
     assert_eq!(editor.promised(&bench), [1, 2, 3]);
-    // All of them cut at once, and to two: what the third had is given back.
+    // All of them cut at once, and to two: the third one's promise is given back.
     editor.play(&mut bench, &[4, 5, 6], 300 * MIB, 50);
     assert_eq!(editor.promised(&bench), [4, 5, 6]);
     editor.play(&mut bench, &[1, 2], 600 * MIB, 150);
@@ -156,7 +157,7 @@ fn read_ahead_is_as_long_as_the_runs_are() {
     for clip in 2..=8 {
         editor.play(&mut bench, &[clip], 100 * MIB, 75);
     }
-    // What is ahead goes down until a visit is worth while; at most it is the window.
+    // The bytes read ahead go down until a visit is worth while; at most they are the window.
     let mut with_cuts = 0;
     for frame in 75..115 {
         editor.play(&mut bench, &[8], 100 * MIB + frame * FRAME, 1);

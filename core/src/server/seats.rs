@@ -21,7 +21,7 @@ const AWAY: Duration = Duration::from_s(1);
 const LEFT: Duration = Duration::from_s(3);
 /// Read-ahead never falls below what is played in this time.
 const WINDOW_MIN: Duration = Duration::from_ms(750);
-/// Nobody who was presumed to play, and did not, is presumed to play again before that.
+/// No client that was presumed to play, and did not, is presumed to play again before that.
 const PRESUMED_AGAIN: Duration = Duration::from_s(10);
 /// A cut's first frame is looked for in this time.
 pub(super) const FIRST_FRAME: Duration = Duration::from_ms(100);
@@ -34,7 +34,7 @@ const SOUND: u64 = 8;
 /// So many reads of a place show whether it is played.
 const LOOKS: u8 = 2;
 
-/// Whoever has got the first of several files asks for the next one within it.
+/// A client that has got the first of several files asks for the next one within it.
 pub(super) const REST: Duration = Duration::from_ms(4);
 
 impl Server {
@@ -46,7 +46,7 @@ impl Server {
     fn left_place(&self, id: StreamId, is_first: bool, length: u64) -> Option<StreamId> {
         let stream = self.streams.get(id.0)?;
         let is_seat = self.sessions.get(&stream.session)?.pool.is_none();
-        // What is copied takes what it is given, and leaves the promise with whoever plays.
+        // A copy takes all that it is given, and leaves the promise with the player.
         if !is_seat || stream.is_copy || stream.frames.is_some() || !stream.part.is_whole() {
             return None;
         }
@@ -82,7 +82,7 @@ impl Server {
         })
     }
 
-    /// What a rule or header says of the file that a stream reads.
+    /// The hint of a rule or header for the file that a stream reads.
     pub(super) fn hint_of(&self, stream: &Stream) -> Option<RateHint> {
         let handle = (stream.session, stream.handle?);
         self.handles.get(&handle)?.hint
@@ -131,7 +131,8 @@ impl Server {
         stream.cursor = None;
         stream.refusal = None;
         stream.late_before = false;
-        // Nobody held what was fetched ahead of the last visit; what is still there is passed over.
+        // Nobody held the bytes that were fetched ahead of the last visit; those that are still
+        // there are passed over.
         stream.fetched = stream.consumed.min(stream.fetched);
         stream.reanchor(self.now);
         if let Some(device) = self.devices.get_mut(&device) {
@@ -151,9 +152,10 @@ impl Server {
         self.touch(device);
     }
 
-    /// When a read is due that somebody with a promise makes elsewhere in what he plays: it may be the first after a cut, of which only the next shows
-    /// that it is read on from there. Whoever looks about more often than people cut is served by best effort in between: each such read costs the
-    /// device positioning of which admission does not know.
+    /// When a read is due that a client with a promise makes elsewhere in its material: it may be
+    /// the first after a cut, of which only the next shows that it is read on from there. A client
+    /// that looks about more often than people cut is served by best effort in between: each such
+    /// read costs the device positioning of which admission does not know.
     pub(super) fn look_away_due(&mut self, id: StreamId, arrived: Instant) -> Instant {
         let (now, preroll) = (self.now, self.policy.preroll);
         let Some(stream) = self.streams.get_mut(id.0) else {
@@ -167,9 +169,10 @@ impl Server {
         arrived + preroll
     }
 
-    /// When a read is due that no stream is followed for: the first reads of a clip whose rate is known are taken for
-    /// the beginning of playing it, wherever in it that is. Not of a client of which that was wrong lately, nor where somebody was refused:
-    /// there is no room for another, and who has a promise would be late.
+    /// When a read is due for which no stream is followed: the first reads of a clip of known rate
+    /// are taken for the beginning of playing it, at any place in it. Not of a client of which that
+    /// was wrong lately, nor where a stream was refused: there is no room for another, and a stream
+    /// with a promise would be late.
     pub(super) fn presumed_due(&mut self, id: StreamId, arrived: Instant) -> Instant {
         let (now, preroll) = (self.now, self.policy.preroll);
         let Some(stream) = self.streams.get(id.0) else {
@@ -190,7 +193,7 @@ impl Server {
         if !is_clip || stream.cursor.is_some() || now < session.presumed_wrongly_until {
             return Instant::NEVER;
         }
-        // Whoever waits for several places at once does not begin to play.
+        // A client that waits for several places at once does not begin to play.
         let elsewhere = self.reads.iter().any(|(_, read)| {
             read.session == stream.session && read.stream.is_some_and(|other| other != id)
         });
@@ -247,7 +250,7 @@ impl Server {
             return;
         };
         let (session, run) = (stream.session, stream.consumed);
-        // (What has no rate is not played.)
+        // A stream without a rate is not played.
         let is_look = stream.rate.is_none() || run < stream.rate_or_none().bytes_in(RUN_MIN).0;
         if is_look {
             return;
@@ -289,8 +292,8 @@ impl Server {
         (best.isqrt() as u64).max(least).min(cap)
     }
 
-    /// The first frame behind a cut is wanted long before it is due: the editor looks at the old one until then. Not of somebody who
-    /// glances about.
+    /// The first frame behind a cut is wanted long before it is due: the editor looks at the old
+    /// one until then. Not of a reader that glances about.
     pub(super) fn first_frame_wanted(&self, stream: &Stream) -> Instant {
         match stream.awaits_first_frame() && !self.glances_about(stream) {
             true => stream.anchor + FIRST_FRAME,
@@ -304,7 +307,8 @@ impl Server {
             return None;
         }
         if stream.waiting_count > 0 {
-            // (When that request ends the device is looked at again. Nothing may be what he waits for: it was dropped, and is fetched anew.)
+            // When that request ends the device is looked at again. The reader may wait for nothing
+            // that is under way: it was dropped, and is fetched anew.
             let is_on_its_way = stream.fetched >= stream.consumed
                 && self.devices.get(&stream.device)?.flight_count > 0;
             return is_on_its_way.then_some(Instant::NEVER);
@@ -355,8 +359,9 @@ pub(super) fn suits(promised: BytesPerSecond, own: Option<(BytesPerSecond, RateS
 }
 
 impl Stream {
-    /// Its reader has cut to where it is, has had nothing yet, and waits. (Admission does not count on what is done for it then, so a
-    /// start, which admission has looked at, is left as it is.)
+    /// Its reader has cut to its present place, has had nothing yet, and waits. Admission does not
+    /// count on the preference that it gets then, so a start, which admission has looked at, is
+    /// left as it is.
     pub(super) fn awaits_first_frame(&self) -> bool {
         self.was_cut_to && self.fetched == 0 && self.waiting_count > 0
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a device gives of a file that grows meanwhile, in the world of `write_tests`.
+//! The bytes that a device gives of a file that grows meanwhile, in the world of `write_tests`.
 
 use super::*;
 
@@ -30,7 +30,7 @@ impl World {
         }
     }
 
-    /// Whoever asked how long the file is hears it.
+    /// Answer the question how long the file is.
     pub(super) fn answer_stat(&mut self) {
         self.stats -= 1;
         let (size, version) = (ByteCount(self.native.len() as u64), self.version);

@@ -3,7 +3,7 @@
 
 use alloc::vec::Vec;
 
-/// Entries under small numbers. Keys of removed entries are used again, so whoever keeps a key
+/// Entries under small numbers. Keys of removed entries are used again, so code that keeps a key
 /// longer than the entry must keep something to tell the new one by.
 #[derive(Clone, Debug)]
 pub(super) struct Slab<T> {

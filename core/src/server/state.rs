@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the server remembers: sessions, handles, files, reads, devices. Plain records; the verbs are
-//! in the files beside this one.
+//! The server's memory: sessions, handles, files, reads, devices. Plain records; the verbs are in
+//! the files beside this one.
 
 use super::api::*;
 use super::clock::PlayClock;
@@ -35,7 +35,9 @@ pub(super) struct Session {
     pub pool: Option<PoolNumber>,
     /// How much was read at one place before it cut to another, in the mean; None: it has never cut. Units: bytes.
     pub run_bytes: Option<u64>,
-    /// The clock of the run that was read last, of whatever file.
+    /// It has played: a reader of it waited for its clock and not for us.
+    pub has_played: bool,
+    /// The clock of the run that was read last, in any file.
     pub clock: Option<PlayClock>,
     /// Places that it left at once.
     pub glances: Glances,
@@ -45,10 +47,10 @@ pub(super) struct Session {
     pub presumed_wrongly_until: Instant,
 }
 
-/// What a handle stands for.
+/// The thing that a handle stands for.
 #[derive(Clone, Debug)]
 pub(super) enum HandleState {
-    /// The driver is finding out; what came meanwhile.
+    /// The driver is finding out about the file; requests that came meanwhile.
     Opening(Waiting),
     /// A file that is served.
     Ready(FileId),
@@ -79,7 +81,7 @@ pub(super) struct Handle {
     pub cadence: Cadence,
     /// The ledger's line for this handle.
     pub stream: Option<StreamId>,
-    /// Whose it is, where its session does not say.
+    /// The user and client at the handle's other end, where its session does not say it.
     pub station: Option<Station>,
     /// Rate it should be read at, once known.
     pub hint: Option<RateHint>,
@@ -100,7 +102,7 @@ impl Handle {
         )
     }
 
-    /// What a hint that speaks of its file says of this part of it. None: a part is no frame.
+    /// The part of a file's hint that holds for this part of the file. None: a part is no frame.
     pub(super) fn part_of(&self, hint: RateHint) -> Option<RateHint> {
         match hint {
             RateHint::Rate(rate, source) => Some(RateHint::Rate(self.part.of(rate), source)),
@@ -122,7 +124,8 @@ pub(super) struct File {
     pub size_stale: bool,
     /// A Stat is on its way.
     pub stat: Option<Asked>,
-    /// `change_count` of the server at its last change: what was found out before says nothing of its end.
+    /// `change_count` of the server at the file's last change: an older answer says nothing of its
+    /// end.
     pub changed: u64,
     pub version: u64,
     pub looks: Looks,
@@ -146,13 +149,15 @@ pub(super) struct File {
     pub writing: Writing,
 }
 
-/// Whether what is cached of a file is what it holds. Who changes it need not be told of: not who stores into a mapping, nor
-/// who hands a write to the kernel without waiting for it.
+/// Whether the cache has the bytes that the file has. A change need not be told of: a program that
+/// stores into a mapping tells nobody, nor does one that hands a write to the kernel without
+/// waiting for it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Looks {
-    /// Its version was asked for then: what was cached of it was right, and what came since was when it came.
+    /// Its version was asked for then: its cached bytes were right, and later ones were right when
+    /// they came.
     pub at: Instant,
-    /// What was found then, or by the last who opened it, came at this time.
+    /// The facts found then, or by the last open of it, came at this time.
     pub came: Instant,
     /// `File::changed` when it was last looked at.
     pub told: u64,
@@ -167,16 +172,18 @@ pub(super) enum Doubt {
     None,
     /// No more than that.
     Last,
-    /// Clients of ours made it that version, by themselves perhaps: it is dropped, too, once they are quiet from one look to the next.
-    /// (Who follows a recording keeps his bytes as long as it goes on.)
+    /// Clients of ours made it that version, by themselves perhaps: it is dropped, too, once they
+    /// are quiet from one look to the next. A reader that follows a recording keeps its bytes as
+    /// long as the recording goes on.
     Ours,
-    /// It was so when the file became known, and nobody knows who made it so: it is dropped at each look, too, until a client of ours writes it.
+    /// It was so when the file became known, and nobody knows the writer that made it so: it is
+    /// dropped at each look, too, until a client of ours writes it.
     Unknown,
     /// A stranger did, or nobody has told of it: it is dropped at each look, too.
     Foreign,
 }
 
-/// What a file was when it was looked at.
+/// The state of a file when it was looked at.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Version {
     pub version: u64,
@@ -194,7 +201,7 @@ pub(super) struct Looked {
     pub likeness: (u64, u64, u64, bool),
 }
 
-/// What of a file is on its way from clients to its device.
+/// Bytes of a file on their way from clients to its device.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Writing {
     /// Its length as the file system has it; `File::size` is what was acknowledged.
@@ -202,19 +209,22 @@ pub(super) struct Writing {
     pub dirty: DirtyMap,
     /// Commits in order, with those that nobody needs any more between them: the first that is alive is the oldest.
     pub commits: VecDeque<(u64, PieceKey)>,
-    /// From where to where those reach at most: who writes on behind them hides none, and need not look at each. Start, end.
+    /// From where to where those reach at most: a writer that goes on behind them hides none, and
+    /// need not look at each. Start, end.
     pub reach: (u64, u64),
     /// Writes that wait for a grant, oldest first.
     pub waiting: Vec<u32>,
     /// Ranges granted and not committed.
     pub grant_count: u32,
-    /// What went through the kernel's cache and is not known to have got to the device: see `loose`. Nothing of it is dirty.
+    /// Bytes that went through the kernel's cache and are not known to have got to the device: see
+    /// `loose`. Nothing of it is dirty.
     pub loose: DirtyMap,
     /// It has a use of the file for that.
     pub is_loose: bool,
     /// Its latest sync covers what had become loose up to this one, in the count of the server.
     pub synced_loose: u64,
-    /// Syncs that ended with an error. What was on its way into the kernel's cache meanwhile is written again.
+    /// Syncs that ended with an error. Bytes that were on their way into the kernel's cache
+    /// meanwhile are written again.
     pub failed_syncs: u64,
     /// Its last write past the kernel's cache went into it.
     pub falls_back: bool,
@@ -222,7 +232,7 @@ pub(super) struct Writing {
     pub lost_count: u8,
     /// Bytes are to be written again that somebody may have cut off: none is before its length was looked at.
     pub is_cut_doubted: bool,
-    /// What is with the driver as a sync is one for nobody but us.
+    /// The sync that the driver has is one for nobody but us.
     pub is_writing_out: bool,
     /// Ranges on their way to the device.
     pub flights: Vec<ByteRange>,
@@ -230,24 +240,25 @@ pub(super) struct Writing {
     pub reserving: Option<ByteRange>,
     /// It is one ahead of need, up to here: nobody waits for it, and it uses the file.
     pub reserving_ahead_to: Option<u64>,
-    /// The file was changed beside us since: what the reservation found may be gone again.
+    /// The file was changed beside us since: blocks that the reservation found may be gone again.
     pub is_reservation_void: bool,
     /// From here on its extents may have been given back since we saw them.
     pub mapped_end: u64,
-    /// What was reserved lies behind its end, perhaps.
+    /// Reserved blocks lie behind its end, perhaps.
     pub is_reserved: bool,
-    /// A session that had it open ended without closing it: its client may write to it by itself. What was reserved is
-    /// not ours to cut off then.
+    /// A session that had it open ended without closing it: its client may write to it by itself.
+    /// The reserved blocks are not ours to cut off then.
     pub is_open_elsewhere: bool,
-    /// What was asked for ahead of need was not to be had.
+    /// Blocks asked for ahead of need were not to be had.
     pub is_short: bool,
-    /// Another writer meets a full disk: what is reserved here is given back as soon as its bytes are written.
+    /// Another writer meets a full disk: blocks reserved here are given back as soon as the file's
+    /// bytes are written.
     pub gives_room: bool,
-    /// Who waits for stable storage, and from which commit on nothing is waited for.
+    /// Requests that wait for stable storage, and the last commit that each waits for.
     pub syncs: VecDeque<SyncWaiter>,
     /// A sync is with the driver. Its answer says nothing of what was written after it was asked for, so that it is one at a time.
     pub is_syncing: bool,
-    /// What the driver was told of meanwhile, which that sync will not tell of.
+    /// An error that the driver was told of meanwhile, which that sync will not tell of.
     pub not_kept: Option<Errno>,
     /// So many, one behind the other, covered nothing for that (see [`LOST_IN_A_ROW`]).
     pub uncovered_syncs: u8,
@@ -258,17 +269,20 @@ pub(super) struct Writing {
     pub others_synced: u64,
     /// For so many of `syncs`; fewer than it was asked for, when some of them have left or been told of a failure.
     pub syncing: usize,
-    /// Who changes it on his own descriptor, or waits to do so (with the request to be answered).
+    /// Sessions that change it on their own descriptors, or wait to do so with the request to be
+    /// answered.
     pub holds: Vec<(SessionId, Option<RequestId>)>,
     /// Its device has failed to write; not to be tried again before.
     pub failed: Option<(Errno, Instant)>,
-    /// What it was granted without a claim, counted from where its device was then. Units: bytes.
+    /// The bytes that it was granted without a claim, counted from where its device was then.
+    /// Units: bytes.
     pub progress: u64,
-    /// Its device has failed since it last had everything that was committed until then: whoever syncs is told so, until it has.
+    /// Its device has failed since it last had everything that was committed until then: each
+    /// client that syncs is told so, until it has.
     pub failing: Option<Errno>,
     /// The last commit before that.
     pub failing_since: u64,
-    /// The next who writes is to be told that it has begun to fail.
+    /// The next client that writes is to be told that it has begun to fail.
     pub refuses: bool,
     /// It is in its device's list of writers.
     pub is_listed: bool,
@@ -278,7 +292,7 @@ pub(super) struct Writing {
     pub is_direct_refused: bool,
     /// We have written to it since we knew its version: another one says nothing of others.
     pub is_unsettled: bool,
-    /// What is being done to its times and blocks after we wrote.
+    /// Requests under way that change its times and blocks after we wrote.
     pub settling: u32,
     /// A piece of which nothing but its record is left, so that a later server sees to its time, should this one die before that is set.
     pub remembered: Option<PieceKey>,
@@ -286,7 +300,7 @@ pub(super) struct Writing {
     pub pace: Pace,
 }
 
-/// Who waits for stable storage.
+/// A request that waits for stable storage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SyncWaiter {
     pub session: SessionId,
@@ -296,8 +310,9 @@ pub(super) struct SyncWaiter {
 }
 
 impl Writing {
-    /// What others have written by themselves may not be on its device, as far as any sync of ours says. What the kernel loses of that nobody can
-    /// write again. (Who holds it may be writing.)
+    /// Bytes that others have written by themselves may not be on its device, as far as any sync of
+    /// ours says. Nobody can write those again that the kernel loses. A session that holds the file
+    /// may be writing.
     pub(super) fn may_have_bytes_of_others(&self) -> bool {
         self.others_changed > self.others_synced || !self.holds.is_empty()
     }
@@ -308,7 +323,8 @@ impl Writing {
         self.refuses = false;
     }
 
-    /// Its device did not take something of what was committed so far: that is kept and tried again, and who writes or syncs is told.
+    /// Its device did not take something of the bytes committed so far: they are kept and tried
+    /// again, and clients that write or sync are told.
     pub(super) fn failed_to_write(&mut self, errno: Errno, now: Instant, commit: u64) {
         self.failed = Some((errno, now + TRY_AGAIN));
         self.refuses |= self.failing.is_none();
@@ -320,7 +336,7 @@ impl Writing {
 /// A write that has no grant yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Write {
-    /// Counts up: who asked before whom.
+    /// Counts up: the order in which writes were asked for.
     pub asked: u64,
     pub session: SessionId,
     pub handle: HandleId,
@@ -328,19 +344,19 @@ pub(super) struct Write {
     pub range: ByteRange,
     /// Set once its handle is ready.
     pub file: Option<FileId>,
-    /// What for, when it was last looked at.
+    /// The thing that it waits for, as of the last look.
     pub waits_for: WaitsFor,
 }
 
-/// What a write waits for that stands in the line of its lane.
+/// The thing that a write in the line of its lane waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitsFor {
     /// Blocks, a length, a hold: nobody waits for it meanwhile.
     Other,
     /// Room in the write buffer: those behind it in its lane wait, too.
     Room,
-    /// Its device, which has as much to write as it can in time, or others who write to that: those behind it in its lane who write to
-    /// the same one wait, too.
+    /// Its device, which has as much to write as it can in time, or others that write to that
+    /// device: those behind it in its lane that write to the same one wait, too.
     Device,
     /// Its own file: that its older bytes are written, or that others get as far as it is.
     Itself,
@@ -373,8 +389,9 @@ pub(super) struct Piece {
     pub range: ByteRange,
     /// Number of its commit.
     pub commit: u64,
-    /// The oldest commit that nothing but this one brings to the device: bytes of it were written over before they were on their way. Who
-    /// syncs what was there waits for what is there now.
+    /// The oldest commit that nothing but this one brings to the device: bytes of it were written
+    /// over before they were on their way. A sync of the older bytes waits for the bytes that are
+    /// there now.
     pub since: u64,
     pub committed: Instant,
     /// Bytes of it that the file's map points to.
@@ -389,7 +406,7 @@ pub(super) struct Piece {
     pub hides: u32,
     /// Newer ones that hide a part of it.
     pub hidden_by: Vec<PieceKey>,
-    /// A byte that says how long the file will be: what is written next will hide it.
+    /// A byte that says how long the file will be: the next bytes written will hide it.
     pub is_announcement: bool,
 }
 
@@ -404,7 +421,7 @@ pub(super) fn piece_of<'a>(
 impl Piece {
     /// The oldest commit of which the device lacks something as long as this is under way.
     pub(super) fn owed(&self) -> Option<u64> {
-        // (Also when it is written over on its way: the newer one counts on its getting there.)
+        // Also when it is written over on its way: the newer one counts on its getting there.
         (self.live > 0 || self.flights > 0).then_some(self.since)
     }
 
@@ -437,7 +454,7 @@ impl Piece {
 #[derive(Clone, Debug)]
 pub(super) struct LaneState {
     pub pages: Lane,
-    /// Who writes to it; None: nobody any more.
+    /// The session that writes to it; None: nobody writes any more.
     pub session: Option<SessionId>,
     /// Records of its table that are free.
     pub records: Vec<u32>,
@@ -461,12 +478,12 @@ impl LaneState {
         u64::from(self.pages.held_alone_count()) * PAGE_BYTES
     }
 
-    /// What its memory takes. Units: bytes.
+    /// The size of its memory. Units: bytes.
     pub(super) fn touched_bytes(&self) -> u64 {
         u64::from(self.pages.touched_count()) * PAGE_BYTES
     }
 
-    /// A record of its table, for a write that is granted. Whatever else were given would be another write's.
+    /// A record of its table, for a write that is granted. Any other would be another write's.
     pub(super) fn take_record(&mut self) -> u32 {
         let record = self.records.pop();
         let record = record.expect("pages are taken for a write when its lane has a record for it");
@@ -512,7 +529,7 @@ pub(super) struct WriteFlight {
     pub calibrated: Duration,
 }
 
-/// What happened to a file since its size was asked for.
+/// Changes of a file since its size was asked for.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Asked {
     /// When it was asked for.
@@ -543,8 +560,8 @@ impl File {
         self.use_count == 0 && self.unused_since == since
     }
 
-    /// Its version was asked for at `asked`, and was this. True: what is cached of it may be old. `strictly`: also when
-    /// clients of ours have told of what made it so, or did it.
+    /// Its version was asked for at `asked`, and was this. True: its cached bytes may be old.
+    /// `strictly`: also when clients of ours have told of the change that made it so, or made it.
     pub(super) fn looked_at(
         &mut self,
         found: Version,
@@ -584,7 +601,7 @@ impl File {
         is_old
     }
 
-    /// What we do to it ourselves may move its version, now or before long.
+    /// A change of ours may move its version, now or before long.
     fn is_written_by_us(&self, now: Instant) -> bool {
         let writing = &self.writing;
         let is_about_to = !writing.waiting.is_empty() || writing.reserving.is_some();
@@ -592,7 +609,8 @@ impl File {
         writing.is_unsettled || writing.settling > 0 || is_about_to || goes_on
     }
 
-    /// Whether it is to be looked at before anybody who asked at `arrived` is told what is cached of it.
+    /// Whether it is to be looked at before a read that arrived at `arrived` is answered from the
+    /// cache.
     pub(super) fn must_be_looked_at(&self, now: Instant, arrived: Instant, age: Duration) -> bool {
         !self.is_exclusive && arrived > self.looks.at && now.since(self.looks.at) >= age
     }
@@ -644,7 +662,7 @@ pub(super) struct Read {
     pub due: Instant,
     /// When it was promised, as things were when it arrived; NEVER: it was not.
     pub promised: Instant,
-    /// When it is due by its reader's clock; NEVER: he has none.
+    /// When it is due by its reader's clock; NEVER: the reader has none.
     pub played: Instant,
     /// When its handle was ready for it.
     pub begun: Instant,
@@ -656,7 +674,8 @@ pub(super) struct Read {
     pub size_checked: bool,
     /// Device errors it has seen on requests larger than itself.
     pub retry_count: u8,
-    /// Strangers that changed the file while it waited: what came for it was old before it could be answered.
+    /// Strangers that changed the file while it waited: bytes that came for it were old before it
+    /// could be answered.
     pub voided_count: u8,
 }
 
@@ -693,7 +712,7 @@ pub(super) struct Demand {
     pub range: ByteRange,
     pub due: Instant,
     pub since: Instant,
-    /// Of a reader who is fetched ahead for.
+    /// Of a reader with a stream that is fetched ahead.
     pub stream: Option<StreamId>,
 }
 
@@ -711,7 +730,7 @@ pub(super) enum Flow {
     Frames,
 }
 
-/// What contracts are promised, all together.
+/// The promises of all contracts together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Promised {
     /// Units: bytes a second.
@@ -761,11 +780,11 @@ pub(super) struct Stream {
     pub refusal: Option<Refusal>,
     /// It is a promise that its seat keeps, and nothing else: see `kept`. Its `origin` is where its place ended on the device.
     pub is_kept: bool,
-    /// Its reader copies: he takes what he is given, and needs no promise.
+    /// Its reader copies: it takes all that it is given, and needs no promise.
     pub is_copy: bool,
-    /// How often he was taken for one.
+    /// How often the reader was taken for one.
     pub copied_count: u32,
-    /// By how much of his rate he is ahead of a clock that runs with it. Units: ns.
+    /// By how much of its rate the reader is ahead of a clock that runs with it. Units: ns.
     pub ahead_ns: i64,
     /// When that was reckoned.
     pub ahead_at: Instant,
@@ -776,7 +795,8 @@ pub(super) struct Stream {
     pub scattered: bool,
     /// Reads in a row that belonged to another cursor.
     pub stray_count: u32,
-    /// What was read of it in a row, and places that were left at once if no session tells its readers apart.
+    /// The last reads of it in a row, and places that were left at once if no session tells its
+    /// readers apart.
     pub row: Row,
     pub glances: Glances,
     /// Its reader cut to where it is now, and took the promise along.
@@ -786,7 +806,8 @@ pub(super) struct Stream {
     pub origin: u64,
     /// `v` of the next byte the player will ask for.
     pub consumed: u64,
-    /// `v` up to which the device was asked. (Of a sequence over several devices all that lies before: see [`Frames`].)
+    /// `v` up to which the device was asked. Of a sequence over several devices all that lies
+    /// before: see [`Frames`].
     pub fetched: u64,
     /// When the player asked for v = 0 (or would have, at its rate).
     pub anchor: Instant,
@@ -814,7 +835,7 @@ pub(super) struct Stream {
     pub hit_count: u64,
 }
 
-/// Who has a claim on a device.
+/// The holder of a claim on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visitor {
     /// A reader under contract.
@@ -836,9 +857,11 @@ pub(super) struct Device {
     pub batch_bytes: u64,
     /// Little of it is promised, and everybody can wait a while.
     pub is_at_ease: bool,
-    /// At ease it was sent what somebody waits for to whom nothing is promised: nothing else before he has it, nor for a moment after.
+    /// At ease it was sent a read that somebody without a promise waits for: nothing else before
+    /// that client has it, nor for a moment after.
     pub is_awaited: bool,
     pub rests_until: Instant,
+    pub gaps: super::gaps::Gaps,
     /// When nobody wanted anything of it, last (see [`Device::keeps_up`]).
     pub satisfied_at: Instant,
     pub flight_cost: Duration,
@@ -848,9 +871,9 @@ pub(super) struct Device {
     pub batch_calibrated: Duration,
     pub batch_taken: Duration,
     pub contracts: Vec<StreamId>,
-    /// Whose visit goes on, of those that have a claim.
+    /// The claimant with the visit that goes on.
     pub visiting: Option<Visitor>,
-    /// What it got in this visit.
+    /// The bytes that it got in this visit.
     pub visit_given: u64,
     /// Best-effort streams that fetch ahead.
     pub background: VecDeque<StreamId>,
@@ -865,7 +888,7 @@ pub(super) struct Device {
     pub capacity_checked: Instant,
     /// Since when it cannot do what was promised; NEVER: it can.
     pub overloaded_since: Instant,
-    /// Somebody wants the device who could not have it: look again without being asked.
+    /// Somebody wants the device and could not have it: look again without being asked.
     pub blocked: bool,
     /// It could not get buffers.
     pub starved: bool,
@@ -873,23 +896,26 @@ pub(super) struct Device {
     pub writers: VecDeque<FileId>,
     /// Where the write that goes on ended: file and offset.
     pub write_goes_on: Option<(FileId, u64)>,
-    /// As far as all have come who write to it without a claim. Units: bytes, counted up.
+    /// As far as all writers to it without a claim have come. Units: bytes, counted up.
     pub progress: u64,
-    /// What writers keep to who were held back, all together. Units: bytes a second.
+    /// The rates that writers keep to although they were held back, all together. Units: bytes a
+    /// second.
     pub kept_rate: u64,
     /// Written in this visit. Units: bytes.
     pub write_given: u64,
     /// Of those without a promise, writers have their turn now, and so much of it they or the readers had.
     pub writers_turn: bool,
     pub turn_given: Duration,
-    /// Requests are learned from together until then, since some of them write; what ended, by the calibration and in truth.
+    /// Requests are learned from together until then, since some of them write; those that ended,
+    /// by the calibration and in truth.
     pub mixed_until: Instant,
     pub mixed_calibrated: Duration,
     pub mixed_taken: Duration,
     pub mixed_count: u32,
     /// Time that it was quicker than it can be: bytes in its memory, that it will write beside what comes.
     pub mixed_owed: Duration,
-    /// Of a drive with a memory of its own: what that took since it was last told to flush. Units: bytes.
+    /// Of a drive with a memory of its own: the bytes that it took since it was last told to flush.
+    /// Units: bytes.
     pub unflushed: u64,
     /// When the medium will have that, as far as can be known.
     pub medium_free_at: Instant,
@@ -905,7 +931,7 @@ pub(super) struct Device {
     /// Requests that wrote, and their bytes.
     pub write_count: u64,
     pub write_bytes: u64,
-    /// What of `bytes`, of both kinds, and of `write_bytes` lay between what was wanted.
+    /// The parts of `bytes`, of both kinds, and of `write_bytes` that lay between wanted bytes.
     pub read_bridged: u64,
     pub write_bridged: u64,
     /// Turns in which it was sent something.
@@ -918,9 +944,10 @@ pub(super) struct Device {
 /// So long after a write requests are learned from together, and so many of them.
 const MIXED_FOR: Duration = Duration::from_s(2);
 const MIXED_SPAN: Duration = Duration::from_s(2);
-/// What of such a lot's time is carried over to the next at most.
+/// The time of such a lot that is carried over to the next at most.
 const MIXED_OWED: Duration = Duration::from_s(4);
-/// What the medium is believed to have before it at most, and what of that counts for who goes next.
+/// The time of writes that the medium is believed to have before it at most, and the part of it
+/// that counts when the next request is chosen.
 const OWED_MAX: Duration = Duration::from_s(10);
 const OWED_COUNTED: Duration = Duration::from_s(2);
 /// Longer than that nobody waits for a flush.
@@ -940,6 +967,7 @@ impl Device {
             is_at_ease: false,
             is_awaited: false,
             rests_until: Instant::ZERO,
+            gaps: super::gaps::Gaps::default(),
             satisfied_at: Instant::ZERO,
             flight_cost: Duration::ZERO,
             flight_deadlines: Vec::new(),
@@ -1022,7 +1050,8 @@ impl Device {
         }
     }
 
-    /// It had nothing to do a moment ago: it is fast enough for those who read from it, whatever was promised to them.
+    /// It had nothing to do a moment ago: it is fast enough for all its readers, whether promised
+    /// or not.
     pub(super) fn keeps_up(&self, now: Instant) -> bool {
         now.since(self.satisfied_at) <= KEEPS_UP
     }
@@ -1065,7 +1094,7 @@ impl Device {
         self.visit_given += bytes;
     }
 
-    /// Who has no promise was sent a request.
+    /// A client without a promise was sent a request.
     pub(super) fn turn_taken(&mut self, writes: bool, cost: Duration) {
         if self.writers_turn != writes {
             self.writers_turn = writes;
@@ -1074,9 +1103,10 @@ impl Device {
         self.turn_given += cost;
     }
 
-    /// A request took its time, or a few together. A drive that writes into a memory of its own first is quick then and slow
-    /// afterwards, when it brings that to the medium beside somebody else's requests: only together they say what it can.
-    /// (And not that it is quicker than it is: what it has in that memory it has still to do.)
+    /// A request took its time, or a few together. A drive that writes into a memory of its own
+    /// first is quick then and slow afterwards, when it brings that to the medium beside somebody
+    /// else's requests: only together they tell its speed. A drive that seems quicker than its
+    /// calibration is not: it still has to write the bytes in that memory.
     pub(super) fn learn(
         &mut self,
         now: Instant,
@@ -1103,7 +1133,7 @@ impl Device {
         let count = u64::from(core::mem::take(&mut self.mixed_count));
         let calibrated = core::mem::take(&mut self.mixed_calibrated);
         let taken = core::mem::take(&mut self.mixed_taken);
-        // What it was quicker it has still to do.
+        // The time that it saved it still owes.
         let owed = (self.mixed_owed + calibrated) - taken;
         let taken = (taken - self.mixed_owed).max(calibrated);
         self.mixed_owed = owed.min(MIXED_OWED);
@@ -1118,7 +1148,7 @@ impl Device {
         self.positions() && self.model.has_memory()
     }
 
-    /// Time that the medium still needs for what the drive has taken: whoever reads loses it.
+    /// Time that the medium still needs for bytes that the drive has taken: a reader loses it.
     pub(super) fn owes(&self, now: Instant) -> Duration {
         self.medium_free_at.since(now)
     }
@@ -1175,7 +1205,7 @@ impl Device {
                 return;
             }
         }
-        // (What was sent meanwhile it may still have.)
+        // It may still have bytes that were sent meanwhile.
         if self.flushes_alone {
             self.medium_free_at = now;
             self.busy += taken;
@@ -1185,9 +1215,9 @@ impl Device {
         }
     }
 
-    /// Whether what is with it would be in time if one more request of `bytes` went before all of it: a device orders its
-    /// queue by position, and whoever waits in it is overtaken for as long as others come. What is late
-    /// already is not waited for.
+    /// Whether the requests with it would be in time if one more of `bytes` went before all of
+    /// them: a device orders its queue by position, and a request that waits in it is overtaken for
+    /// as long as others come. A request that is late already is not waited for.
     pub(super) fn may_be_overtaken(&self, now: Instant, bytes: u64) -> bool {
         let done = self.free_at(now);
         let overtaken = done + self.model.read(u64::MAX, bytes);

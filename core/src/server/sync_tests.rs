@@ -39,7 +39,8 @@ fn a_sync_waits_for_what_is_on_its_way_and_was_written_over_twice() {
     assert_eq!(world.counts.syncs, 2);
 }
 
-/// What was written over on its way does not get there: the file system takes it by way of the kernel's cache alone.
+/// Bytes that are written over on their way do not get there: the file system takes them by way of
+/// the kernel's cache alone.
 #[test]
 fn a_sync_waits_for_what_was_written_over_what_was_refused_on_its_way() {
     let mut world = quiet();
@@ -53,7 +54,8 @@ fn a_sync_waits_for_what_was_written_over_what_was_refused_on_its_way() {
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 0));
 }
 
-/// Who leaves while he waits for a sync leaves the driver with one that is older than what is written next.
+/// A client that leaves while it waits for a sync leaves the driver with one that is older than
+/// what is written next.
 #[test]
 fn a_sync_is_not_answered_by_one_that_was_asked_for_before() {
     let mut world = quiet();
@@ -72,7 +74,8 @@ fn a_sync_is_not_answered_by_one_that_was_asked_for_before() {
     assert_eq!(world.counts.syncs, 1);
 }
 
-/// Who waits for a look at a file that a stranger changes all the time is left to the kernel in the end: not to one that lacks the bytes.
+/// A client that waits for a look at a file that a stranger changes all the time is left to the
+/// kernel in the end: not to one that lacks the bytes.
 #[test]
 fn nobody_is_left_to_a_kernel_that_has_not_what_was_written() {
     let mut world = quiet();

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Waiting for what was acknowledged: syncs, holds of clients that change a file by themselves, and what is done to a file
-//! when nothing of it is under way any more.
+//! Waiting for acknowledged bytes: syncs, holds of clients that change a file by themselves, and
+//! the work on a file when nothing of it is under way any more.
 
 use super::state::*;
 use super::*;
 use alloc::collections::VecDeque;
 
-/// Holds of files that are not known; what comes on top of them is not remembered.
+/// Holds of files that are not known; more of them are not remembered.
 const HOLDS_OF_UNKNOWN_MAX: usize = 4096;
 
 impl Server {
@@ -40,7 +40,7 @@ impl Server {
                 }
                 Outcome::Plain
             }
-            // (Another handle may have written what the kernel could not.)
+            // Another handle may have written bytes that the kernel could not.
             Some(HandleState::Opening(waiting)) => return waiting.syncs.push(request),
             Some(HandleState::Plain) => Outcome::Plain,
             None => Outcome::Failed(Errno::BAD_HANDLE),
@@ -52,8 +52,8 @@ impl Server {
         });
     }
 
-    /// We have nothing of it that its device may lack: what the kernel has of it a client syncs by himself, and hears what came of that as of any
-    /// file.
+    /// We have nothing of it that its device may lack: a client syncs the kernel's part by itself,
+    /// and gets its result as of any file.
     fn is_the_kernels(&self, id: FileId) -> bool {
         self.files.get(&id).is_some_and(|file| {
             let writing = &file.writing;
@@ -91,7 +91,7 @@ impl Server {
         self.settle_waiters(id, actions);
     }
 
-    /// Who changed the file has told so: its hold ends.
+    /// The client that changed the file has told so: its hold ends.
     pub(super) fn end_hold(&mut self, session: SessionId, key: FileKey, actions: &mut Actions) {
         let Some(&id) = self.keys.get(&key) else {
             let mut unknown = self.holds_of_unknown.iter();
@@ -114,7 +114,7 @@ impl Server {
         }
     }
 
-    /// A file is known from now on: those who hold it already.
+    /// A file is known from now on: the sessions that hold it already.
     pub(super) fn holds_of(&mut self, key: FileKey) -> Vec<(SessionId, Option<RequestId>)> {
         let unknown = self
             .holds_of_unknown
@@ -140,7 +140,8 @@ impl Server {
         }
     }
 
-    /// Something of the file was written, or failed to be: who waits for that is looked at.
+    /// Something of the file was written, or failed to be: requests that wait for that are looked
+    /// at.
     pub(super) fn settle_waiters(&mut self, id: FileId, actions: &mut Actions) {
         let due = self.due_syncs(id);
         let Some(file) = self.files.get_mut(&id) else {
@@ -179,7 +180,8 @@ impl Server {
             actions.list.push(Action::Sync { file: id });
         }
         if writing.is_settled() && writing.is_loose {
-            // Who changes it comes after what the kernel still has of it, or what would be written again could come over that.
+            // A client that changes it comes after the bytes that the kernel still has of it, or
+            // bytes that are written again could come over that change.
             if writing.holds.iter().any(|(_, request)| request.is_some()) {
                 self.write_out(id, actions);
             }
@@ -217,7 +219,8 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        // (A sync that has not been told of an error that somebody else was told of meanwhile covers nothing.)
+        // A sync that has not been told of an error that somebody else was told of meanwhile covers
+        // nothing.
         if let (Ok(()), Some(errno)) = (result, file.writing.not_kept.take()) {
             file.writing.uncovered_syncs += 1;
             if file.writing.uncovered_syncs < LOST_IN_A_ROW {
@@ -233,15 +236,14 @@ impl Server {
         if result.is_ok() && !is_written_out {
             file.writing.others_synced = file.writing.others_syncing;
         }
-        if is_written_out {
-            self.writing_out_count -= 1;
-        }
+        self.writing_out.retain(|other| *other != id);
         let (asked, all) = (
             core::mem::take(&mut file.writing.syncing),
             file.writing.syncs.len(),
         );
         let count = match result {
-            // What failed may be what others wait for who have asked meanwhile, and nobody hears of it again.
+            // The failed bytes may be those that later syncs wait for, and nobody is told of the
+            // error again.
             Err(errno) if errno != Errno::AGAIN => all,
             _ => asked.min(all),
         };
@@ -252,7 +254,8 @@ impl Server {
         };
         match result {
             Ok(()) => self.loose_synced(id, actions),
-            // (Who holds it and waits for that waits on: asked at once it would be the same again.)
+            // A client that holds it and waits for that waits on: asked at once it would be the
+            // same again.
             Err(Errno::AGAIN) if is_written_out => return self.try_loose_again(id),
             Err(Errno::AGAIN) => self.try_loose_again(id),
             Err(errno) => self.write_again(id, Some(errno), actions),
@@ -261,8 +264,9 @@ impl Server {
         self.settle_waiters(id, actions);
     }
 
-    /// A sync has ended, and covers nothing. Who waits for it waits on: what it may be about is written again, then it is asked for once more. Unless
-    /// it may be about what others wrote by themselves: then it has failed.
+    /// A sync has ended, and covers nothing. Its waiters wait on: the bytes that it may be about
+    /// are written again, then it is asked for once more. Unless it may be about bytes that others
+    /// wrote by themselves: then it has failed.
     pub(super) fn sync_doubted(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
@@ -274,22 +278,23 @@ impl Server {
         }
         writing.is_syncing = false;
         writing.syncing = 0;
-        if core::mem::take(&mut writing.is_writing_out) {
-            self.writing_out_count -= 1;
-        }
+        writing.is_writing_out = false;
+        self.writing_out.retain(|other| *other != id);
         self.write_again(id, None, actions);
         self.settle_waiters(id, actions);
     }
 
-    /// How many of those who wait for stable storage, from the first on, wait for nothing but that: the device has been given all that was
-    /// committed before, or what was written over it.
+    /// How many of the requests that wait for stable storage, from the first on, wait for nothing
+    /// but that: the device has been given all that was committed before, or the bytes written over
+    /// it.
     pub(super) fn due_syncs(&mut self, id: FileId) -> usize {
         let Some(file) = self.files.get_mut(&id) else {
             return 0;
         };
         let pieces = &self.pieces;
         let Writing { commits, syncs, .. } = &mut file.writing;
-        // Spent ones nobody asks for any more. (One that is hidden, but still under way to the device, stays.)
+        // Spent ones nobody asks for any more. One that is hidden, but still under way to the
+        // device, stays.
         while let Some(first) = commits.front()
             && piece_of(pieces, first).is_none_or(Piece::is_spent)
         {
@@ -310,7 +315,8 @@ impl Server {
         due
     }
 
-    /// A handle is being closed: what was reserved past the end is given back when nobody writes any more.
+    /// A handle is being closed: blocks reserved past the end are given back when nobody writes any
+    /// more.
     pub(super) fn trim_if_left(&mut self, id: FileId, actions: &mut Actions) {
         let others = self
             .handles
@@ -327,8 +333,8 @@ impl Server {
             && writing.reserving.is_none()
             && writing.waiting.is_empty();
         if done && writing.is_open_elsewhere {
-            // Giving back is cutting: who writes to it beside us could lose bytes. The driver sees to it when nobody
-            // has it open, and that it has itself is our doing.
+            // Giving back is cutting: a client that writes to it beside us could lose bytes. The
+            // driver sees to it when nobody has it open, and that it has itself is our doing.
             self.drop_blocks(id, 0, u64::MAX);
             self.forget_if_unused(id, actions);
         } else if done {
@@ -341,8 +347,8 @@ impl Server {
             }
             actions.list.push(Action::Trim { file: id, size });
             writing.settling += 1;
-            // Who goes on writing asks for blocks anew, which comes behind the cut; also for what is left of the last page, where a
-            // client has the file open.
+            // A writer that goes on asks for blocks anew, which comes behind the cut; also for the
+            // rest of the last page, where a client has the file open.
             let whole = if others {
                 file.size
             } else {

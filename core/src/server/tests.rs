@@ -9,7 +9,7 @@ use alloc::vec::Vec;
 const MIB: u64 = 1 << 20;
 const DISK: DeviceId = DeviceId(1);
 
-/// A driver with one disk whose requests end when the test says so.
+/// A driver with one disk, on which requests end when the test says so.
 pub(super) struct Bench {
     pub(super) server: Server,
     pub(super) now: Instant,
@@ -21,10 +21,12 @@ pub(super) struct Bench {
     /// Files of a pool that its door was asked for.
     pub(super) asked: Vec<(PoolNumber, alloc::string::String)>,
     pub(super) forgotten: Vec<FileId>,
-    /// Whose headers it was asked to look at, and how long they are.
+    /// The files whose headers it was asked to look at, and how long they are.
     pub(super) looked: Vec<(FileId, u64)>,
     /// Where the last request ended that the device did.
     head: Option<(FileId, u64)>,
+    /// When it wants to be woken.
+    wake: Instant,
 }
 
 pub(super) fn disk() -> DeviceModel {
@@ -82,6 +84,7 @@ impl Bench {
             forgotten: vec![],
             looked: vec![],
             head: None,
+            wake: Instant::NEVER,
         };
         bench.step(Event::DeviceAdded {
             device: DISK,
@@ -116,7 +119,7 @@ impl Bench {
                 }
                 Action::AskPool { pool, path } => self.asked.push((*pool, path.clone())),
                 Action::Forget { file } => self.forgotten.push(*file),
-                Action::Wake { .. } => {}
+                Action::Wake { at } => self.wake = *at,
                 other => panic!("{other:?}, but nobody has a lane"),
             }
         }
@@ -175,7 +178,7 @@ impl Bench {
         let chunk = self.server.limits.chunk_bytes_max;
         let all = count as u64 * chunk;
         let mut done = 0;
-        while done < all && !self.flights.is_empty() {
+        while done < all && self.is_busy() {
             let io = self.flights.remove(0);
             let goes_on = self.head == Some((io.file, io.range.start.0));
             let part = match goes_on {
@@ -212,13 +215,28 @@ impl Bench {
 
     /// Let the device finish all that it is asked for, in no time.
     pub(super) fn serve_all(&mut self) {
-        while !self.flights.is_empty() {
+        while self.is_busy() {
             let io = self.flights.remove(0);
             self.step(Event::IoDone {
                 io: io.io,
                 result: Ok(io.range.length),
             });
         }
+    }
+
+    /// The device has requests, at once or behind a gap that is left before them.
+    pub(super) fn is_busy(&mut self) -> bool {
+        let is_gap = |server: &Server| {
+            let mut devices = server.devices.values();
+            devices.any(|device| device.gaps.is_open())
+        };
+        while self.flights.is_empty() && self.wake != Instant::NEVER && is_gap(&self.server) {
+            self.now = self
+                .now
+                .max(core::mem::replace(&mut self.wake, Instant::NEVER));
+            self.step(Event::Timer);
+        }
+        !self.flights.is_empty()
     }
 
     pub(super) fn outcome(&self, request: u64) -> Option<Outcome> {
@@ -267,7 +285,7 @@ fn hit_is_answered_in_the_same_step_and_asks_no_device() {
     bench.run(64);
     assert_eq!(bench.length(1), Some(500_000));
     bench.end(1, 1);
-    // (What is read ahead is a moment later.)
+    // Reading ahead comes a moment later.
     bench.now = bench.now + Duration::from_ms(10);
     bench.step(Event::Timer);
     bench.run(64);
@@ -331,7 +349,7 @@ fn bad_sector_fails_only_the_read_that_needs_it() {
     for frame in 0..16u64 {
         bench.read(1, 1, frame, frame * 500_000, 500_000);
         for _ in 0..200 {
-            if bench.outcome(frame).is_some() || bench.flights.is_empty() {
+            if bench.outcome(frame).is_some() || !bench.is_busy() {
                 break;
             }
             let io = bench.flights.remove(0);
@@ -695,7 +713,7 @@ fn frame(number: u32) -> FileFacts {
     }
 }
 
-/// Answer who asked for neighbours of a sequence that has frames up to `last`.
+/// Answer the streams that asked for neighbours of a sequence that has frames up to `last`.
 ///
 /// Returns  those that it lacks
 fn tell_neighbours(bench: &mut Bench, last: u32) -> Vec<u32> {
@@ -747,7 +765,7 @@ fn next_frames_are_fetched_before_they_are_opened_and_served_only_to_an_open() {
         "every frame but the first was there"
     );
     assert_eq!(bench.standing(), Standing::Contract);
-    // A client that opened nothing gets nothing, whatever is cached.
+    // A client that opened nothing gets nothing, even if it is cached.
     bench.session(2);
     bench.read(2, 5, 99, 0, 520_000);
     assert_eq!(bench.outcome(99), Some(Outcome::Failed(Errno::BAD_HANDLE)));
@@ -818,7 +836,7 @@ fn sequence_is_asked_beyond_its_end_one_name_at_a_time() {
     let mut last = 40;
     let mut absent = Vec::new();
     for number in 1..=60u32 {
-        // (It was rendered on, meanwhile.)
+        // It was rendered on, meanwhile.
         if number == 38 {
             last = 60;
         }
@@ -1052,7 +1070,7 @@ fn scattered_reads_are_left_to_the_kernel_until_something_is_promised_beside_the
     }
     assert_eq!(bench.outcome(request), Some(Outcome::Plain));
     let asked = bench.server.devices()[0].request_count;
-    // What is in the cache is served from there, whatever the pattern.
+    // Cached bytes are served from the cache, with any pattern.
     bench.read(1, 1, 100, 700 * MIB, 4096);
     bench.step(Event::Stat {
         file: FileId(1),
@@ -1137,7 +1155,7 @@ fn request_whose_deadline_is_near_is_given_no_company_that_could_overtake_it() {
         let newer = &bench.flights[1..];
         assert!(newer.is_empty(), "{newer:?}");
     }
-    // It is stuck: what is late already is waited for by nobody.
+    // It is stuck: nobody waits for a request that is late already.
     bench.now = first.deadline + Duration::from_ms(1);
     bench.step(Event::Timer);
     assert!(bench.flights.len() > 1, "{:?}", bench.flights);
@@ -1178,7 +1196,8 @@ fn size_that_was_found_out_before_a_change_is_not_told_after_it() {
     assert_eq!(bench.stats.len(), 3);
     bench.step(stat(MIB));
     assert_eq!(bench.length(2), Some(0));
-    // What an opener found out before a change does not take it back from who waits for these very bytes.
+    // An opener's look from before a change does not take it back from a read that waits for these
+    // very bytes.
     bench.session(2);
     bench.step(Event::Opening {
         session: SessionId(2),
@@ -1240,7 +1259,7 @@ fn read_of_a_file_that_a_stranger_writes_to_all_the_time_is_answered_all_the_sam
     let key = facts(1, 0).key;
     bench.read(1, 1, 1, 0, MIB);
     let mut changes = 0;
-    // Every 5 ms, and neither the disk nor the one who looks at its length is ever faster.
+    // Every 5 ms, and neither the disk nor the one that looks at its length is ever faster.
     while bench.outcome(1).is_none() && changes < 100 {
         bench.now = bench.now + Duration::from_ms(5);
         bench.step(Event::ForeignChange { key });
@@ -1248,7 +1267,7 @@ fn read_of_a_file_that_a_stranger_writes_to_all_the_time_is_answered_all_the_sam
     }
     assert_eq!(bench.outcome(1), Some(Outcome::Plain));
     assert!(changes < 10, "{changes} changes");
-    // Once he is done it is served as ever.
+    // Once the stranger is done it is served as ever.
     bench.read(1, 1, 2, 0, MIB);
     for _ in 0..2 {
         bench.step(Event::Stat {
@@ -1262,7 +1281,8 @@ fn read_of_a_file_that_a_stranger_writes_to_all_the_time_is_answered_all_the_sam
     assert_eq!(bench.length(2), Some(MIB));
 }
 
-/// Somebody plays a file of this rate, jumps about, and plays again: he stands as before, and meanwhile as everybody without a contract.
+/// Somebody plays a file of this rate, jumps about, and plays again: the stream stands as before,
+/// and meanwhile as everybody without a contract.
 fn plays_jumps_and_plays(bits_per_s: u64, standing: Standing) {
     let mut bench = Bench::new(64);
     bench.session(1);
@@ -1325,7 +1345,7 @@ fn what_is_fetched_behind_an_eager_reader_is_not_held_for_him() {
     let mut bench = Bench::new(64);
     bench.session(1);
     bench.open(1, 1, "a", ruled(1, 500 * MIB, 80_000_000));
-    // He asks for far more at once than his buffers take, and then for nothing.
+    // The player asks for far more at once than its buffers take, and then for nothing.
     for request in 0..56 {
         bench.read(1, 1, request, request * MIB, MIB);
     }
@@ -1335,7 +1355,7 @@ fn what_is_fetched_behind_an_eager_reader_is_not_held_for_him() {
             bench.end(session, request);
         }
     }
-    // What he has passed can be had by others.
+    // Buffers that it has passed can be had by others.
     let held: usize = bench.held_count();
     assert!(held <= 40, "{held} of 64 buffers");
     bench.session(2);

@@ -20,7 +20,7 @@ impl Server {
         self.unused_count += 1;
         file.unused_since = self.unused_count;
         self.unused.push_back((self.unused_count, id));
-        // Who opens and closes one again and again is listed each time.
+        // A file that is opened and closed again and again is listed each time.
         if self.unused.len() > 2 * self.files.len() + LISTED_COUNT {
             let files = &self.files;
             self.unused.retain(|(since, id)| {

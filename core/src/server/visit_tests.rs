@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who comes, opens the file, closes it and leaves, for the world of `write_tests`; and the file that nobody has open, which may be forgotten.
+//! Clients that come, open the file, close it and leave, for the world of `write_tests`; and the
+//! file that nobody has open, which may be forgotten.
 
 use super::*;
 
@@ -56,14 +57,15 @@ impl World {
         });
     }
 
-    /// Somebody else opens the file; whoever looked at it for him found this.
+    /// Somebody else opens the file; the look at it for that open found this.
     pub(super) fn open_again(&mut self, way: Option<WriteWay>) {
         let (session, handle) = (self.clients[0].0, HandleId(u32::MAX));
         self.open(session, handle, way);
         self.step(Event::Closed { session, handle });
     }
 
-    /// Whoever has closed the file opens it again one day; who has it open may close it, also while he waits for something.
+    /// A client that has closed the file opens it again one day; one that has it open may close it,
+    /// also while it waits for something.
     pub(super) fn open_or_close(&mut self, session: SessionId) {
         let place = self.closed.iter().position(|closed| *closed == session);
         match place {
@@ -131,7 +133,7 @@ fn a_file_whose_last_user_leaves_while_he_waits_for_a_sync_may_be_forgotten() {
     assert_eq!(world.syncs.len(), 1, "the driver has it");
     world.step(Event::SessionClosed { session });
     world.step(Event::Crowded);
-    // (Its time was still being set.)
+    // Its time was still being set.
     let version = world.version;
     world.step(Event::Settled {
         file: FILE,

@@ -51,7 +51,7 @@ enum Io {
     Write(IoWrite, Vec<WritePart>, Vec<u8>),
 }
 
-/// What a client is doing.
+/// The state of a client.
 enum Doing {
     Nothing,
     Reading {
@@ -76,7 +76,7 @@ enum Doing {
     },
     Syncing {
         request: u64,
-        /// As for reading: what is on the medium by then is this, or newer.
+        /// As for reading: by then the medium has this, or newer.
         then: Vec<u8>,
         since: Vec<(u64, Vec<u8>)>,
         lengths: Vec<u64>,
@@ -96,14 +96,16 @@ struct World {
     published: u64,
     lanes: BTreeMap<LaneId, LaneMemory>,
     slots: Vec<u8>,
-    /// What the file system shows.
+    /// The bytes that the file system shows.
     native: Vec<u8>,
-    /// What of that the device has, and what of the rest the kernel has not tried to write yet.
+    /// The part of that which the device has, and the ranges of the rest that the kernel has not
+    /// tried to write yet.
     device: Vec<u8>,
     unwritten: Vec<ByteRange>,
     /// It has tried and failed, and nobody was told yet.
     has_lost: bool,
-    /// What of that the server has not been told of, and what it has, until a sync ends well.
+    /// The part of that of which the server has not been told, and the part of which it has, until
+    /// a sync ends well.
     untold: Vec<ByteRange>,
     told: Vec<ByteRange>,
     /// So has the descriptor that writes past it.
@@ -116,16 +118,17 @@ struct World {
     doubts: bool,
     seed: u64,
     version: u64,
-    /// What the clients were told is in the file, and which commit each byte is from.
+    /// The bytes that the clients were told are in the file, and the commit that each byte is from.
     flat: Vec<u8>,
     from: Vec<u64>,
     commits: u64,
     ios: Vec<Io>,
     reserves: Vec<u64>,
     reserved_end: u64,
-    /// What the file was when each sync (or write-out) that the driver has was asked for: more of it need not be on the medium when it is answered.
+    /// The file as it was at the request for each sync or write-out that the driver has: more of it
+    /// need not be on the medium when the driver answers.
     syncs: Vec<Vec<u8>>,
-    /// What is on the medium for sure.
+    /// The bytes that are on the medium for sure.
     durable: Vec<u8>,
     stats: u32,
     settles: u32,
@@ -149,6 +152,8 @@ struct World {
     is_booting: bool,
     /// No chance makes it die.
     is_immortal: bool,
+    /// Doors are told that something may be in the kernel's cache alone.
+    is_marked_loose: bool,
     /// For the books of the test itself.
     counts: Counts,
 }
@@ -265,6 +270,7 @@ impl World {
             refuses_direct,
             is_booting: false,
             is_immortal: false,
+            is_marked_loose: false,
             counts: Counts::default(),
             random,
         };
@@ -308,6 +314,7 @@ impl World {
             ..limits()
         };
         self.server = Server::new(limits, Policy::default());
+        self.is_marked_loose = false;
         self.is_booting = true;
         self.wake = Instant::NEVER;
         self.reserves.clear();
@@ -416,7 +423,8 @@ impl World {
         bytes
     }
 
-    /// What is written over a gap is what the file has there by now; and only where nobody else can have written.
+    /// A write over a gap has the bytes that the file has there by now, and goes only where nobody
+    /// else can have written.
     fn check_gaps(&mut self, io: &IoWrite, parts: &[WritePart], bytes: &[u8]) {
         let mut at = io.range.start.0;
         let mut is_bridged = false;
@@ -513,7 +521,7 @@ impl World {
                 found.2 = Runs::default();
                 self.counts.spent += 1;
             }
-            // (This one has no memory.)
+            // This device has no memory.
             Action::Flush { .. } => unreachable!("it takes writes as it takes reads"),
             Action::GiveMemoryBack { lane, run } => {
                 let memory = self.lanes.get_mut(&lane).expect("a lane that is there");
@@ -540,10 +548,14 @@ impl World {
                 self.settles += 1;
             }
             Action::Wake { at } => self.wake = at,
-            // (While a server comes up it has not heard of all that was left.)
-            // (Nor while somebody finds out how long it is.)
+            // A server that comes up does not know yet all that was left, nor does it while
+            // somebody finds out the file's length.
             Action::Known { size, .. } if !self.is_booting && self.stats == 0 => {
                 assert_eq!(size.0, self.flat.len() as u64, "not as long as was told");
+            }
+            Action::Loose { is_loose, .. } => {
+                assert_ne!(self.is_marked_loose, is_loose, "told twice");
+                self.is_marked_loose = is_loose;
             }
             Action::Clean { .. } => {
                 assert!(!self.is_booting, "clean while pieces of it are still told");
@@ -600,14 +612,16 @@ impl World {
                             request: RequestId(request),
                         });
                     }
+                    Outcome::Plain if self.is_marked_loose => {
+                        // The door asks for a hold before it reads.
+                        self.counts.plain += 1;
+                    }
                     Outcome::Plain => {
                         self.counts.plain += 1;
-                        let end = range.end().min(self.native.len() as u64).max(range.start.0);
-                        let got = self
-                            .native
-                            .get(range.start.0 as usize..end as usize)
-                            .unwrap_or(&[])
-                            .to_vec();
+                        let native = self.seen_plainly();
+                        let end = range.end().min(native.len() as u64).max(range.start.0);
+                        let got = native.get(range.start.0 as usize..end as usize);
+                        let got = got.unwrap_or(&[]).to_vec();
                         self.check_read(range, &got, &then, &since, &lengths);
                     }
                     other => panic!("a read was answered {other:?}"),
@@ -644,7 +658,7 @@ impl World {
                     self.counts.refused += 1;
                     Doing::Nothing
                 }
-                // (He would hold the file first, and be told that it fails.)
+                // The client would hold the file first, and be told that it fails.
                 Outcome::Plain if self.has_failed => Doing::Nothing,
                 other => panic!("a write was answered {other:?}"),
             },
@@ -956,7 +970,7 @@ impl World {
         }
     }
 
-    /// What others do is none of our syncs' business: it counts as on the medium.
+    /// The work of others is none of our syncs' business: it counts as on the medium.
     fn settle_medium(&mut self) {
         self.durable.clone_from(&self.native);
         for asked in &mut self.syncs {
@@ -1040,8 +1054,8 @@ impl World {
         let mut records = self.lanes.values().flat_map(|lane| lane.records.values());
         let file = self.server.files.get(&FILE);
         let dirty = file.is_some_and(|file| file.writing.dirty.spans(range).next().is_some());
-        // What the kernel could not write of ours is written again over what a stranger wrote there meanwhile: which of the two was later
-        // nobody can tell (decision 0036).
+        // Our bytes that the kernel could not write are written again over what a stranger wrote
+        // there meanwhile: nobody can tell which of the two was later (decision 0036).
         let loose = file.is_some_and(|file| file.writing.is_loose) && self.failing;
         if busy || doing || dirty || loose || records.any(|record| is_ours(record.1)) {
             return;
@@ -1067,7 +1081,7 @@ impl World {
         self.step(Event::ForeignChange { key: KEY });
     }
 
-    /// The daemon and every client die. What was under way may have been done, in any order.
+    /// The daemon and every client die. Work under way may have been done, in any order.
     fn crash(&mut self) {
         self.counts.crashes += 1;
         self.keep_what_is_untold();
@@ -1090,13 +1104,13 @@ impl World {
             self.wake = Instant::NEVER;
             self.step(Event::Timer);
         }
-        // (What a crash left may lie anywhere.)
+        // A crash may leave bytes anywhere.
         let touched = self.server.lanes.values().map(LaneState::touched_bytes);
         let memory: u64 = touched.sum();
         assert!(self.counts.crashes > 0 || memory <= limits().write_buffer_bytes);
         match self.random.below(40) {
             0..=15 => self.act_client(),
-            // (A device that is behind, so that dirty bytes gather.)
+            // A device that is behind, so that dirty bytes gather.
             16..=31 if self.is_scattered && self.random.one_in(2) => {}
             16..=31 => self.end_io(),
             34 | 35 => self.end_reserve(),
@@ -1264,7 +1278,7 @@ fn was_written(writes: &[(u64, Vec<u8>)], at: u64, byte: u8) -> bool {
     })
 }
 
-/// A server over an empty file, with clients of whom nobody does anything by himself.
+/// A server over an empty file, with clients of which none does anything by itself.
 fn quiet() -> World {
     emptied(World::new(3))
 }
@@ -1283,7 +1297,7 @@ fn emptied(mut world: World) -> World {
 }
 
 impl World {
-    /// Client `index` asks to write, and commits if he may.
+    /// Client `index` asks to write, and commits if it may.
     fn write(&mut self, index: usize, range: ByteRange) {
         let (session, request) = (self.clients[index].0, self.fresh());
         let bytes = vec![9 + index as u8; range.length.0 as usize];
@@ -1364,7 +1378,7 @@ fn a_device_that_has_what_it_failed_with_fails_no_more_while_more_is_written() {
             world.now = world.now + Duration::from_ms(20);
             world.step(Event::Timer);
         }
-        // (The rest of its page may come yet: it rests.)
+        // It rests: the rest of its page may come yet.
         world.write(1, ByteRange::new(page * PAGE_BYTES, 100));
         world.write_back(Ok(()));
         assert!(world.is_dirty());
@@ -1374,7 +1388,8 @@ fn a_device_that_has_what_it_failed_with_fails_no_more_while_more_is_written() {
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 0));
 }
 
-/// Who would change the file on its own descriptor is told as well, and whoever comes next is not kept waiting by him.
+/// A client that would change the file on its own descriptor is told as well, and does not keep the
+/// next one waiting.
 #[test]
 fn nobody_waits_for_bytes_that_a_device_does_not_take() {
     let mut world = quiet();
@@ -1394,7 +1409,8 @@ fn nobody_waits_for_bytes_that_a_device_does_not_take() {
     assert_eq!((world.counts.holds, world.counts.holds_refused), (1, 2));
 }
 
-/// Who only reads a file has not looked whether it may be written: what was found before counts.
+/// A client that only reads a file has not looked whether it may be written: the earlier finding
+/// counts.
 #[test]
 fn an_open_that_looks_at_nothing_changes_no_way() {
     let mut world = quiet();
@@ -1435,7 +1451,7 @@ fn whoever_waits_for_memory_does_not_wait_for_the_rest_of_a_page() {
     world.write(1, ByteRange::new(45 * PAGE_BYTES, 24 * PAGE_BYTES));
     assert_eq!((world.counts.writes, world.ios.len()), (3, 1));
     world.write_back(Ok(()));
-    // (It went through the kernel's cache: its page is free when the device has it.)
+    // It went through the kernel's cache: its page is free when the device has it.
     world.end_sync();
     assert!(matches!(world.clients[1].2, Doing::Granted { .. }));
     assert!(world.now < begun + Duration::from_s(1));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What becomes of acknowledged bytes: they are read from where they lie, and brought to their device.
+//! The way of acknowledged bytes to their device: they are read from their lanes, and written.
 //!
-//! A request takes whole pages, contiguous in the file and on the device, from as many pieces as it needs. What is less than
-//! a page at either end of a dirty run waits until its neighbour bytes come, and goes through the kernel's cache when they do
-//! not come in time.
+//! A request takes whole pages, contiguous in the file and on the device, from as many pieces as it
+//! needs. A part of a page at either end of a dirty run waits until its neighbour bytes come, and
+//! goes through the kernel's cache when they do not come in time.
 
 use super::fetch::{Claimant, Served, WRITE_FLIGHT};
 use super::state::*;
@@ -19,8 +19,9 @@ const WRITE_VISIT: u64 = 32 << 20;
 const WRITE_REST: Duration = Duration::from_ms(500);
 /// A request of less is one of many small ones. Units: bytes.
 const SCATTERED_BYTES: u64 = 1 << 20;
-/// A writer who was held back has a claim as before, if he keeps to what he wrote before and that is no more than one part in so many of
-/// what his device can: whoever wants more might be a copy that was not held back yet, and takes the room of all others.
+/// A writer that was held back has a claim as before, if it keeps to its earlier rate and that is
+/// no more than one part in so many of its device's: a writer that wants more might be a copy that
+/// was not held back yet, and takes the room of all others.
 const KEPT_PART: u64 = 6;
 
 /// The next write of a device.
@@ -32,7 +33,7 @@ pub(super) struct NextWrite {
     pub physical: u64,
     /// When it should be on the device.
     pub due: Instant,
-    /// It takes turns with reads that nobody was promised. (Else: when nobody else wants the device.)
+    /// It takes turns with reads without a promise. Else: when nobody else wants the device.
     pub is_wanted: bool,
 }
 
@@ -51,7 +52,12 @@ impl Writing {
         self.dirty.is_empty() && self.flights.is_empty() && self.grant_count == 0
     }
 
-    /// And its time is set.
+    /// Nor is anything of it in the kernel's cache that may never reach the device: a client that reads by itself finds all acknowledged bytes.
+    pub(super) fn is_with_the_kernel(&self) -> bool {
+        self.is_clean() && !self.is_loose
+    }
+
+    /// Its time is set, too.
     pub(super) fn is_settled(&self) -> bool {
         self.is_clean() && !self.is_unsettled && self.settling == 0
     }
@@ -62,11 +68,12 @@ impl Writing {
     }
 }
 
-/// Who plays what is being recorded is at most this part of the cache behind, as one in so many.
+/// A reader that plays a recording in progress is at most this part of the cache behind, as one in
+/// so many.
 const FOLLOWED_PART: u64 = 8;
-/// What is recorded stays where more of the cache than one in so many is free or was used.
+/// A recording stays where more of the cache than one in so many is free or was used.
 const RECORDED_PART: u32 = 4;
-/// Whoever has not read for so long has stopped.
+/// A reader that has not read for so long has stopped.
 const FOLLOWED_SILENT: Duration = Duration::from_s(10);
 
 /// The rate of its own that it keeps to although it was held back; 0: none. Units: bytes a second.
@@ -115,7 +122,7 @@ impl Server {
             });
             let mut pages = PageSet::EMPTY;
             while page < stop {
-                // What the device would have to give of this page.
+                // The bytes that the device would have to give of this page.
                 let on_device = file.writing.native_size.min(page + PAGE_BYTES);
                 let wanted = ByteRange::new(page, on_device.saturating_sub(page));
                 if page < file.size && file.writing.dirty.covers(wanted) {
@@ -152,8 +159,9 @@ impl Server {
         true
     }
 
-    /// Whether somebody plays what is being recorded, so closely behind that he will come to `range` soon: it stays in the cache then, and
-    /// is not read from the device that has just got it. (The kernel keeps it for clients of plain Samba.)
+    /// Whether somebody plays the recording, so closely behind that the player will come to `range`
+    /// soon: it stays in the cache then, and is not read from the device that has just got it. The
+    /// kernel keeps it for clients of plain Samba.
     fn is_followed(&self, id: FileId, range: ByteRange) -> bool {
         let behind_max = u64::from(self.limits.slot_count) * self.slot_bytes() / FOLLOWED_PART;
         let follows = |stream: &Stream| {
@@ -168,8 +176,9 @@ impl Server {
         self.has_buffers_to_spare() && self.streams.iter().any(|(_, stream)| follows(stream))
     }
 
-    /// Whether a recorder writes it, at a rate of his own: whoever plays behind him begins at any moment, some seconds back. So it stays while
-    /// the cache has enough that nobody uses, as it does in the kernel's for clients of plain Samba.
+    /// Whether a recorder writes it, at a rate of its own: a player behind the recorder begins at
+    /// any moment, some seconds back. So it stays while the cache has enough that nobody uses, as
+    /// it does in the kernel's for clients of plain Samba.
     fn is_recorded(&self, id: FileId) -> bool {
         let is_roomy = self.cache.takeable_count() > self.limits.slot_count / RECORDED_PART;
         let is_recorder =
@@ -193,7 +202,8 @@ impl Server {
         let Some(file) = self.files.get(&id) else {
             return;
         };
-        // (Nothing is ours, and where it ends is being found out: what the device gave is all there is to know.)
+        // Nothing is ours, and where it ends is being found out: the device's bytes are all there
+        // is to know.
         let is_known_longer = !file.size_stale && file.size > file.writing.native_size;
         if file.writing.dirty.is_empty() && !is_known_longer {
             return;
@@ -224,7 +234,8 @@ impl Server {
         }
     }
 
-    /// Forget a block whose buffer did not get its bytes; whoever asks for it next has it put together anew.
+    /// Forget a block whose buffer did not get its bytes; the next read of it has it put together
+    /// anew.
     pub(super) fn unfilled(&mut self, slot: SlotIndex) {
         let Some(block) = self.cache.owner(slot) else {
             return;
@@ -237,8 +248,8 @@ impl Server {
 
     // ---- Writing ----
 
-    /// Find out what the device would write next: writers that have a rate of their own get claims, like readers; of all
-    /// others the one whose turn it is.
+    /// Find out which write the device would get next: writers that have a rate of their own get
+    /// claims, like readers; of all others the one whose turn it is.
     pub(super) fn weigh_writers(
         &mut self,
         id: DeviceId,
@@ -256,7 +267,8 @@ impl Server {
         let Some(device) = self.devices.get(&id) else {
             return;
         };
-        // What is told of a file next may hide bytes that have been told: they must not reach the device.
+        // The next record that is told of a file may hide bytes that have been told: they must not
+        // reach the device.
         if device.writers.is_empty() || self.is_recovering {
             return;
         }
@@ -276,7 +288,8 @@ impl Server {
             let next = weighed.next;
             let goes_on = device.write_goes_on == Some((file, next.range.start.0))
                 && device.write_given < WRITE_VISIT;
-            // Who is at it goes on; then who is waited for, then who is due; then the nearest ahead.
+            // The file under way goes on; then one that is waited for, then one that is due; then
+            // the nearest ahead.
             let is_overdue = self.now >= next.due;
             let ahead = next.physical.wrapping_sub(device.head);
             let rank = if is_overdue { next.due.0 } else { ahead };
@@ -290,10 +303,11 @@ impl Server {
             .or_else(|| self.next_edge(device, pressed));
     }
 
-    /// Somebody waits for pages, and all that is left are parts of pages whose rest may still come: they hold the memory up to where they lie.
+    /// Somebody waits for pages, and all that is left are parts of pages of which the rest may
+    /// still come: they hold the memory up to where they lie.
     fn next_edge(&self, device: &Device, pressed: bool) -> Option<NextWrite> {
         let somebody_waits = self.lanes.values().any(|lane| !lane.waiting.is_empty());
-        // What is under way gives its memory back by itself.
+        // Whole pages that are under way give their memory back by themselves.
         let is_under_way = |id: &FileId| {
             let flights = self.files.get(id).map(|file| &file.writing.flights);
             flights.is_some_and(|all| all.iter().any(|range| range.length.0 >= PAGE_BYTES))
@@ -352,7 +366,7 @@ impl Server {
         Some((newest.lane, self.lanes.get(&newest.lane)?))
     }
 
-    /// Somebody goes on with it. (Not when records run short: announcements have one each.)
+    /// Somebody goes on with it. Not when records run short: announcements have one each.
     fn is_still_written(&self, file: &File) -> bool {
         let short = self
             .lane_of(file)
@@ -361,7 +375,7 @@ impl Server {
         (waits || file.writing.pace.rate(self.now).0 > 0) && !short
     }
 
-    /// What would be written of a file next; with `edges` parts of pages, too, that somebody may go on with.
+    /// The next write of a file; with `edges` parts of pages, too, that somebody may go on with.
     fn weigh_file(
         &self,
         device: &Device,
@@ -375,7 +389,8 @@ impl Server {
             return None;
         }
         let asked = file.writing.is_wanted() || file.way == WriteWay::Through;
-        // Who waits for all of it waits for bytes that announce, too: what will hide them may itself be waiting for him.
+        // A client that waits for all of it waits for bytes that announce, too: the write that will
+        // hide them may itself be waiting for that client.
         let oldest = match asked {
             true => self.oldest_of_all(file),
             false => self.oldest_dirty(file),
@@ -398,8 +413,9 @@ impl Server {
             false => self.lengthened(device, file, range),
         };
         let has_claim = self.has_claim(file);
-        // What lies here and there is better written when more of it has come together.
-        // (A drive with a memory orders what it has. To one without the way costs so much that it never has nothing to do.)
+        // Scattered bytes are better written when more of them have come together. A drive with a
+        // memory orders the bytes in it. For one without, the way costs so much that it never has
+        // nothing to do.
         let is_scattered = device.defers_writes()
             && range.length.0 < SCATTERED_BYTES
             && self.is_still_written(file);
@@ -422,8 +438,8 @@ impl Server {
 
     // ---- Claims ----
 
-    /// It is written at a rate of its own that its device could keep. Whoever sends what he is let, or here and there,
-    /// takes turns with readers that nothing is promised.
+    /// It is written at a rate of its own that its device could keep. A writer that sends all it
+    /// may, or here and there, takes turns with readers without a promise.
     pub(super) fn has_claim(&self, file: &File) -> bool {
         let pace = &file.writing.pace;
         let most = self
@@ -448,9 +464,9 @@ impl Server {
             .is_some_and(|oldest| self.now >= oldest + self.policy.write_age)
     }
 
-    /// Writers without a claim have so much under way that their device will not have it in time: they wait for what they wrote
-    /// before. (What a device cannot take in `write_age` would be old when it gets there, and is less safe than its
-    /// client thinks.)
+    /// Writers without a claim have so much under way that their device will not have it in time:
+    /// they wait for their earlier bytes. Bytes that a device cannot take in `write_age` would be
+    /// old when they get there, and are less safe than their client thinks.
     pub(super) fn is_behind(&self, id: FileId, bytes: u64) -> bool {
         let Some(file) = self.files.get(&id) else {
             return false;
@@ -472,7 +488,7 @@ impl Server {
         dirty + bytes > room.max(2 * WRITE_VISIT)
     }
 
-    /// What a device can write in so long for those without a claim.
+    /// The bytes that a device can write in so long for writers without a claim.
     fn spare_bytes(&self, id: DeviceId, time: Duration) -> u64 {
         let Some(device) = self.devices.get(&id) else {
             return 0;
@@ -485,8 +501,8 @@ impl Server {
         device.model.base.write.rate.bytes_in(time).0 / 1000 * spare
     }
 
-    /// What a writer asks of its device: a reader's claim, mirrored. It is due when its oldest byte is, or its share of
-    /// the buffer is full.
+    /// A writer's claim on its device: a reader's claim, mirrored. It is due when its oldest byte
+    /// is, or its share of the buffer is full.
     fn writing_claim(&self, id: FileId, oldest: Instant, physical: u64) -> Option<Claim> {
         let file = self.files.get(&id).filter(|file| self.has_claim(file))?;
         let age = self.policy.write_age;
@@ -499,7 +515,7 @@ impl Server {
             Some(own) if !pace.is_paced() => own.0,
             _ => pace.rate(now).0,
         };
-        // What it will be, when nothing comes any more.
+        // The rate that it will have when nothing comes any more.
         let drained = u128::from(dirty) * u128::from(NS_PER_S) / u128::from(age.0.max(1));
         let rate = BytesPerSecond(written.max(drained as u64).max(1));
         let growth = self.growth_of(file);
@@ -517,12 +533,12 @@ impl Server {
         })
     }
 
-    /// What its writers may still add before they have to wait. Units: bytes.
+    /// The bytes that its writers may still add before they have to wait. Units: bytes.
     fn growth_of(&self, file: &File) -> u64 {
         let Some((_, state)) = self.lane_of(file) else {
             return 0;
         };
-        // (What others have memory of and do not use they give back when it is wanted.)
+        // Other lanes give back memory that they do not use when it is wanted.
         let free = self.free_bytes();
         let own = state.used_bytes();
         // As `may_grow` has it: own + growth = 2 · (free − growth).
@@ -652,6 +668,7 @@ impl Server {
         device.flight_bytes += bytes;
         device.flight_cost += cost;
         device.flight_deadlines.push(next.due);
+        device.gaps.sent(IoClass::BestEffort, cost, Some(false));
         device.write_count += 1;
         device.write_bytes += bytes;
         device.write_bridged += gathered.bridged;
@@ -704,8 +721,9 @@ impl Server {
         (u64::from(flight.generation) == io.0 >> 32).then_some(key)
     }
 
-    /// A write past the kernel's cache went into it: from now on it is one through that cache. What the kernel could not write is told once,
-    /// so all that are under way past it are written again: any may be the one.
+    /// A write past the kernel's cache went into it: from now on it is one through that cache. The
+    /// kernel tells only once of bytes that it could not write, so all writes under way past it are
+    /// written again: any may be the one.
     pub(super) fn fell_back(&mut self, io: IoId, lost: Option<Errno>) {
         let key = self.write_flight_of(io);
         let Some(flight) = key.and_then(|key| self.write_flights.get_mut(key)) else {
@@ -720,7 +738,8 @@ impl Server {
             let past = all.filter(|flight| flight.file == id && !flight.buffered);
             past.for_each(|flight| flight.lost = lost);
         } else if let Some(file) = self.files.get_mut(&id) {
-            // What made it fall back is forgotten with that; where it does so again this file has no other way.
+            // The cause of its falling back is forgotten with that; where it does so again this
+            // file has no other way.
             let falls_back = core::mem::replace(&mut file.writing.falls_back, true);
             flight.is_again = !falls_back && !flight.buffered;
             flight.buffered |= falls_back;
@@ -783,7 +802,7 @@ impl Server {
                 Err(errno) if !flight.buffered && errno.refuses_direct() => {
                     file.writing.is_direct_refused = true;
                 }
-                // (Nothing at all, and no reason why: asked again at once it would say the same.)
+                // Nothing at all, and no reason why: asked again at once it would say the same.
                 Err(_) | Ok(_) => {
                     let errno = result.err().unwrap_or(Errno::IO);
                     file.writing
@@ -792,7 +811,7 @@ impl Server {
                 }
             }
             if moved > 0 && written_end > file.writing.native_size {
-                // Whoever looked at its length before saw an older one.
+                // A look at its length that began before saw an older one.
                 file.writing.native_size = written_end;
                 self.change_count += 1;
                 file.changed = self.change_count;
@@ -839,7 +858,7 @@ impl Server {
             self.owe_anew(id, &flight.spans);
         }
         if result.is_err() {
-            // Who waits for room may be one who will not get it now.
+            // A write that waits for room may be one that will not get it now.
             self.roomier();
         }
         self.settle_released(&mut released, actions);
@@ -875,7 +894,8 @@ impl Server {
         }
     }
 
-    /// These did not get there. What was written over them meanwhile counted on that, and is now what a sync waits for in their place.
+    /// These did not get there. Bytes written over them meanwhile counted on that, and are now the
+    /// ones that a sync waits for in their place.
     fn owe_anew(&mut self, id: FileId, spans: &[Span]) {
         let Some(file) = self.files.get(&id) else {
             return;
@@ -926,11 +946,11 @@ impl Server {
         if let Some(file) = self.files.get_mut(&id) {
             let writing = &mut file.writing;
             writing.settling = writing.settling.saturating_sub(1);
-            // (A grant writes nothing yet, and may be given back.)
+            // A grant writes nothing yet, and may be given back.
             if writing.settling == 0 && writing.dirty.is_empty() && writing.flights.is_empty() {
                 file.version = version;
                 file.writing.is_unsettled = false;
-                // What others did meanwhile, and did not tell of, it does not show.
+                // The version does not show changes that others made meanwhile and did not tell of.
                 if file.looks.doubt != Doubt::Foreign {
                     file.looks.doubt = Doubt::Ours;
                 }
@@ -941,7 +961,7 @@ impl Server {
         self.forget_if_unused(id, actions);
     }
 
-    /// Nothing of the file is dirty any more: what waits for that.
+    /// Nothing of the file is dirty any more: do all that waits for that.
     pub(super) fn settle_clean(&mut self, id: FileId, actions: &mut Actions) {
         if self.is_recovering {
             // The next piece that is told may be of it. See recovery_ended.
@@ -953,8 +973,8 @@ impl Server {
         if !file.writing.dirty.is_empty() || !file.writing.is_listed {
             return;
         }
-        // Who comes to a server that ends finds nobody, and does to a clean file what he likes: not to one of which something may have to
-        // be written again.
+        // A client that comes to a server that ends finds nobody, and does to a clean file as it
+        // likes: not to one of which something may have to be written again.
         if file.writing.is_loose && self.policy.ends() {
             return;
         }

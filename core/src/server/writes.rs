@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client's write, from its arrival to its acknowledgement, and who waits for what was acknowledged.
+//! A client's write, from its arrival to its acknowledgement, and the requests that wait for
+//! acknowledged bytes.
 //!
-//! A write is granted pages of its session's lane when its range is the client's to write (nobody changes the file beside
-//! us), its blocks are the file's already, and there is room. It is acknowledged in the step in which its piece is published:
-//! [`Action::Publish`] stands before the reply. What happens to pieces afterwards is in `writeback`.
+//! A write is granted pages of its session's lane when nobody changes the file beside us, its
+//! blocks are the file's already, and there is room. It is acknowledged in the step in which its
+//! piece is published: [`Action::Publish`] stands before the reply. The way of pieces afterwards is
+//! in `writeback`.
 
 use super::state::*;
 use super::*;
@@ -11,7 +13,7 @@ use crate::write::{Lane, PieceKey, Released, Runs, Span};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-/// A reservation that nobody announced: what is asked for until a file has so much, then this.
+/// A reservation that nobody announced: the write alone until a file has so much, then this.
 const RESERVE_FROM: u64 = 1 << 20;
 const RESERVE_FIRST: u64 = 64 << 20;
 /// From so much on in pieces of a gigabyte, so that files that are written side by side have a few extents each.
@@ -20,23 +22,24 @@ const RESERVE_LARGE: u64 = 1 << 30;
 /// So long ahead of a writer, and at least so much.
 const RESERVE_AHEAD: Duration = Duration::from_s(3);
 const RESERVE_AHEAD_MIN: u64 = 16 << 20;
-/// What lanes give back at once when another one needs memory. Units: pages.
+/// Memory that lanes give back at once when another one needs it. Units: pages.
 const SHRINK_PAGES: u32 = 2048;
-/// A writer without a claim waits for those who got so much less than he. Units: bytes.
+/// A writer without a claim waits for writers that got so much less. Units: bytes.
 const AHEAD_BYTES: u64 = 2 << 20;
 /// A single byte so far past the end announces how long a file will be.
 const ANNOUNCED_STEP: core::ops::RangeInclusive<u64> = 64 << 10..=16 << 20;
 
-/// A write's among those that wait for one device: its file's progress, then who asked first.
+/// A write's place among those that wait for one device: its file's progress, then the order of
+/// asking.
 type Place = (u64, u64);
 
 /// Where a write that wants pages stands in its lane.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum InLine {
     First,
-    /// Somebody who writes to the same device comes first.
+    /// Another write to the same device comes first.
     BehindItsOwn,
-    /// Somebody comes first who writes to another one and has waited for room longer.
+    /// A write to another device comes first, and has waited for room longer.
     BehindAnother,
 }
 
@@ -47,7 +50,7 @@ enum Turn {
     /// On the client's own descriptor.
     Plain,
     Failed(Errno),
-    /// Something has to happen first; whoever makes it happen looks again.
+    /// Something has to happen first; the code that makes it happen looks again.
     Wait,
 }
 
@@ -77,7 +80,7 @@ impl Server {
         );
     }
 
-    /// The session is gone: what it was granted is void, what it committed stays.
+    /// The session is gone: its grants are void, its committed pieces stay.
     pub(super) fn lane_left(&mut self, session: SessionId, actions: &mut Actions) {
         let writes: Vec<u32> = self
             .writes
@@ -100,7 +103,7 @@ impl Server {
         }
         self.holds_of_unknown
             .retain(|(_, holder)| *holder != session);
-        // What he waited for was a use of the file each, and perhaps its last.
+        // Each sync that the session waited for was a use of the file, and perhaps its last.
         let left: Vec<(FileId, usize, bool)> = self
             .files
             .iter_mut()
@@ -136,7 +139,7 @@ impl Server {
         }
     }
 
-    /// What a former daemon left is known whole.
+    /// Everything that a former daemon left is known.
     pub(super) fn recovery_ended(&mut self, actions: &mut Actions) {
         self.is_recovering = false;
         let lanes: Vec<LaneId> = self.lanes.keys().copied().collect();
@@ -290,7 +293,7 @@ impl Server {
             return Turn::Wait;
         }
         if file.way == WriteWay::Through {
-            // (He asks for a hold first.)
+            // The client asks for a hold first.
             return Turn::Plain;
         }
         if file.size_stale {
@@ -302,8 +305,9 @@ impl Server {
             return Turn::Wait;
         }
         if let Some(errno) = writing.failing {
-            // The writer is told, once; what he wrote before stays and is tried again, and what he writes then with it. When the oldest of
-            // that should have been written by now he is told each time: he would wait for as long as the device does not take it.
+            // The writer is told, once; its earlier bytes stay and are tried again, and later ones
+            // with them. When the oldest of those should have been written by now the writer is
+            // told each time: it would wait for as long as the device does not take them.
             let told = core::mem::take(&mut file.writing.refuses);
             if told || is_failing_for_long {
                 return Turn::Failed(errno);
@@ -343,7 +347,8 @@ impl Server {
             return Turn::Plain;
         }
         if self.never_fits(lane, bytes, has_claim) {
-            // (He asks for a hold first, and is told if it is his own file that is not taken.)
+            // The client asks for a hold first, and is told if it is its own file that is not
+            // taken.
             return Turn::Plain;
         }
         let Some(state) = self.lanes.get(&lane) else {
@@ -372,7 +377,7 @@ impl Server {
         };
         let Some(runs) = granted else {
             if may && self.is_held_by_failing(lane) {
-                // (What is free lies in too many places.)
+                // The free pages lie in too many places.
                 return Turn::Plain;
             }
             let Some(state) = self.lanes.get_mut(&lane) else {
@@ -391,11 +396,12 @@ impl Server {
             if let Some(file) = self.files.get_mut(&id) {
                 file.writing.pace.held_back(self.now);
             }
-            // He may come first without anybody giving room, as when somebody before him goes, or begins to wait for something else.
+            // This write may come first without anybody giving room, as when one before it goes, or
+            // begins to wait for something else.
             if let Some(device) = self.files.get(&id).map(|file| file.device) {
                 self.block(device);
             }
-            // What he waits for may be what another device has to write.
+            // This write may wait for bytes that another device has to write.
             for (&device, state) in &self.devices {
                 if !state.writers.is_empty() && !self.touched.contains(&device) {
                     self.touched.push(device);
@@ -419,8 +425,8 @@ impl Server {
         })
     }
 
-    /// Who writes on at a rate of his own finds his blocks reserved when he gets there: a file system that is busy takes
-    /// longer for that than a frame may wait.
+    /// A writer that goes on at a rate of its own finds its blocks reserved when it gets there: a
+    /// file system that is busy takes longer for that than a frame may wait.
     fn reserve_ahead(&mut self, id: FileId, range: ByteRange, actions: &mut Actions) {
         let now = self.now;
         let Some(file) = self.files.get_mut(&id) else {
@@ -438,7 +444,8 @@ impl Server {
         if mapped_to >= soon || mapped_to < range.end() {
             return;
         }
-        // From where the file ends: how far ahead a disk lets him go is counted from there.
+        // From where the file ends: the distance that a disk lets the writer go ahead is counted
+        // from there.
         let needed = ByteRange::new(range.end(), mapped_to + PAGE_BYTES - range.end());
         let wished_end = if soon < RESERVE_LARGE_FROM {
             soon.next_multiple_of(RESERVE_FIRST)
@@ -457,16 +464,17 @@ impl Server {
         });
     }
 
-    /// Whether a lane may use so many bytes more: no more than twice what nobody uses, so that there is always
-    /// room for who comes next, and who writes faster than his device is slowed by his own backlog alone.
+    /// Whether a lane may use so many bytes more: no more than twice the bytes that nobody uses, so
+    /// that there is always room for the next client, and a writer that is faster than its device
+    /// is slowed by its own backlog alone.
     fn may_grow(&self, lane: LaneId, bytes: u64, has_claim: bool) -> bool {
         let own = self.lanes.get(&lane).map_or(0, LaneState::used_bytes);
         let free = self.free_bytes();
         fits(bytes, own, free, has_claim)
     }
 
-    /// What files that their device does not take hold leaves no room for this write, whatever becomes of all others: who waited for it
-    /// could wait for ever.
+    /// Files that their device does not take hold so much that no room is left for this write, even
+    /// with all others written: a write that waited for it could wait for ever.
     fn never_fits(&self, lane: LaneId, bytes: u64, has_claim: bool) -> bool {
         let Some(state) = self.lanes.get(&lane) else {
             return false;
@@ -484,7 +492,8 @@ impl Server {
         self.held_by_failing(lane).0 >= used
     }
 
-    /// What files hold that their device does not take, of all lanes and of this one, and of how many of its records. Units: bytes, twice.
+    /// The memory of files that their device does not take, of all lanes and of this one, and the
+    /// number of its records that they hold. Units: bytes, twice.
     fn held_by_failing(&self, lane: LaneId) -> (u64, u64, u64) {
         let (mut all, mut own, mut records) = (0, 0, 0);
         let writers = self.devices.values().flat_map(|device| &device.writers);
@@ -525,9 +534,10 @@ impl Server {
 
     /// Other lanes give back memory that they do not use, so much that this one can have pages, and little more. False: there is no use in it.
     ///
-    /// Memory that changes hands is given to the kernel and faulted in again, which costs about as much as the copy into it. So a lane that is
-    /// written to keeps its share of the buffer for good: what it has beyond that is for others, up to theirs. Only a writer with a claim,
-    /// or one who has nothing under way (a single write may be longer than a share), takes what there is.
+    /// Memory that changes hands is given to the kernel and faulted in again, which costs about as
+    /// much as the copy into it. So a lane that is written to keeps its share of the buffer for
+    /// good: the rest of its memory is for others, up to theirs. Only a writer with a claim, or one
+    /// that has nothing under way, takes what there is: a single write may be longer than a share.
     fn shrink_others(
         &mut self,
         (lane, count): (LaneId, u32),
@@ -552,8 +562,8 @@ impl Server {
         given > 0
     }
 
-    /// Lanes but `lane` give back memory behind the last page that they use, who has most of it first; those that are written to keep
-    /// `kept` pages.
+    /// Lanes but `lane` give back memory behind the last page that they use, the lane with most of
+    /// it first; those that are written to keep `kept` pages.
     ///
     /// Returns  how many pages were given back, at most `wanted`
     fn shrink_to(&mut self, lane: LaneId, wanted: u32, kept: u32, actions: &mut Actions) -> u32 {
@@ -583,7 +593,8 @@ impl Server {
         given
     }
 
-    /// What each lane that is written to can have of the write buffer, `lane` counted among them. Units: pages.
+    /// The share of the write buffer that each lane that is written to can have, `lane` counted
+    /// among them. Units: pages.
     fn fair_share(&self, lane: LaneId) -> u32 {
         let is_one =
             |&(id, state): &(&LaneId, &LaneState)| *id == lane || state.is_written_to(self.now);
@@ -592,7 +603,7 @@ impl Server {
         u32::try_from(share).unwrap_or(u32::MAX)
     }
 
-    /// What of the write buffer nobody uses. Units: bytes.
+    /// The part of the write buffer that nobody uses. Units: bytes.
     pub(super) fn free_bytes(&self) -> u64 {
         let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
         self.limits.write_buffer_bytes.saturating_sub(used)
@@ -694,7 +705,7 @@ impl Server {
         for key in waiting {
             let lacks = lacks(self, key);
             match failed {
-                // Whoever lacks no block does not need what could not be had.
+                // A write that lacks no block does not need the blocks that could not be had.
                 Some(errno) if lacks => {
                     self.finish_write(key, Outcome::Failed(errno), actions);
                 }
@@ -787,12 +798,12 @@ impl Server {
             && self.lanes.get_mut(&lane).is_some_and(|state| {
                 let known = state.records.contains(&record) || state.kept.contains(&record);
                 let is_alone = known && state.pages.claim(&runs);
-                // (Two parts of what was one piece may lie in one page.)
+                // Two parts of one former piece may lie in one page.
                 shares_pages = known && !is_alone && state.pages.claim_beside(&runs);
                 let claimed = is_alone || shares_pages;
                 self.unclaimed_count += u64::from(!claimed);
                 state.records.retain(|&free| free != record);
-                // (What cannot be claimed stays where it is: its record is nobody else's.)
+                // A piece that cannot be claimed stays where it is: its record is nobody else's.
                 if claimed {
                     state.kept.remove(&record);
                 } else if known {
@@ -821,7 +832,7 @@ impl Server {
         self.release(id, actions);
     }
 
-    /// What was written of it is on the device: older pieces have no say there.
+    /// The bytes of this record are on the device: older pieces have no say there.
     fn recover_spent(&mut self, grant: &Grant, actions: &mut Actions) {
         self.commit_count += 1;
         let piece = PieceKey(self.pieces.insert(Piece {
@@ -907,9 +918,9 @@ impl Server {
         if range.end() > file.size {
             self.resize(id, range.end());
         }
-        // (Also when it does not grow: its time of change does.)
+        // Also when it does not grow: its time of change does.
         self.make_known(id, actions);
-        // (Not before: a file of which nothing else is left would be taken for clean.)
+        // Not before: a file of which nothing else is left would be taken for clean.
         self.discard_loose(id, range, actions);
         self.settle_released(&mut released, actions);
         self.released = released;
@@ -917,8 +928,8 @@ impl Server {
         self.retry_waiting(id, actions);
     }
 
-    /// Its device has, or had, something of it to write; that uses it. (While what was left is told it may be listed and have nothing dirty
-    /// for a moment.)
+    /// Its device has, or had, something of it to write; that uses it. While the pieces that a
+    /// former daemon left are told it may be listed and have nothing dirty for a moment.
     fn list_writer(&mut self, id: FileId) {
         if let Some(file) = self.files.get_mut(&id)
             && !file.writing.is_listed
@@ -961,13 +972,15 @@ impl Server {
         self.release(grant.file, actions);
     }
 
-    /// There is more room in the write buffer: who waits for it is looked at again before the step ends.
+    /// There is more room in the write buffer: writes that wait for it are looked at again before
+    /// the step ends.
     pub(super) fn roomier(&mut self) {
         self.is_roomier = true;
     }
 
-    /// Who waits for room in the write buffer is looked at again: the device first whose have waited longest, and of those of one device
-    /// in their order. Who waits for his own file, or for blocks of it, keeps nobody.
+    /// Writes that wait for room in the write buffer are looked at again: first those of the device
+    /// with the longest waiting one, and those of one device in their order. A write that waits for
+    /// its own file, or for blocks of it, keeps nobody.
     pub(super) fn give_room(&mut self, actions: &mut Actions) {
         if !core::mem::take(&mut self.is_roomier) {
             return;
@@ -992,7 +1005,8 @@ impl Server {
         let mut blocked: Vec<(LaneId, DeviceId)> = Vec::new();
         for (_, device, _, lane, key) in line {
             if blocked.contains(&(lane, device)) {
-                // (Were it still said to wait for room, it could keep those who write elsewhere behind one that comes before it.)
+                // Were it still said to wait for room, it could keep writes to other devices behind
+                // one that comes before it.
                 if let Some(write) = self.writes.get_mut(key)
                     && write.waits_for == WaitsFor::Room
                 {
@@ -1007,7 +1021,8 @@ impl Server {
         }
     }
 
-    // Of those who have no claim none gets far ahead of another one who waits (start-time fair queueing, Goyal et al. 1996).
+    // Of writers without a claim none gets far ahead of another one that waits (start-time fair
+    // queueing, Goyal et al. 1996).
 
     /// Where a write stands among those that wait, and for which device: how far files are is counted by devices, and says nothing of
     /// a file on another one.
@@ -1018,7 +1033,8 @@ impl Server {
         Some((device, (self.progress_of(file), write.asked)))
     }
 
-    /// How far a file is, as its device counts. Who wrote nothing for a while does not have that coming. Units: bytes.
+    /// How far a file is, as its device counts. A writer that was silent for a while does not have
+    /// that coming. Units: bytes.
     fn progress_of(&self, id: FileId) -> u64 {
         let Some(file) = self.files.get(&id) else {
             return 0;
@@ -1031,8 +1047,9 @@ impl Server {
         self.writes.get(key).map(|write| write.waits_for)
     }
 
-    /// Whose turn it is in a lane: of those who wait for one device his who is least far; and between devices whose have waited
-    /// for room longest. (At most one for each device waits for room, so these orders make no circle.)
+    /// The place of a write in its lane: of those that wait for one device the least far comes
+    /// first; between devices the one whose writes have waited for room longest. At most one for
+    /// each device waits for room, so these orders make no circle.
     fn place_in_lane(&self, lane: &LaneState, key: u32) -> InLine {
         let Some((device, own)) = self.place_in_line(key) else {
             return InLine::First;
@@ -1055,8 +1072,9 @@ impl Server {
         place
     }
 
-    /// How far the last of those is who wait for room on a device, or for what they wrote before. Who waits for his lane's turn, which is
-    /// another device's, or for a file that his device does not take, keeps nobody of other lanes. Units: bytes.
+    /// The progress of the last of the files that wait for room on a device, or for their earlier
+    /// bytes. A write that waits for its lane's turn, which is another device's, or for a file that
+    /// its device does not take, keeps nobody of other lanes. Units: bytes.
     fn least_progress(&self, id: DeviceId) -> Option<u64> {
         let of_lane = |state: &LaneState| -> Option<u64> {
             let mut least: Option<u64> = None;
@@ -1204,8 +1222,9 @@ impl Server {
 
 /// So many bytes more beside what the same lane has, of what is free.
 fn fits(bytes: u64, own: u64, free: u64, has_claim: bool) -> bool {
-    // One write at a time always: it may be longer than what the rule gives. And who has a rate of his own takes what
-    // there is: his backlog is the device's doing, and held back he would be taken for a copy.
+    // One write at a time always: it may be longer than the rule gives. And a writer with a rate of
+    // its own takes all there is: its backlog is the device's doing, and held back it would be
+    // taken for a copy.
     bytes <= free && (has_claim || own == 0 || own + bytes <= 2 * (free - bytes))
 }
 
@@ -1232,12 +1251,12 @@ fn note_hidden(
             && older.range.overlaps(range)
             && !older.runs.as_slice().is_empty()
         {
-            // (Of one without a record a later server hears nothing.)
+            // A later server does not learn of one without a record.
             if older.record != NO_RECORD {
                 older.hidden_by.push(newer);
                 hides += 1;
             }
-            // What is on its way gets there, or its file is one that fails.
+            // Bytes on their way get there, or their file is one that fails.
             let first = older.range.start.0.max(range.start.0);
             let end = older.range.end().min(range.end());
             let has = |span: &Span| {
@@ -1278,7 +1297,7 @@ impl File {
         }
     }
 
-    /// What is to be reserved for a write: what it needs, and up to where more is expected.
+    /// The range to reserve for a write: the bytes that it needs, and up to where more is expected.
     fn to_reserve(&self, range: ByteRange) -> (ByteRange, u64) {
         let end = range.end();
         if self.is_announcement(range) {
@@ -1299,8 +1318,8 @@ impl File {
         (range, wished_end)
     }
 
-    /// A copying Windows makes a file as long as it will be before it writes to it: a byte at a time, an allocation
-    /// unit further each. What lies between will be written, too.
+    /// A copying Windows makes a file as long as it will be before it writes to it: a byte at a
+    /// time, an allocation unit further each. The bytes between will be written, too.
     fn is_announcement(&self, range: ByteRange) -> bool {
         let ahead = range.start.0.saturating_sub(self.size);
         range.length.0 == 1 && range.start.0 >= self.size && ANNOUNCED_STEP.contains(&(ahead + 1))

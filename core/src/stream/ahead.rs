@@ -5,7 +5,7 @@ use super::cursor::{ISLAND_COUNT_MAX, Span};
 use super::runs::Stepping;
 use crate::units::*;
 
-/// Ranges given at most: who reads single bytes here and there is not predicted far.
+/// Ranges given at most: a reader of single bytes here and there is not predicted far.
 const RANGE_COUNT_MAX: u32 = 256;
 
 /// The ranges that come next; see [`super::Cursor::ahead`].
@@ -217,7 +217,7 @@ impl Steps {
         (span.start < span.end).then_some(span)
     }
 
-    /// What was not given yet; may be empty.
+    /// The part that was not given yet; may be empty.
     fn new_part(&self, run: Span) -> Span {
         if self.stepping.stride > 0 {
             let start = run.start.max(self.limit).min(run.end);

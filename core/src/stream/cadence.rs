@@ -33,22 +33,23 @@ const SPAN_MIN: Duration = Duration::from_s(1);
 /// write) is below it; a player at 100 frames a second that asks once a frame is above.
 const PAUSE_MIN: Duration = Duration::from_ms(4);
 
-/// A silence this long is a stopped player: what was before it says nothing of what comes after.
+/// A silence this long is a stopped player: reads before it say nothing of those that come after.
 const SILENCE: Duration = Duration::from_s(5);
 
 /// No frame is read on for so long, and in pieces with pauses between them. The bytes keep small files out.
 const LONG_SPAN: Duration = Duration::from_s(3);
 const LONG_BYTES: u64 = 4 << 20;
 
-/// What a client did lately is looked at in spans of at least this; the last one and what came since count.
+/// A client's recent reads are looked at in spans of at least this; the last one and the one under
+/// way count.
 const LATELY: Duration = Duration::from_s(1);
 
-/// What a client did lately.
+/// A client's recent reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lately {
     /// In so many thousandths of the time it waited for nothing.
     pub idle_permille: u64,
-    /// What it asked for, by the time that took.
+    /// The bytes that it asked for, by the time that took.
     pub rate: BytesPerSecond,
 }
 
@@ -117,7 +118,7 @@ impl Default for Cadence {
 }
 
 impl Cadence {
-    /// Nothing heard yet.
+    /// No reads yet.
     pub const fn new() -> Cadence {
         Cadence {
             bursts: [Burst::NONE; BURST_COUNT_MAX],
@@ -168,7 +169,7 @@ impl Cadence {
         self.last_arrived = now;
     }
 
-    /// One of its reads was answered at `now` (in whatever order).
+    /// One of its reads was answered at `now`, in any order.
     pub fn read_answered(&mut self, now: Instant) {
         self.outstanding_count = self.outstanding_count.saturating_sub(1);
         self.last_answered = now;
@@ -179,7 +180,7 @@ impl Cadence {
         self.last_answered
     }
 
-    /// What the client did in the last second or two. None: it has not read for so long.
+    /// The client's reads in the last second or two. None: it has not read for so long.
     pub fn lately(&self) -> Option<Lately> {
         let span = self.last_arrived.since(self.span.start);
         if span < LATELY {
@@ -187,7 +188,7 @@ impl Cadence {
         }
         let of = |whole: u64, part: u64| u128::from(part) * 1000 / u128::from(whole.max(1));
         let idle = self.span.idle + self.now.idle;
-        // What it has just asked for it has not had yet.
+        // Bytes that it has just asked for it has not had yet.
         let bytes = u128::from(self.span.bytes.saturating_add(self.now.bytes));
         let rate = bytes * u128::from(NS_PER_S) / u128::from(span.0);
         Some(Lately {
@@ -196,8 +197,9 @@ impl Cadence {
         })
     }
 
-    /// The client goes on in this one file at its own leisure: megabytes that it had not read before, for seconds, or steadily
-    /// for one, and not because we are slow. (Whoever stands still at a frame reads it again and again.)
+    /// The client goes on in this one file at its own leisure: megabytes that it had not read
+    /// before, for seconds, or steadily for one, and not because we are slow. A client that stands
+    /// still at a frame reads it again and again.
     pub fn is_long(&self) -> bool {
         let span = self.anew_until.since(self.anew.start);
         let is_idle = self.anew.idle.0.saturating_mul(4) >= span.0;
@@ -243,7 +245,7 @@ impl Cadence {
             .then_some(rate)
     }
 
-    /// What can be judged. None: too little.
+    /// The bursts that can be judged. None: too little.
     fn window(&self) -> Option<Window<'_>> {
         // The newest burst may still grow: it serves as the end of the one before.
         let newest = self.count.checked_sub(1)?;
@@ -404,7 +406,7 @@ mod tests {
     use super::*;
     use alloc::vec::Vec;
 
-    /// What one request of a client looks like.
+    /// The shape of one request of a client.
     struct Request {
         wait: Duration,
         pieces: u32,
@@ -598,7 +600,7 @@ mod tests {
             playing.rate.0.abs_diff(12_500_000) < 1_000_000,
             "{playing:?}"
         );
-        // He has stopped: what he did before says nothing any more.
+        // The player has stopped: its earlier reads say nothing any more.
         player.read_arrived(now + Duration::from_s(30), ByteCount(500_000));
         assert_eq!(player.lately(), None);
     }
@@ -619,7 +621,7 @@ mod tests {
             assert!(n >= 24 || !player.is_long(), "{n}");
         }
         assert!(player.is_long() && !copy.is_long());
-        // He has stopped: what he did before says nothing any more.
+        // The player has stopped: its earlier reads say nothing any more.
         ask(&mut player, 1000, 200, quick);
         assert!(!player.is_long());
         // A frame of any size, read at once or as slowly as we answer, and again and again.

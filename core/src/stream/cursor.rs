@@ -79,7 +79,7 @@ pub struct Cursor {
     islands: [Span; ISLAND_COUNT_MAX],
     island_count: usize,
     stepping: Option<Stepping>,
-    /// Reverse only: the run before the current one; what lies between is the rest of this frame.
+    /// Reverse only: the run before the current one; the bytes between are the rest of this frame.
     ceiling: u64,
     score: i8,
     /// It was read upwards from where it began.
@@ -163,8 +163,8 @@ impl Cursor {
         self.read_count
     }
 
-    /// What will be read next: ranges in reading order, none of which was asked for, clipped to the
-    /// file, together at most `bytes` long. Nothing for an unknown or random pattern.
+    /// The next ranges, in reading order, none of which was asked for, clipped to the file,
+    /// together at most `bytes` long. Nothing for an unknown or random pattern.
     ///
     /// `from` is how far an earlier prediction was taken: the end of its last range when reading
     /// forward, the start of its last range when reading backwards; [`Cursor::position`] when there
@@ -198,7 +198,7 @@ impl Cursor {
 
     // ---- What the recogniser does with it ----
 
-    /// What was asked here without a hole ends there.
+    /// The bytes that were asked for here without a hole end there.
     pub(super) fn ends_at(&self, offset: u64) -> bool {
         self.front == offset
     }
@@ -354,7 +354,7 @@ impl Cursor {
         self.island_count -= gone;
     }
 
-    /// A read below all others of a young cursor: what was the base becomes an island.
+    /// A read below all others of a young cursor: the former base becomes an island.
     fn prepend(&mut self, span: Span) {
         if span.end < self.base {
             let old = Span {

@@ -42,7 +42,8 @@ impl<'a> FrameName<'a> {
         FrameName::with_run(name, start, end)
     }
 
-    /// What it is if another run of digits is the number than [`FrameName::parse`] takes; the last of these first.
+    /// The readings of a name in which another run of digits is the number than
+    /// [`FrameName::parse`] takes; the last of these first.
     pub fn others(name: &'a str) -> impl Iterator<Item = FrameName<'a>> {
         let mut run = last_run(name, stem_bytes(name));
         let next = move || {
@@ -54,7 +55,8 @@ impl<'a> FrameName<'a> {
             .filter_map(move |(start, end)| FrameName::with_run(name, start, end))
     }
 
-    /// What it is if the number is what stands behind `prefix`. None: that does not, or it is no number.
+    /// The reading of a name in which the number stands behind `prefix`. None: the name has no such
+    /// prefix, or no number there.
     pub fn behind(name: &'a str, prefix: &str) -> Option<FrameName<'a>> {
         let rest = name.strip_prefix(prefix)?;
         let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
@@ -89,12 +91,12 @@ impl<'a> FrameName<'a> {
         self.width
     }
 
-    /// What stands before the number.
+    /// The part before the number.
     pub const fn prefix(&self) -> &'a str {
         self.prefix
     }
 
-    /// What stands behind it, extension included.
+    /// The part behind it, extension included.
     pub const fn suffix(&self) -> &'a str {
         self.suffix
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which bytes of one file a reader has asked for, as far as needed to tell new places from old ones.
 //!
-//! A few runs of bytes are remembered. Where a read begins one more than that, the two that are nearest to each other become
-//! one, with what lies between them: what was read once is never taken for new again, and a reader who
-//! leaves much out is believed to have come less far than he has.
+//! A few runs of bytes are remembered. Where a read begins one more than that, the two that are
+//! nearest to each other become one, with the bytes between them: bytes that were read once are
+//! never taken for new again, and a reader that leaves much out is believed to have come less far
+//! than it has.
 
 use crate::units::*;
 

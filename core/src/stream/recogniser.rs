@@ -30,14 +30,14 @@ const STALE_READ_COUNT: u64 = 256;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CursorIndex(pub u8);
 
-/// What a read meant for its cursor.
+/// The meaning of a read for its cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moved<Index = CursorIndex> {
-    /// The cursor is new (whatever had this index before is gone).
+    /// The cursor is new: any that had this index before is gone.
     Began,
     /// The cursor was read on; also one that was left, where it was left.
     Continued,
-    /// The cursor, begun some reads ago, is where the reader of `from` is now: what was promised to
+    /// The cursor, begun some reads ago, is where the reader of `from` is now: the promise to
     /// `from` is owed here. `from` stays known, as a place to return to.
     Jumped {
         /// The cursor that was left.
@@ -45,14 +45,14 @@ pub enum Moved<Index = CursorIndex> {
     },
 }
 
-/// What a read told.
+/// The lesson of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observation {
-    /// Whose read it was.
+    /// The cursor of the read.
     pub cursor: CursorIndex,
     /// How that cursor is read, this read included.
     pub pattern: Pattern,
-    /// What the read meant.
+    /// The meaning of the read.
     pub moved: Moved,
 }
 
@@ -104,8 +104,8 @@ impl Recogniser {
         }
     }
 
-    /// A read arrived (in whatever order its pipelining client's reads arrive). An empty read says
-    /// nothing of the pattern.
+    /// A read arrived, in any order in which its pipelining client's reads arrive. An empty read
+    /// says nothing of the pattern.
     pub fn observe(&mut self, now: Instant, range: ByteRange) -> Observation {
         if range.length.0 == 0 && self.cursor(self.last).is_some() {
             return self.report(self.last, Moved::Continued);
@@ -171,8 +171,9 @@ impl Recogniser {
     }
 
     fn best_fit(&self, range: ByteRange) -> Option<(CursorIndex, Fit)> {
-        // What goes on right where the last read ended is its cursor's: that another one might step here, give or take, is chance. (Two that
-        // step alike would take the pieces of each frame in turn.)
+        // A read that goes on right where the last one ended is its cursor's: that another one
+        // might step here, give or take, is chance. Two that step alike would take the pieces of
+        // each frame in turn.
         let goes_on = |index: CursorIndex, fit: Fit, place: &Place| {
             index == self.last && fit == Fit::Joined && place.cursor.ends_at(range.start.0)
         };
@@ -277,7 +278,7 @@ impl Recogniser {
         self.report(index, Moved::Began)
     }
 
-    /// Somebody who read in order until now reads elsewhere: he will go on there.
+    /// A reader that read in order until now reads elsewhere: it will go on there.
     fn looks_like_a_seek(&self) -> bool {
         let recent = (self.joined_bits >> 1) & 0xff;
         recent.count_ones() >= 6 && self.cursors().any(|(_, c)| c.is_established())
@@ -370,7 +371,7 @@ impl Place {
         read_count >= self.began + 2
     }
 
-    /// True when the reader of this place may be the one who began reading elsewhere at `began`.
+    /// True when the reader of this place may be the one that began reading elsewhere at `began`.
     fn may_have_left(&self, began: u64, return_count: u8) -> bool {
         let silent = self.touched < began;
         let known = self.heir || self.cursor.is_established();

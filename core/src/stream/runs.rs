@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The last runs of reads, in the order in which they began, and whether they step.
 //!
-//! A run is what is read forward without a hole: a frame in one read or in eight pieces. Players
-//! that shuttle leave a trail of runs. Downwards and touching, it is reverse play; at equal
-//! distances, it is fast forward or rewind by every n-th frame. What was asked before does not
-//! matter here: reverse play usually goes over ground that was played forward.
+//! A run is a range that is read forward without a hole: a frame in one read or in eight pieces.
+//! Players that shuttle leave a trail of runs. Downwards and touching, it is reverse play; at equal
+//! distances, it is fast forward or rewind by every n-th frame. Earlier reads do not matter here:
+//! reverse play usually goes over ground that was played forward.
 
 use super::cursor::{Pattern, REORDER_COUNT, Span};
 use crate::units::*;
@@ -113,7 +113,7 @@ pub(super) struct Runs {
     count: usize,
 }
 
-/// What a read did to the runs.
+/// The effect of a read on the runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RunChange {
     Grew,
@@ -153,7 +153,7 @@ impl Runs {
     }
 
     /// A run that grew up to one that began after it is one run with it: the later one was early.
-    /// (Backwards the one below begins after, and they stay apart.)
+    /// Backwards the one below begins after, and they stay apart.
     fn merge_from(&mut self, at: usize) {
         while let Some(next) =
             (at + 1..self.count).find(|&i| self.runs[i].span.start == self.runs[at].span.end)

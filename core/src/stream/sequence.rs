@@ -3,8 +3,8 @@
 //!
 //! One tracker watches the opens of one folder by one session. It sorts them by sequence (prefix,
 //! suffix) and by reader (a place in a sequence), learns direction and step from the last numbers
-//! whatever their order, and names the frames that come next. That a file of such a name exists is
-//! not its business.
+//! in any order, and names the frames that come next. That a file of such a name exists is not its
+//! business.
 //!
 //! Which digits of a name are the frame the name alone does not say: the last ones are where nothing speaks against
 //! them. A name that differs from one opened before in other digits and in these alone (`shot_1001_v002`,
@@ -50,18 +50,18 @@ const SILENCE: Duration = Duration::from_s(10);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ReaderIndex(pub u8);
 
-/// What an open told.
+/// The lesson of an open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceObservation {
-    /// Whose open it was.
+    /// The reader of the open.
     pub reader: ReaderIndex,
-    /// What it meant.
+    /// Its meaning.
     pub moved: Moved<ReaderIndex>,
     /// Frames from one to the next, negative backwards; None while nothing is known.
     pub step: Option<i64>,
     /// Number of the frame that was opened.
     pub frame: u64,
-    /// That it is a frame of this sequence may be an accident: see what comes next.
+    /// That it is a frame of this sequence may be an accident: the next opens show it.
     pub is_guess: bool,
 }
 
@@ -98,7 +98,8 @@ struct Reader {
     answered: bool,
     /// Its name, as long as it is the only one.
     only: String,
-    /// Its number are not the last digits. Whose only frame was its first, if their numbers are these.
+    /// Its number is not the last digits. The reader whose only frame was this one's first, if they
+    /// are its number.
     other_than: Option<ReaderIndex>,
     /// How often that was contradicted.
     doubt_count: u32,
@@ -207,7 +208,8 @@ impl SequenceTracker {
         let entry = self.readers.get_mut(usize::from(reader.0))?;
         let step = entry.step;
         if step.is_some() && !known {
-            // Whoever was in the first frame is this one: his last digits were none of a frame.
+            // The reader of the first frame is this one: the last digits of its name were none of a
+            // frame.
             entry.answered = true;
             let from = entry.other_than.filter(|from| *from != reader);
             if let Some(from) = from
@@ -251,7 +253,8 @@ impl SequenceTracker {
         None
     }
 
-    /// A reader of whom one frame alone is known, whose name differs in nothing but this number; and what it is there.
+    /// A reader of which one frame alone is known, with a name that differs in nothing but this
+    /// number; and the number there.
     fn single_like(&self, now: Instant, frame: &FrameName<'_>) -> Option<(ReaderIndex, u64)> {
         self.occupied()
             .filter(|(_, r)| r.recent_count == 1 && !r.left && r.other_than.is_none())
@@ -384,7 +387,7 @@ impl SequenceTracker {
         ReaderIndex(index)
     }
 
-    /// Whoever played this sequence a moment ago goes on elsewhere as he did.
+    /// A reader that played this sequence a moment ago goes on elsewhere as it did.
     fn step_of_a_seek(&self, now: Instant, frame: &FrameName<'_>) -> Option<i64> {
         self.occupied()
             .filter(|(_, r)| r.is_of(frame) && now.since(r.last_open) <= SILENCE)
@@ -641,7 +644,7 @@ mod tests {
             assert_eq!((second.step, second.is_guess), (None, true));
             let third = folder.open(&name(from + 2)).unwrap();
             assert_eq!((third.step, third.is_guess), (Some(1), false));
-            // He has one promise, and takes it along.
+            // The reader has one promise, and takes it along.
             assert_eq!(third.moved, Moved::Jumped { from: first.reader });
             from += 3;
             for number in from..from + 200 {

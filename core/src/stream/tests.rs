@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The recogniser before readers of every kind, each with a prefetcher that believes every word.
 //!
-//! [`Prefetcher`] takes all predictions and keeps the books: what was predicted, what was asked,
-//! what was predicted in vain.
+//! [`Prefetcher`] takes all predictions and keeps the books: bytes that were predicted, bytes that
+//! were asked for, bytes that were predicted in vain.
 
 use super::*;
 use crate::units::*;
@@ -278,7 +278,8 @@ fn any_order_within_sixteen_outstanding_reads_is_sequential_and_predicted_once()
         }
         let mut p = Prefetcher::new(at + GIB, 32 * read_bytes);
         let kind = random.below(4);
-        // What is sent at once comes at once; a window slides as fast as its reads are answered.
+        // Reads that are sent at once come at once; a window slides as fast as its reads are
+        // answered.
         let slow = kind == 0 && random.below(2) == 0;
         let order = pipelined_order(&mut random, kind, ranges.len());
         for (n, i) in order.into_iter().enumerate() {
@@ -290,7 +291,7 @@ fn any_order_within_sixteen_outstanding_reads_is_sequential_and_predicted_once()
             };
             let seen = p.read(wait, start, length);
             let context = alloc::format!("seed {seed}, arrival {n}, read {i}");
-            // What came first may have been any of the first sixteen.
+            // The read that came first may have been any of the first sixteen.
             if n >= 32 {
                 assert_eq!(seen.pattern, Pattern::Sequential, "{context}");
                 assert_eq!(seen.moved, Moved::Continued, "{context}");
@@ -814,8 +815,9 @@ fn what_an_open_file_costs_is_bounded() {
     assert!(size_of::<Cadence>() <= 1536, "{}", size_of::<Cadence>());
 }
 
-/// Backwards, each frame in pieces, whose first reads came in any order, as those of a pool of threads: it is one reader as soon as they are in order.
-/// (Swarm, seed 1760: two cursors took pieces of each frame in turn, for good.)
+/// Backwards, each frame in pieces, of which the first reads came in any order, as those of a pool
+/// of threads: it is one reader as soon as they are in order. Swarm, seed 1760: two cursors took
+/// pieces of each frame in turn, for good.
 #[test]
 fn reverse_in_pieces_that_began_in_disorder_is_one_reader() {
     let mut split = Vec::new();

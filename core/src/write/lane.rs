@@ -91,7 +91,7 @@ pub struct Lane {
     free: u32,
     /// Pages up to here have memory, or may have: one of them or one behind it was in use since the lane last shrank.
     touched: u32,
-    /// Pages that somebody needs besides who has taken them.
+    /// Pages that somebody needs besides the one that has taken them.
     held: BTreeMap<u32, Held>,
 }
 
@@ -100,7 +100,7 @@ pub struct Lane {
 struct Held {
     /// By how many.
     count: u32,
-    /// Who had taken it has given it back.
+    /// The one that had taken it has given it back.
     is_given: bool,
 }
 
@@ -176,8 +176,9 @@ impl Lane {
         true
     }
 
-    /// Take these beside whoever has some of them: they are held, all of them, and free when nobody holds them any more and who took them has given
-    /// them back. False, and nothing is done, when one of them is out of range or named twice.
+    /// Take these although others have some of them: they are held, all of them, and free when
+    /// nobody holds them any more and the one that took them has given them back. False, and
+    /// nothing is done, when one of them is out of range or named twice.
     pub fn claim_beside(&mut self, runs: &Runs) -> bool {
         let all = runs.as_slice();
         let is_within = |run: &PageRun| {
@@ -430,7 +431,7 @@ mod tests {
         assert_eq!(lane.held_alone_count(), 2);
         lane.let_go(&middle);
         assert_eq!(lane.free_count(), 98);
-        // What is taken meanwhile is another.
+        // Pages that are taken meanwhile are others.
         let others = lane.take(98, 100).unwrap();
         assert_eq!(lane.take(1, 100), None);
         lane.let_go(&middle);

@@ -41,8 +41,8 @@ struct Stored {
 pub struct DirtyMap {
     /// By start.
     spans: BTreeMap<u64, Stored>,
-    /// The same bytes without gaps, start to end: one that writes a byte at a time makes many spans of one run, and who looks for what can go to the device
-    /// looks at each write.
+    /// The same bytes without gaps, start to end: a client that writes a byte at a time makes many
+    /// spans of one run, and a search for bytes that can go to the device looks at each write.
     runs: BTreeMap<u64, u64>,
     bytes: u64,
 }
@@ -63,13 +63,14 @@ impl DirtyMap {
         self.spans.is_empty()
     }
 
-    /// A piece was committed: all of `range` lies in it from its start on. What it replaces goes to `released`.
+    /// A piece was committed: all of `range` lies in it from its start on. Spans that it replaces
+    /// go to `released`.
     pub fn commit(&mut self, range: ByteRange, piece: PieceKey, released: &mut Vec<Released>) {
         let at = 0;
         self.put(&Span { range, piece, at }, released);
     }
 
-    /// The bytes of a span lie where it says. What it replaces goes to `released`.
+    /// The bytes of a span lie where it says. Spans that it replaces go to `released`.
     pub fn put(&mut self, span: &Span, released: &mut Vec<Released>) {
         let range = span.range;
         self.discard(range, released);
@@ -158,7 +159,7 @@ impl DirtyMap {
         }
     }
 
-    /// A span has reached its device: what of it was not replaced meanwhile is clean.
+    /// A span has reached its device: the parts of it that were not replaced meanwhile are clean.
     pub fn written(&mut self, span: &Span, released: &mut Vec<Released>) {
         let still: Vec<Span> = self.current(span).collect();
         for now in still {
@@ -166,7 +167,7 @@ impl DirtyMap {
         }
     }
 
-    /// What of a span was not replaced meanwhile.
+    /// The parts of a span that were not replaced meanwhile.
     pub fn current<'a>(&'a self, span: &'a Span) -> impl Iterator<Item = Span> + 'a {
         self.spans(span.range).filter(|now| {
             let moved = now.range.start.0 - span.range.start.0;
@@ -174,7 +175,7 @@ impl DirtyMap {
         })
     }
 
-    /// What is dirty of `range`, in order, cut to it.
+    /// The dirty spans of `range`, in order, cut to it.
     pub fn spans(&self, range: ByteRange) -> impl Iterator<Item = Span> + '_ {
         let (start, end) = (range.start.0, range.end());
         let all = self.touching(start, end).filter(move |_| start < end);
@@ -190,7 +191,7 @@ impl DirtyMap {
 
     /// The first run of dirty bytes without a gap that ends after `offset`.
     pub fn next_run(&self, offset: u64) -> Option<ByteRange> {
-        // What comes before `offset` in the same run belongs to it.
+        // Bytes before `offset` in the same run belong to it.
         let before = self.runs.range(..offset).next_back();
         let (&start, &end) = before
             .filter(|(_, end)| **end > offset)

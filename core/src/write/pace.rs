@@ -1,27 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How a file is being written: how fast, whether from front to back, and whether its writer was held back.
 //!
-//! Not why: a camera that sends what it records and a copy that sends what it is let look alike for as long as there is room. The
-//! copy is known by having waited for room; then its rate says nothing but what it was given. Unless he keeps to the rate that he had
-//! before: a camera whose disk was slow for a while has written no more than that when it catches up, a copy goes on as it is let.
+//! Not why: a camera that sends its recording and a copy that sends as fast as it may look alike
+//! for as long as there is room. The copy is known by having waited for room; then its rate says
+//! nothing but how much it was given. Unless it keeps to the rate that it had before: a camera
+//! whose disk was slow for a while has written no more than that when it catches up, a copy goes on
+//! as fast as it may.
 
 use crate::units::*;
 
 /// Commits are counted so long before they say how fast.
 const SPAN: Duration = Duration::from_s(1);
-/// Nothing for so long: what comes then is another recording.
+/// Nothing for so long: later writes are another recording.
 const SILENCE: Duration = Duration::from_s(2);
-/// A writer who waited for room is taken to be one who would write as fast as he is let, for so long.
+/// A writer that waited for room is taken to be one that would write as fast as it may, for so
+/// long.
 const HELD_BACK: Duration = Duration::from_s(5);
 /// Commits of late that went on where the one before ended, in thousandths, from which on it is a stream.
 const STREAM_PERMILLE: u64 = 500;
 /// A client that has several writes under way sends them in any order; so far from where the last one ended is still the same place.
 const NEAR_BYTES: u64 = 8 << 20;
 
-/// What may have gathered on the way to us.
+/// Bytes that may have gathered on the way to us.
 const OWN_SLACK: Duration = Duration::from_s(2);
 
-/// What is known of it.
+/// The knowledge of a file's writer.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
     /// Of the span that is being counted.
@@ -33,7 +36,8 @@ pub struct Pace {
     last_end: u64,
     in_order_permille: u64,
     held_back_until: Instant,
-    /// The rate he had before he was ever held back; 0: not known. Units: bytes a second.
+    /// The rate that the writer had before it was ever held back; 0: not known. Units: bytes a
+    /// second.
     own_rate: u64,
     own_began: Instant,
     /// Written since then.
@@ -70,7 +74,7 @@ impl Pace {
                 ..Pace::default()
             };
             if former.waits() {
-                // He was not silent, he was not let.
+                // The writer was not silent, it was held back.
                 self.own_rate = former.own_rate;
                 self.own_began = former.own_began;
                 self.own_bytes = former.own_bytes;
@@ -123,14 +127,14 @@ impl Pace {
         self.rate > 0 && now.since(self.last) < SILENCE
     }
 
-    /// It is written from front to back, at a rate of its own. (Of whom nothing came since he was held back, nothing
-    /// new is known.)
+    /// It is written from front to back, at a rate of its own. Of a writer from which nothing came
+    /// since it was held back, nothing new is known.
     pub fn is_paced(&self) -> bool {
         self.in_order_permille >= STREAM_PERMILLE && !self.waits()
     }
 
-    /// The rate he had before he was held back, if all that he has written since fits it, from front to back. Nothing: it does not, or is
-    /// not known.
+    /// The rate that the writer had before it was held back, if all its writes since fit it, from
+    /// front to back. Nothing: they do not, or it is not known.
     pub fn own_rate(&self) -> Option<BytesPerSecond> {
         let rate = BytesPerSecond(self.own_rate);
         let time = self.last.since(self.own_began) + OWN_SLACK;
@@ -141,7 +145,7 @@ impl Pace {
         keeps.then_some(rate)
     }
 
-    /// He was held back, and nobody knows what he would do by himself.
+    /// The writer was held back, and nobody knows its rate without that.
     fn waits(&self) -> bool {
         self.last < self.held_back_until
     }

@@ -14,14 +14,14 @@ pub enum ExportError {
     Server {
         /// Its program.
         program: &'static str,
-        /// What happened.
+        /// The event, in words.
         what: String,
     },
     /// A system call failed.
     System {
-        /// What was being done.
+        /// The work that was being done.
         what: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
 }

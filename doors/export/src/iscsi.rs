@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! iSCSI by tgt: one file of a pool as one disk of one target.
 //!
-//! tgtd starts without anything to serve and is told by `tgtadm`, over a socket of its own folder. Who may log in is told last, so that nobody
-//! is let in before everything is as it should be. It keeps no bytes: a write is in the mount when it is acknowledged, and a flush is an fsync.
+//! tgtd starts without anything to serve and is told by `tgtadm`, over a socket of its own folder.
+//! The list of clients that may log in is told last, so that nobody is let in before everything is
+//! as it should be. It keeps no bytes: a write is in the mount when it is acknowledged, and a flush
+//! is an fsync.
 
 use crate::error::ExportError;
 use crate::keep::Server;
@@ -27,7 +29,7 @@ const SIZE_STEP_BYTES: u64 = 4096;
 const SOCKET_PATH_BYTES: usize = 108;
 const STOP_WITHIN: Duration = Duration::from_secs(5);
 
-/// Who may log in.
+/// A client that may log in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Initiator {
     /// From this address or network, by whatever name.
@@ -45,7 +47,7 @@ pub struct DiskExport {
     pub target: String,
     /// Where it listens.
     pub listen: SocketAddr,
-    /// Who may log in.
+    /// Clients that may log in.
     pub initiators: Vec<Initiator>,
     /// Nobody writes.
     pub read_only: bool,
@@ -96,7 +98,7 @@ impl DiskExport {
                 return Err(no_room(&format!(", {free} are free")));
             }
         }
-        // Under its own name it is whole: who is killed leaves what the next one takes away.
+        // Under its own name it is whole: the next program takes away what a killed one leaves.
         let (new, fd) = unfinished(path)?;
         let made = ftruncate(&fd, size)
             .and_then(|()| match sparse {
@@ -177,7 +179,7 @@ impl DiskExport {
         format!("portal={}", self.listen)
     }
 
-    /// What `tgtadm` says to tgtd, one line each, without `tgtadm --lld iscsi`.
+    /// The commands of `tgtadm` to tgtd, one line each, without `tgtadm --lld iscsi`.
     ///
     /// Two disks with one identity are one disk on two ways to a client that knows multipath, and it would mix their bytes: tgt's own
     /// identity is the same for all. Ours is made of the pool and the file's inode.
@@ -266,7 +268,7 @@ fn unfinished(path: &Path) -> Result<(PathBuf, OwnedFd), ExportError> {
     let new = path.with_file_name(name);
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let failed = |error| ExportError::at("make", &new, error);
-    // What is locked may have got another name, or none, while we waited for it.
+    // The file that is locked may have got another name, or none, while we waited for it.
     let is_at = |fd: &OwnedFd| {
         let (own, found) = (fstat(fd)?, lstat(&new)?);
         Ok((own.st_dev, own.st_ino) == (found.st_dev, found.st_ino))

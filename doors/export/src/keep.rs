@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// A server has this long until it answers.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
-/// What the keeper has to say.
+/// A report of the keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
     /// Clients are answered.
@@ -51,7 +51,7 @@ fn must_be_free(address: SocketAddr) -> Result<(), ExportError> {
         Err(ErrorKind::AddrNotAvailable) => Err(ExportError::refused(format!(
             "{ip} is no address of this machine; expected one that `ip address` shows, for --listen"
         ))),
-        // What else may be wrong the server says.
+        // The server reports anything else that may be wrong.
         _ => Ok(()),
     }
 }

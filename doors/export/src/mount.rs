@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The mount that is exported, and whether it still is the one that a server has open.
 //!
-//! A mount whose process ended answers every call with an error, for ever; a new one at the same place is another file system to who
-//! has the old one open. It is asked from a thread of its own: a mount that waits for a disk must not keep us from stopping.
+//! A mount whose process ended answers every call with an error, for ever; a new one at the same
+//! place is another file system to a server that has the old one open. It is asked from a thread of
+//! its own: a mount that waits for a disk must not keep us from stopping.
 
 use crate::error::ExportError;
 use rushes_pool::{Pool, PoolId};
@@ -74,8 +75,9 @@ impl Mount {
         format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
     }
 
-    /// Open what is exported, as it was when the export began: whoever may write there may have put a link in its place since, to anything that
-    /// this machine has, and its server is root.
+    /// Open the exported file or folder as it was when the export began: a user that may write
+    /// there may have put a link in its place since, to anything that this machine has, and its
+    /// server is root.
     pub(crate) fn open(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, ExportError> {
         open_inside(&self.folder, path, flags)
     }
@@ -134,7 +136,7 @@ impl Mount {
     }
 }
 
-/// What was last seen of a mount.
+/// The mount as it was last seen.
 pub(crate) struct Watch {
     device: Arc<AtomicU64>,
 }

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// After this it is killed. It has nothing that is not in the kernel.
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 
-/// Whose rights a client's users have.
+/// The rights that a client's users have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Squash {
     /// Everybody is who the client says; its root is nobody.
@@ -38,7 +38,7 @@ pub enum Squash {
 pub struct NfsExport {
     /// A mount or a folder in it; canonical.
     pub folder: PathBuf,
-    /// What clients mount: `/media`.
+    /// The name that clients mount: `/media`.
     pub name: String,
     /// Where it listens.
     pub listen: SocketAddr,
@@ -46,11 +46,12 @@ pub struct NfsExport {
     pub clients: Vec<String>,
     /// Nobody writes.
     pub read_only: bool,
-    /// From ports that any program may have: then any user of a client, or of this machine, can say that he is another one.
+    /// From ports that any program may have: then any user of a client, or of this machine, can
+    /// claim to be another one.
     pub any_port: bool,
-    /// Whose rights users have.
+    /// The rights that users have.
     pub squash: Squash,
-    /// User and group of who is nobody, or of everybody.
+    /// User and group of a user that is nobody, or of everybody.
     pub anonymous: Option<(u32, u32)>,
     /// Also NFSv3, whose mount protocol is on this port.
     pub v3_mount_port: Option<u16>,
@@ -63,7 +64,7 @@ pub struct NfsExport {
 }
 
 impl NfsExport {
-    /// What `ganesha.nfsd` is told.
+    /// The configuration for `ganesha.nfsd`.
     ///
     /// Errors   Refused for what it cannot be told, or must not
     pub fn configuration(&self, mount: &Mount) -> Result<String, ExportError> {

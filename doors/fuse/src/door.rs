@@ -43,7 +43,7 @@ pub(crate) struct Door {
     pub(crate) engine: Arc<Engine>,
     pub(crate) finishers: Finishers,
     pub(crate) lines: Arc<Lines>,
-    /// What the process after this one is to know. None: there is none.
+    /// The state for the process after this one. None: there is none.
     pub(crate) table: Option<Arc<Table>>,
     /// Without a table.
     pub(crate) next_handle: AtomicU64,
@@ -64,7 +64,7 @@ pub(crate) struct Door {
     pub(crate) closing: AtomicBool,
     /// Held while removed files go for good.
     pub(crate) burying: Mutex<()>,
-    /// What is done to the pool as a whole: one thing at a time.
+    /// Work on the pool as a whole: one thing at a time.
     pub(crate) care: Care,
     pub(crate) tidying: Tidying,
     pub(crate) full: Full,
@@ -89,7 +89,8 @@ pub(crate) struct Room {
 }
 
 impl Door {
-    /// `tidy_after`: as in [`crate::mount`]. `kept`: what goes on from one process to the next, and what the one before left.
+    /// `tidy_after`: as in [`crate::mount`]. `kept`: the table that goes on from one process to the
+    /// next, and the state that the one before left.
     pub(crate) fn new(
         pool: Pool,
         place: Option<&DaemonPlace>,
@@ -140,7 +141,7 @@ impl Door {
             full: Full::default(),
             tidy_after,
         };
-        // What a door before us left.
+        // Removed files that a door before us left.
         door.something_removed();
         if let Some(left) = left {
             door.nodes.know(left.nodes);

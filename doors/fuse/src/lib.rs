@@ -23,11 +23,12 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Mount an open pool on a folder. What lies in shares of the daemon at this place is read and written by way of it, as long as there is
-/// one. With a schedule the pool tidies itself when nobody has asked for bytes for `tidy_after`.
+/// Mount an open pool on a folder. Bytes in shares of the daemon at this place are read and written
+/// by way of it, as long as there is one. With a schedule the pool tidies itself when nobody has
+/// asked for bytes for `tidy_after`.
 ///
 /// Assumes  root
-/// Errors   EOPNOTSUPP when the catalogue's file system has no file handles; what mount(2) says
+/// Errors   EOPNOTSUPP when the catalogue's file system has no file handles; an error of mount(2)
 pub fn mount(
     pool: Pool,
     daemon: Option<&DaemonPlace>,
@@ -48,7 +49,7 @@ pub fn protect(folder: &Path) -> Result<(), String> {
     kernel::mounting::protect(folder)
 }
 
-/// What a process that serves a mount needs for itself.
+/// Ask for all that a process that serves a mount needs for itself.
 pub(crate) fn ask_of_the_machine() {
     // The crate `fuser` has such a buffer for each thread.
     rushes_sys::heap::map_large_buffers();
@@ -56,7 +57,7 @@ pub(crate) fn ask_of_the_machine() {
     if let Err(error) = rushes_sys::limits::raise_descriptor_limit() {
         tracing::warn!("cannot raise the limit of open files: {error}");
     }
-    // Who writes has been measured by his own.
+    // A program that writes has been measured by its own limit.
     if let Err(error) = rushes_sys::limits::lift_file_size_limit() {
         tracing::warn!(
             "cannot raise the limit of file sizes (ulimit -f), so files cannot be longer: {error}"

@@ -626,6 +626,13 @@ bool rushes_has_reserve(const struct rushes_facts *facts, dev_t device,
 	return false;
 }
 
+bool rushes_is_loose(const struct rushes_facts *facts, dev_t device,
+		     ino_t inode)
+{
+	MUST(facts == NULL);
+	return false;
+}
+
 bool rushes_fact_of(const struct rushes_facts *facts, dev_t device,
 		    ino_t inode, struct rushes_fact *fact)
 {

@@ -73,6 +73,9 @@ pub struct Admission {
 pub struct DeviceVerdict {
     /// As in [`crate::DeviceStatus::name`].
     pub device: String,
+    /// Names of the shares that lie on it.
+    #[serde(default)]
+    pub shares: Vec<String>,
     /// All of them.
     pub admitted: bool,
     /// A sentence: what decides.

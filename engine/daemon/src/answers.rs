@@ -5,6 +5,7 @@ use crate::config::{Config, ConfigError};
 use crate::desk::Guess;
 use crate::event_loop::Daemon;
 use crate::jobs::{Job, Reloaded};
+use crate::share::ServedShare;
 use crate::worker::Urgency;
 use rushes_control::*;
 use rushes_core::format;
@@ -50,13 +51,22 @@ impl Daemon {
     fn admit(&self, bitrate: u64, count: u32, path: Option<&str>) -> Answer {
         let devices = match path {
             None => {
-                let mut devices: Vec<DeviceId> = self.shares.iter().map(|s| s.device).collect();
+                let there = self.shares.iter().filter(|served| !served.is_nowhere);
+                let mut devices: Vec<DeviceId> = there.map(|served| served.device).collect();
                 devices.sort();
                 devices.dedup();
                 devices
             }
-            Some(path) => match self.device_below(path) {
-                Some(device) => vec![device],
+            Some(path) => match self.share_above(path) {
+                Some(served) if served.is_nowhere => {
+                    let why = served
+                        .trouble
+                        .as_deref()
+                        .unwrap_or("its share is not there");
+                    let error = format!("{path} is not served now: {why}");
+                    return Answer::Error { error };
+                }
+                Some(served) => vec![served.device],
                 None => {
                     return Answer::Error {
                         error: format!(
@@ -74,8 +84,11 @@ impl Daemon {
             .map(|device| {
                 let verdict = self.server.could_admit(now, device, rate, count);
                 let known = self.devices.get(device);
+                let shares = self.shares.iter();
+                let shares = shares.filter(|one| one.device == device && !one.is_nowhere);
                 DeviceVerdict {
                     device: self.device_name(device),
+                    shares: shares.map(|one| one.share.config.name.clone()).collect(),
                     admitted: verdict.admitted,
                     reason: verdict.reason,
                     more_count: verdict.more_count,
@@ -96,7 +109,7 @@ impl Daemon {
         })
     }
 
-    /// What there is room for where nothing of that bitrate fits.
+    /// The rate that there is room for where nothing of that bitrate fits.
     fn lower_rate(&self, now: Instant, device: DeviceId, bitrate: u64) -> Option<LowerRate> {
         let halves = (1..=LOWER_HALVES).map(|halves| bitrate >> halves);
         halves.filter(|&bitrate| bitrate > 0).find_map(|bitrate| {
@@ -115,14 +128,14 @@ impl Daemon {
     }
 
     /// By name alone: asking the file system could make the loop wait.
-    fn device_below(&self, path: &str) -> Option<DeviceId> {
-        self.shares
-            .iter()
-            .find(|served| {
-                let root: &Path = &served.share.config.path;
-                Path::new(path).starts_with(root) || Path::new(path).starts_with(&served.share.real)
-            })
-            .map(|served| served.device)
+    fn share_above(&self, path: &str) -> Option<&Arc<ServedShare>> {
+        let is_above = |served: &&Arc<ServedShare>| {
+            let root: &Path = &served.share.config.path;
+            Path::new(path).starts_with(root) || Path::new(path).starts_with(&served.share.real)
+        };
+        let mut all = self.shares.iter().filter(is_above);
+        let there = all.clone().find(|served| !served.is_nowhere);
+        there.or_else(|| all.next())
     }
 
     fn share_paths(&self) -> String {
@@ -237,7 +250,7 @@ impl Daemon {
 
     fn write_status(&self) -> WriteStatus {
         let writes = self.server.writes();
-        // What a former daemon left and nobody has found the file of is not on a disk either.
+        // Bytes that a former daemon left and whose file nobody has found are not on a disk either.
         let (_, kept_bytes, kept_files) = self.kept_sums();
         WriteStatus {
             buffer_bytes: self
@@ -276,7 +289,7 @@ impl Daemon {
                     foreign_changes_noticed: self.changes.is_some()
                         && !served.share.unwatchable.load(Ordering::Relaxed),
                     mounted_on: served.share.mount_point.display().to_string(),
-                    is_absent: false,
+                    is_absent: served.is_nowhere,
                     trouble: served.trouble.clone(),
                 }
             })
@@ -284,10 +297,11 @@ impl Daemon {
             .collect()
     }
 
-    /// Something of it is served or promised, or still in use. (A disk that was only below a mount point, and no longer is, is not.)
+    /// Something of it is served or promised, or still in use. A disk that was only below a mount
+    /// point, and no longer is, is not.
     fn is_in_use(&self, record: &DeviceRecord) -> bool {
         let mut shares = self.shares.iter();
-        shares.any(|served| served.device == record.device)
+        shares.any(|served| served.device == record.device && !served.is_nowhere)
             || record.contract_count > 0
             || self.is_left_on(&self.device_name(record.device))
     }
@@ -451,7 +465,7 @@ impl Daemon {
 
     pub(super) fn start_reload(&mut self) {
         if self.reloading {
-            // One is under way; who asked meanwhile gets its result.
+            // One is under way; a client that asked meanwhile gets its result.
             return;
         }
         self.reloading = true;

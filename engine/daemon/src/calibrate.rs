@@ -40,7 +40,7 @@ pub const SIZES: [u64; 7] = [
     16 << 20,
 ];
 
-/// What to measure.
+/// The device to measure, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
     /// A folder on the device, or a file in one.
@@ -70,7 +70,7 @@ impl Options {
     }
 }
 
-/// What a measurement may take.
+/// The time that a measurement may take.
 #[derive(Clone, Copy, Debug)]
 struct Budget {
     read: Duration,
@@ -80,7 +80,7 @@ struct Budget {
     scratch_bytes: u64,
 }
 
-/// What is being done.
+/// The stages of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Writing the scratch file.
@@ -94,7 +94,7 @@ pub enum Stage {
 /// How far a calibration is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// What is being done.
+    /// The stage at work.
     pub stage: Stage,
     /// Part of that stage: 0 to 1, never less than before.
     pub part: f64,
@@ -128,7 +128,7 @@ pub struct Calibration {
     pub measured_at: String,
     /// True: the quick way.
     pub quick: bool,
-    /// What was read.
+    /// The source of the reads.
     pub source: Source,
     /// Why writes were not measured although they were to be, a sentence. None: they were, or nobody wanted it.
     #[serde(default)]
@@ -165,7 +165,7 @@ pub enum CalibrateError {
     NoGround {
         /// The path that was asked for.
         path: PathBuf,
-        /// What the scratch file failed with.
+        /// The error of the scratch file.
         source: io::Error,
     },
     /// Too few requests succeeded to tell anything.
@@ -179,7 +179,7 @@ pub enum CalibrateError {
     },
     /// A step failed.
     Io {
-        /// What was done.
+        /// The operation that failed.
         operation: &'static str,
         /// To what.
         path: PathBuf,
@@ -190,7 +190,7 @@ pub enum CalibrateError {
     Nonsense {
         /// The file.
         path: PathBuf,
-        /// What was read and expected.
+        /// The text that was read, and the one expected.
         reason: String,
     },
 }
@@ -296,7 +296,7 @@ pub fn calibrate(
         return Err(CalibrateError::NoDevice { path: folder });
     }
     let under = store::under(&folder)?;
-    // (Behind `fuseblk` there is a disk, and it is that one.)
+    // Behind `fuseblk` there is a disk, and it is that one.
     if status.f_type as u64 == FUSE && under.facts.is_none() {
         let kind = store::file_system_of(&folder).unwrap_or_else(|| String::from("fuse"));
         return Err(CalibrateError::Program { path: folder, kind });
@@ -752,8 +752,8 @@ impl Calibration {
         Ok(())
     }
 
-    /// True when half of the requests were off by more than a quarter: a model of chance. (The turning of
-    /// a disk alone scatters small requests by a fifth.)
+    /// True when half of the requests were off by more than a quarter: a model of chance. The
+    /// turning of a disk alone scatters small requests by a fifth.
     pub fn is_doubtful(&self) -> bool {
         [self.read, self.write]
             .iter()

@@ -8,6 +8,7 @@ use crate::calibrate::{Calibration, Identity};
 use crate::error::ServeError;
 use crate::metrics;
 use crate::process;
+use crate::runtime_dir::{Purpose, RuntimeDir};
 use rushes_control::{ASK_BYTES_MAX, Answer, Ask, line_of, parse_ask};
 use rushes_sys::bell;
 use rustix::event::{PollFd, PollFlags, poll};
@@ -65,7 +66,11 @@ impl Guess {
                  `systemctl reload rushes` has the daemon take the measurement",
                 measured.measured_at
             ),
-            _ => unmeasured(device, &path),
+            Some(Err(error)) => format!(
+                "the measurement of {device} cannot be read, and its model is a cautious guess: {error}; measure it again with: \
+                 rushes calibrate {path} --save"
+            ),
+            Some(Ok(None)) | None => unmeasured(device, &path),
         }
     }
 }
@@ -92,7 +97,7 @@ impl Drop for Desk {
     }
 }
 
-/// What every conversation holds.
+/// The parts that every conversation holds.
 struct Clerk {
     questions: SyncSender<Question>,
     bell: Arc<OwnedFd>,
@@ -100,6 +105,8 @@ struct Clerk {
     totals: Mutex<metrics::Totals>,
     /// Told with the last status.
     guesses: Arc<Mutex<Vec<Guess>>>,
+    /// Its lock file says whether the daemon is still starting.
+    runtime_dir: PathBuf,
 }
 
 /// Which sockets to open.
@@ -150,6 +157,11 @@ impl Desk {
             conversation_count: AtomicUsize::new(0),
             totals: Mutex::new(metrics::Totals::default()),
             guesses: guesses.clone(),
+            runtime_dir: addresses
+                .control
+                .parent()
+                .map(Path::to_path_buf)
+                .unwrap_or_default(),
         });
         spawn("rushes-desk", move || listen(&doors, &clerk, &closing)).map_err(|source| {
             ServeError::Listen {
@@ -314,10 +326,16 @@ impl Clerk {
             return error(format!("the event loop cannot be reached: {failure}"));
         }
         let mut answer = wait.recv_timeout(LOOP_PATIENCE).unwrap_or_else(|_| {
-            error(format!(
-                "the event loop has not answered within {} s; see the daemon's log",
-                LOOP_PATIENCE.as_secs()
-            ))
+            let patience = LOOP_PATIENCE.as_secs();
+            error(match RuntimeDir::holder(&self.runtime_dir) {
+                Some((_, Purpose::Start)) => format!(
+                    "the daemon is starting and has not answered within {patience} s: it waits for a write that a door began without it, or \
+                     finds what an earlier daemon left; ask again in a minute, and see its log if it is still starting then"
+                ),
+                _ => format!(
+                    "the event loop has not answered within {patience} s; see the daemon's log"
+                ),
+            })
         });
         if let Answer::Status(status) = &mut answer {
             let cache_bytes = status.cache.bytes;

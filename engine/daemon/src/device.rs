@@ -30,7 +30,7 @@ impl ModelSource {
         }
     }
 
-    /// Promises rest on a guess. (In memory there is nothing to measure.)
+    /// Promises rest on a guess. In memory there is nothing to measure.
     pub(crate) fn is_guess(&self) -> bool {
         matches!(
             self,
@@ -73,7 +73,7 @@ impl Devices {
         let offset = facts.as_ref().map_or(0, |facts| facts.partition_offset);
         let size = |facts: &Option<DeviceFacts>| facts.as_ref().map(|facts| facts.disk_bytes);
         let is_it = |known: &&Device| known.name == name && size(&known.facts) == size(&facts);
-        // (Of a disk that went and another that came in its place the name is the same, and st_dev.)
+        // Of a disk that went and another that came in its place the name is the same, and st_dev.
         if let Some(known) = self.list.iter().find(is_it) {
             // Another partition of the same disk: one head, one queue.
             let id = known.id;
@@ -104,7 +104,7 @@ impl Devices {
     /// Returns  false: the model is the one that it has
     pub(crate) fn measured(&mut self, id: DeviceId, model: DeviceModel) -> bool {
         let known = self.list.get_mut(usize::from(id.0));
-        // (Where there is no block device no measurement is taken at the start either.)
+        // Where there is no block device no measurement is taken at the start either.
         let Some(known) = known.filter(|known| known.facts.is_some() && known.model != model)
         else {
             return false;

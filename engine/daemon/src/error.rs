@@ -17,28 +17,28 @@ pub enum ServeError {
     Memory {
         /// `cache.bytes` and `write.buffer_bytes`.
         want: u64,
-        /// What the machine has. Units: bytes.
+        /// The machine's memory. Units: bytes.
         total: u64,
     },
     /// The folder of the sockets cannot be made or entered.
     RuntimeDir {
         /// Which.
         dir: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// Another daemon is there.
     Running {
         /// In which folder.
         dir: PathBuf,
-        /// What its lock file says.
+        /// The text of its lock file.
         holder: String,
     },
-    /// What a daemon left is being written, by somebody who does nothing else.
+    /// A process that does nothing else is writing the data that a daemon left.
     Recovering {
         /// In which folder.
         dir: PathBuf,
-        /// His process.
+        /// Its process.
         pid: i32,
     },
     /// There is no such lane.
@@ -54,28 +54,28 @@ pub enum ServeError {
         name: String,
         /// Its folder.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// A socket cannot be made.
     Listen {
         /// Where.
         address: String,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// What a former daemon left cannot be read.
+    /// The lanes that a former daemon left cannot be read.
     Lane {
         /// Where it lies.
         folder: PathBuf,
         /// Which lane.
         lane: u32,
-        /// What is wrong with it, as a clause.
+        /// Its fault, as a clause.
         what: String,
     },
     /// It has ended, and clients were told of writes that no disk has.
     Left {
-        /// What and why.
+        /// The files and the reasons.
         sentences: Vec<String>,
     },
     /// The machine refuses something the daemon cannot do without.
@@ -87,7 +87,7 @@ pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// What to do about a runtime folder that cannot be used.
+/// The remedy for a runtime folder that cannot be used.
 fn folder_expected(is_root: bool) -> &'static str {
     match is_root {
         true => {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The loop: everything that happens becomes an event for the core, and what the core wants is done.
 //!
-//! One thread, one ring, no waiting but in `submit_and_wait`. It decides nothing about reads, caches or
-//! deadlines: that is `rushes_core::server`. What may wait for a disk is a job for the workers, what a
-//! person asks comes through the desk.
+//! One thread, one ring, no waiting but in `submit_and_wait`. It decides nothing about reads,
+//! caches or deadlines: that is `rushes_core::server`. Work that may wait for a disk is a job for
+//! the workers; questions of a person come through the desk.
 //!
 //! A turn: wait → take completions, each into events → hear who had more to say → answer and ring →
 //! set the timer. Events that arise while actions are carried out queue in `pending`, so that
@@ -110,7 +110,8 @@ pub(crate) struct Daemon {
     pub(super) ring_lock: Option<File>,
     pub(super) ring_lock_kept: Option<OwnedFd>,
     pub(super) ring_look_at: Instant,
-    /// What a former daemon left and cannot be written yet, by the number of the oldest write of each file.
+    /// Files of a former daemon that cannot be written yet, by the number of the oldest write of
+    /// each.
     pub(super) kept: BTreeMap<u64, KeptFile>,
     /// When it is to be looked for again.
     pub(super) look_at: Instant,
@@ -140,7 +141,7 @@ pub(crate) struct Daemon {
     sweep_at: Instant,
     /// When the next turn comes at the latest.
     due: Instant,
-    /// What others do on each device, and when it is looked at next.
+    /// Load of strangers on each device, and when it is looked at next.
     foreign: HashMap<DeviceId, Foreign>,
     sample_at: Instant,
     /// When doors are told next that we live.
@@ -159,7 +160,7 @@ pub(crate) struct Daemon {
     pub(super) reports: Reports,
     /// Reasons for not serving a file that were logged.
     pub(super) said: HashSet<String>,
-    /// Who waits for the end of a reload.
+    /// The askers that wait for the end of a reload.
     pub(super) reload_askers: Vec<SyncSender<Answer>>,
     pub(super) reloading: bool,
     /// Why the last one has changed nothing.
@@ -188,7 +189,7 @@ pub(crate) struct Counts {
     pub(crate) ungranted: u64,
 }
 
-/// What [`Daemon::new`] is made of.
+/// The parts that [`Daemon::new`] is made of.
 pub(crate) struct Parts {
     pub(crate) config: Config,
     pub(crate) limits: Limits,
@@ -295,7 +296,7 @@ impl Daemon {
                 known.model.read.fixed,
                 known.model.read.rate.0 / 1_000_000
             );
-            if known.source.is_guess() {
+            if known.source.is_guess() && !self.only_recovers {
                 tracing::warn!("{}", unmeasured(&known.name, &share.config.path.display()));
             }
             let model = known.model;
@@ -304,7 +305,7 @@ impl Daemon {
         device
     }
 
-    /// What `rushes calibrate` has found out since a device was taken in.
+    /// The models that `rushes calibrate` has measured since a device was taken in.
     pub(super) fn devices_measured(
         &mut self,
         measured: Vec<(Arc<Share>, DeviceModel)>,
@@ -417,7 +418,7 @@ impl Daemon {
                 .map_err(watch)?;
         }
         self.stopping |= self.only_recovers;
-        // What recovery has brought waits for a timer that nobody has set yet.
+        // Work that recovery has brought waits for a timer that nobody has set yet.
         self.set_timer(clock::now());
         while !self.stopping || !self.is_done() {
             if self.to_hear.is_empty() {
@@ -442,7 +443,7 @@ impl Daemon {
             return true;
         }
         let now = clock::now();
-        // (A request that a disk keeps may still end well.)
+        // A request that a disk keeps may still end well.
         let writes = self.server.writes();
         let left = writes.used_bytes.0 + u64::from(writes.dirty_file_count);
         if left < self.drain_left {
@@ -627,6 +628,7 @@ impl Daemon {
             }
             Action::Known { file, size } => self.make_known(*file, size.0),
             Action::Clean { file } => self.settle(*file),
+            Action::Loose { file, is_loose } => self.make_loose_known(*file, *is_loose),
             Action::Reserve {
                 file,
                 needed,
@@ -884,7 +886,7 @@ impl Daemon {
         let promised = |record: &DeviceRecord| record.contract_count > 0;
         let busy = !self.in_flight.is_empty() || self.server.devices().iter().any(promised);
         self.idleness.busy.store(busy, Ordering::Relaxed);
-        // What our own walkers read is no stranger's load: they stand still when it matters.
+        // Reads of our own walkers are no stranger's load: they stand still when it matters.
         let walking = !busy && self.idleness.walking_count.load(Ordering::Relaxed) > 0;
         let own: HashMap<DeviceId, u64> = self
             .server
@@ -907,7 +909,8 @@ impl Daemon {
             let Some(counters) = counters.as_deref().and_then(Counters::parse) else {
                 continue;
             };
-            // (Headers are ours, too. Nobody counts their bytes: that there were some is what matters.)
+            // Headers are ours, too. Nobody counts their bytes: that there were some is what
+            // matters.
             let headers = self.headers.begun_count + self.headers.ended_count;
             let own_bytes = own.get(&device.id).copied().unwrap_or(0) + headers;
             let is_reading = self.headers.begun_count > self.headers.ended_count;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Files the daemon holds open for itself, under the numbers the core knows them by.
 //!
-//! One inode has one number, whoever opened it and by whatever name: that is how bytes fetched for
-//! one client, or ahead of all, serve the next.
+//! One inode has one number, whichever client opened it and by whatever name: that is how bytes
+//! fetched for one client, or ahead of all, serve the next.
 
 use crate::share::Share;
 use rushes_core::server::{Errno, FileKey, LOST_IN_A_ROW, RateHint};
-use rushes_core::units::{ByteRange, FileId, Instant};
+use rushes_core::units::{ByteRange, Duration, FileId, Instant};
 use rushes_shm::Writer;
 use rushes_sys::space::WriteFile;
 use std::collections::{HashMap, VecDeque};
@@ -30,7 +30,7 @@ pub(crate) struct Durable {
 /// In the place of a time: the file system has it already.
 pub(crate) const TIME_IS_SET: i64 = i64::MIN;
 
-/// What we hold of a file that is written through lanes.
+/// Our state of a file that is written through lanes.
 #[derive(Debug)]
 pub(crate) struct Written {
     /// Or why it could not be opened for writing yet: of a file that a former daemon wrote to. It is tried again with each write.
@@ -45,14 +45,39 @@ pub(crate) struct Written {
     pub(crate) told_past_before: u64,
     /// Syncs in a row that failed, perhaps without any fault of the disk.
     pub(crate) doubted_sync_count: u8,
-    /// What the log was told last of writes that failed, and when.
+    /// The last error of writes in the log, and when.
     pub(crate) said: Option<(Errno, Instant)>,
+    /// The warning in the log that a flush of it was doubted.
+    pub(crate) doubted_flush: Repeated,
+}
+
+/// A sentence of the log that would come again and again.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Repeated {
+    said_at: Option<Instant>,
+    unsaid_count: u64,
+}
+
+impl Repeated {
+    /// It is to be said again, unless it was less than `pace` ago: then it is counted.
+    ///
+    /// Returns  how often it was not said since it last was; None: not now
+    pub(crate) fn say(&mut self, now: Instant, pace: Duration) -> Option<u64> {
+        if self.said_at.is_some_and(|at| now < at + pace) {
+            self.unsaid_count += 1;
+            return None;
+        }
+        self.said_at = Some(now);
+        Some(std::mem::take(&mut self.unsaid_count))
+    }
 }
 
 impl Written {
-    /// A sync was told of this error. What the kernel could not do behind a write past its cache it tells every descriptor of the file, and a sync first that runs
-    /// at that moment: so where the descriptor that writes past the cache was told as well, just now or since the sync was asked for, it may be no disk's. A drive that
-    /// does not flush tells the sync alone. And not for so many in a row.
+    /// A sync was told of this error. The kernel tells a failure behind a write past its cache to
+    /// every descriptor of the file, and first to a sync that runs at that moment: so where the
+    /// descriptor that writes past the cache was told as well, just now or since the sync was asked
+    /// for, it may be no disk's. A drive that does not flush tells the sync alone. And not for so
+    /// many in a row.
     pub(crate) fn may_be_no_disks(
         &mut self,
         errno: Errno,
@@ -95,7 +120,8 @@ pub(crate) struct File {
     pub(crate) generation: u64,
     /// Changes by others are watched.
     pub(crate) watched: bool,
-    /// It may be written through lanes. Whoever opens it for that has its descriptors counted again.
+    /// It may be written through lanes. A caller that opens it for that has its descriptors counted
+    /// again.
     pub(crate) written: Option<Written>,
     /// By way of the kernel's cache, if it was read so before anybody wrote it (through.rs).
     pub(crate) through: Option<Arc<OwnedFd>>,
@@ -109,7 +135,7 @@ pub(crate) struct File {
     counted: u64,
 }
 
-/// What headers said, so that a file that is opened again and again is looked into once.
+/// Rates that headers gave, so that a file that is opened again and again is looked into once.
 ///
 /// Kept by inode and version: a file that was written to may say something else.
 #[derive(Debug, Default)]
@@ -124,7 +150,7 @@ pub(crate) struct Headers {
 const HEADER_COUNT_MAX: usize = 16_384;
 
 impl Headers {
-    /// What the header said; None: it was not looked at, Some(None): nothing of use.
+    /// The rate of the header; None: it was not looked at, Some(None): nothing of use.
     pub(crate) fn get(&self, key: FileKey, version: u64) -> Option<Option<RateHint>> {
         self.said.get(&(key, version)).copied()
     }
@@ -149,7 +175,7 @@ pub(crate) struct Files {
 }
 
 impl File {
-    /// What it costs to have it open.
+    /// The number of descriptors that it costs to have it open.
     fn descriptors(&self) -> u64 {
         let written = match &self.written {
             Some(Written { file: Ok(_), .. }) => WRITTEN_FILE_DESCRIPTORS,
@@ -321,6 +347,7 @@ mod tests {
             told_past_before: 7,
             doubted_sync_count: 0,
             said: None,
+            doubted_flush: Default::default(),
         };
         // As of a drive that does not flush, though the other descriptor had been told of something before.
         assert!(!written.may_be_no_disks(Errno::IO, false, 7));
@@ -382,6 +409,7 @@ mod tests {
             told_past_before: 0,
             doubted_sync_count: 0,
             said: None,
+            doubted_flush: Default::default(),
         });
         files.count_again(other);
         files.count_again(other);

@@ -154,7 +154,8 @@ impl Daemon {
         let share = served.share.clone();
         let facts = match result {
             Ok(found) => {
-                // What a former daemon left of it comes first: whoever opens it is to see that, and to write over it.
+                // The bytes that a former daemon left of it come first: a client that opens it is
+                // to see them, and to write over them.
                 self.find_kept(&found, &share, path);
                 let rule = self.config.rule_for(&share.config.name, path);
                 let mut facts = self.adopt(found, &share, path, rule);
@@ -266,8 +267,9 @@ impl Daemon {
 
     /// Remember how a file is written; the latest writer's account counts.
     ///
-    /// A file that has no place among the facts is left to its clients: what is acknowledged must be known to all doors. (What a former
-    /// daemon left of a file has its place: that is never given away before its last byte is written.)
+    /// A file that has no place among the facts is left to its clients: acknowledged bytes must be
+    /// known to all doors. A file of which a former daemon left bytes has its place: that is never
+    /// given away before its last byte is written.
     fn may_be_written(&mut self, id: FileId, looked: Looked, has_moved: bool) -> Option<WriteWay> {
         let key = self.files.get(id)?.key;
         let is_written = matches!(looked, Looked::Writable(_));
@@ -281,7 +283,7 @@ impl Daemon {
         let file = self.files.get_mut(id)?;
         let written = match looked {
             Looked::Not => return None,
-            // What it has of it is written all the same.
+            // The bytes that it has of it are written all the same.
             Looked::Refused => return Some(WriteWay::Through),
             Looked::Writable(written) => *written,
         };
@@ -294,7 +296,7 @@ impl Daemon {
                         let generation = file.generation;
                         self.write_through_other(id, generation, opened);
                     }
-                    // (What can be written is not given up for what cannot.)
+                    // A descriptor that can write is not given up for one that cannot.
                     Ok(_) | Err(_) => {}
                 }
             }
@@ -308,6 +310,7 @@ impl Daemon {
                     told_past_before: 0,
                     doubted_sync_count: 0,
                     said: None,
+                    doubted_flush: Default::default(),
                 });
             }
         }
@@ -382,7 +385,7 @@ impl Daemon {
             key,
             fd: file.fd.clone(),
         };
-        // What is not looked at now will be when its blocks are used for others.
+        // A file that is not looked at now will be when its blocks are used for others.
         let _ = self.workers.push(Urgency::Later, job);
     }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What others do on a device: metadata that the kernel fetches for people who browse, other programs.
+//! Load of others on a device: metadata that the kernel fetches for people who browse, other
+//! programs.
 //!
 //! The kernel counts every read of a disk (`/sys/block/NAME/stat`, Documentation/block/stat.rst). In a sample in
 //! which we read nothing, all of them are theirs, exactly. While we read nothing is said: the kernel cuts our
@@ -31,7 +32,7 @@ impl Counters {
     }
 }
 
-/// What others do on one disk.
+/// The load of others on one disk.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Foreign {
     before: Option<Counters>,
@@ -113,7 +114,7 @@ mod tests {
             None
         );
         assert_eq!(foreign.sample(counters(384, own), own, true, SAMPLE), None);
-        // What was on its way has arrived; from now on the rest is theirs.
+        // The reads under way have arrived; from now on the rest is theirs.
         assert_eq!(
             foreign.sample(counters(385, own), own, false, SAMPLE),
             Some(Load {

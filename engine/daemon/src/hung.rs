@@ -28,6 +28,7 @@ pub(crate) fn take_or_end(path: &Path, patience: Duration) -> Result<RuntimeDir,
         Err(running @ ServeError::Running { .. }) => running,
         taken => return taken,
     };
+    // A daemon that starts answers nobody while it waits for a door's change, for what an earlier daemon left or for memory.
     let Some((pid, Purpose::Serve)) = RuntimeDir::holder(path) else {
         return Err(running);
     };

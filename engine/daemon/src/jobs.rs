@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the workers do for the loop: everything that may wait for a disk.
+//! Jobs of the workers for the loop: everything that may wait for a disk.
 
 use crate::calibrate::Calibration;
 use crate::config::{Config, ConfigError, ShareConfig};
@@ -53,7 +53,7 @@ pub(crate) enum Job {
         fd: OwnedFd,
         /// Process of the client, for the numbers of its mounts.
         pid: i32,
-        /// Who writes to it through a lane, if somebody may.
+        /// The user that writes to it through a lane, if one may.
         writer: Option<Writer>,
     },
     /// Reserve, give back, set times.
@@ -116,7 +116,7 @@ pub(crate) enum Job {
     },
     /// Does it still have a name?
     Links { key: FileKey, fd: Arc<OwnedFd> },
-    /// What does its header say?
+    /// Look for the rate in its header.
     Probe {
         file: FileId,
         generation: u64,
@@ -144,7 +144,7 @@ pub(crate) enum Job {
     },
 }
 
-/// What became of it.
+/// The outcome of a job.
 pub(crate) enum Done {
     Opened {
         session: SessionId,
@@ -162,7 +162,7 @@ pub(crate) enum Done {
         chore: Chore,
         /// Of a reservation where its bytes are now.
         result: io::Result<Vec<Extent>>,
-        /// What it took on its disk before. Units: bytes.
+        /// Its blocks on its disk before. Units: bytes.
         taken_before: u64,
         /// Its version after that.
         version: u64,
@@ -249,7 +249,7 @@ pub(crate) struct Reloaded {
     pub(crate) config: Config,
     /// Shares that were not there before, or lie elsewhere by now, opened.
     pub(crate) shares: Vec<(ShareConfig, Result<OpenedShare, ServeError>)>,
-    /// What is known by now of the devices of shares that are where they were.
+    /// The models known by now of the devices of shares that are where they were.
     pub(crate) measured: Vec<(Arc<Share>, DeviceModel)>,
 }
 
@@ -490,7 +490,8 @@ fn do_chore(fd: &OwnedFd, writer: Writer, chore: Chore) -> io::Result<Vec<Extent
         Chore::Reserve { needed, wished_end } => {
             let who = (writer.uid, writer.gid);
             let turn = turn_of(file::status(fd)?.key.device);
-            // (What a write needs and no more is had at once: small files wait for nobody's gigabyte.)
+            // A reservation of no more than a write needs is made at once: small files wait for
+            // nobody's gigabyte.
             let _turn = (wished_end > needed.end())
                 .then(|| turn.lock().unwrap_or_else(PoisonError::into_inner));
             match space::reserve(fd, needed, wished_end, who, WRITTEN_EXTENT_COUNT_MAX) {
@@ -571,8 +572,8 @@ fn found(file: PrivateFile) -> Result<Found, Unserved> {
     })
 }
 
-/// What a container's header says of the rate. None: it says nothing, or cannot be read; then the rate is
-/// observed.
+/// The rate that a container's header gives. None: it gives none, or cannot be read; then the rate
+/// is observed.
 fn probe_header(fd: &OwnedFd, size: u64) -> Option<RateHint> {
     // Opened anew: our own descriptor is for direct I/O, which wants aligned memory.
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
@@ -630,7 +631,7 @@ fn reload(file: &Path, known: &[Arc<Share>]) -> Result<Reloaded, ConfigError> {
         let served = all.find(|k| k.config.name.eq_ignore_ascii_case(&share.name));
         let result = match served {
             Some(served) if is_as_it_was(served) => continue,
-            // (Another path is taken at the next start.)
+            // Another path is taken at the next start.
             Some(served) => open_share(&served.config, &config),
             None => open_share(share, &config),
         };

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a former daemon left and cannot be written yet, file by file: looked for again and again, and told to whoever asks.
+//! Bytes that a former daemon left and that cannot be written yet, file by file: the daemon looks
+//! for their files again and again, and tells their state to every client that asks.
 //!
-//! Only of a file that is proved gone the bytes go: its handle is stale on a file system that is there, can be written and has found no
-//! fault in itself. Whatever else keeps us from a file says nothing of it: its pieces stay in their lanes, its fact stays, and until
-//! it is found its clients are refused rather than shown older bytes. Files have no order among each other, so the others of a lane go on.
+//! The bytes of a file go only when the file is proved gone: its handle is stale on a file system
+//! that is there, can be written and has found no fault in itself. Any other obstacle says nothing
+//! of the file: its pieces stay in their lanes, its fact stays, and until it is found its clients
+//! are refused rather than shown older bytes. Files have no order among each other, so the others
+//! of a lane go on.
 
+use crate::doctor::counted;
 use crate::error::ServeError;
 use crate::event_loop::Daemon;
 use crate::files::{Durable, TIME_IS_SET, WRITTEN_FILE_DESCRIPTORS};
@@ -55,9 +59,9 @@ pub(crate) enum Why {
     NotMounted,
     /// It could not be had.
     Refused {
-        /// What was tried, as a clause.
+        /// The attempt, as a clause.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error.
         error: io::Error,
     },
 }
@@ -87,7 +91,8 @@ pub(crate) struct Terms {
 }
 
 impl KeptFile {
-    /// What is still to be written of it. (What was written has a record until its time is set, too.)
+    /// The pieces that are still to be written of it. A piece that was written has a record until
+    /// the file's time is set, too.
     fn unwritten(&self) -> impl Iterator<Item = &LeftPiece> {
         let pieces = self.pieces.iter().map(|(_, left)| left);
         pieces.filter(|left| left.state != State::Spent)
@@ -176,7 +181,7 @@ fn handle_in(record: &FileRecord) -> &[u8] {
     record.handle.get(..length).unwrap_or_default()
 }
 
-/// What an operator can do.
+/// The remedy that an operator has.
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
     match KernelError::from_io_error(error) {
         Some(KernelError::ROFS) => {
@@ -198,8 +203,8 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
 struct FileSystems(Vec<([u8; 16], OwnedFd, Arc<Share>)>);
 
 impl FileSystems {
-    /// Those on which shares lie now. (Who only recovers does not look where they have come to lie, and goes by their paths, too.) Waits
-    /// for them.
+    /// The file systems on which shares lie now. A process that only recovers does not look where
+    /// they have come to lie, and goes by their paths, too. Waits for them.
     fn of(shares: &[Arc<Share>], goes_by_path: bool) -> FileSystems {
         let mut known: Vec<([u8; 16], OwnedFd, Arc<Share>)> = Vec::new();
         for share in shares {
@@ -323,7 +328,7 @@ pub(crate) fn find_again(
         .collect()
 }
 
-/// What lanes have, file by file, each by the number of its oldest write.
+/// The files that lanes have bytes of, each by the number of its oldest write.
 pub(crate) fn by_file(left: Vec<Left>) -> BTreeMap<u64, KeptFile> {
     let mut files: HashMap<([u8; 16], i32, Vec<u8>), KeptFile> = HashMap::new();
     for lane in left {
@@ -391,7 +396,8 @@ impl Daemon {
         }
     }
 
-    /// What kept us from something may be over. (While it is looked for: once more, when that is done.)
+    /// The obstacle to something may be over. During a look for it the daemon looks once more at
+    /// its end.
     pub(super) fn look_for_kept_soon(&mut self) {
         self.look_at = Instant::ZERO;
     }
@@ -450,7 +456,7 @@ impl Daemon {
         let mut told: Vec<(LaneId, LeftPiece, FileFacts)> = Vec::new();
         let mut is_any = false;
         for (order, result) in found {
-            // (One that was looked for may have been found by a client meanwhile.)
+            // One that was looked for may have been found by a client meanwhile.
             let Some(mut kept) = self.kept.remove(&order) else {
                 continue;
             };
@@ -486,7 +492,8 @@ impl Daemon {
         let Some(lanes) = &mut self.lanes else {
             return facts;
         };
-        // What was said last is the truth: a client may have set another time after it wrote.
+        // The fact that was set last is the truth: a client may have set another time after it
+        // wrote.
         let said = lanes.facts.get(known_as.0, known_as.1);
         let said = said.filter(|said| said.generation == 0 || said.generation == generation);
         // Without a fact: it died before the first one, or after the time was set (then only the record by which we were to know is left).
@@ -577,7 +584,7 @@ impl Daemon {
 
     // ---- Who asks ----
 
-    /// What is kept of it is not to be seen past, nor written over.
+    /// Nobody may see past its kept bytes, nor write over them.
     pub(super) fn is_kept(&self, key: FileKey) -> bool {
         let known_as = (key.device, key.inode);
         self.kept.values().any(|kept| kept.known_as() == known_as)
@@ -597,7 +604,7 @@ impl Daemon {
         (pieces().count() as u64, bytes, file_count.count())
     }
 
-    /// What cannot be written yet of what a former daemon left, and why: a sentence a reason.
+    /// The files of a former daemon that cannot be written yet, and why: a sentence a reason.
     pub(super) fn kept_sentences(&self) -> Vec<String> {
         let mut reasons: BTreeMap<String, (u64, Vec<String>)> = BTreeMap::new();
         let mut add = |reason: String, writes: u64, name: String| {
@@ -606,7 +613,7 @@ impl Daemon {
             names.push(name);
         };
         for kept in self.kept.values() {
-            // (Of one that only lacks its time: that write.)
+            // Of one that only lacks its time: that write.
             add(
                 kept.reason(),
                 (kept.unwritten().count() as u64).max(1),
@@ -629,7 +636,7 @@ impl Daemon {
         reasons.into_iter().map(sentence).collect()
     }
 
-    /// What the disks of files that are open do not take, and why: a sentence a reason.
+    /// The open files whose disks do not take their bytes, and why: a sentence a reason.
     pub(super) fn failing_sentences(&self) -> Vec<String> {
         let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (id, file) in self.files.all() {
@@ -646,9 +653,9 @@ impl Daemon {
         }
         let sentence = |(reason, mut names): (String, Vec<String>)| {
             names.sort_unstable();
-            let (count, names) = (names.len(), shortened(names));
+            let (files, names) = (counted(names.len(), "file"), shortened(names));
             format!(
-                "bytes of {count} files that clients were told are safe are in memory alone, their disk does not take them ({names}): {reason}. They are kept, and tried each second"
+                "bytes of {files} that clients were told are safe are in memory alone, their disk does not take them ({names}): {reason}. They are kept, and tried each second"
             )
         };
         reasons.into_iter().map(sentence).collect()
@@ -678,7 +685,7 @@ impl Daemon {
         sentences
     }
 
-    /// What its file system said when it was last tried.
+    /// The error of its file system at the last attempt.
     fn why_unwritten(&self, id: FileId) -> String {
         match self.why_not(id) {
             Some(errno) => {
@@ -693,7 +700,7 @@ impl Daemon {
         }
     }
 
-    /// What keeps us from having nothing left, as an error; doors are told that nobody is at it.
+    /// The data that is left, as an error; doors are told that nobody is at it.
     pub(crate) fn ended_clean(&self) -> Result<(), ServeError> {
         let mut sentences = self.unwritten_sentences();
         sentences.extend(self.unrecorded_sentence());
@@ -721,10 +728,11 @@ impl Daemon {
             .map(|(_, file)| name_of(Some(&file.path), (file.key.device, file.key.inode)))
             .collect();
         names.sort_unstable();
-        let (count, names) = (names.len(), shortened(names));
-        (count > 0).then(|| {
+        let is_any = !names.is_empty();
+        let (files, names) = (counted(names.len(), "file"), shortened(names));
+        is_any.then(|| {
             format!(
-                "bytes of {count} files that were acknowledged go with this daemon: their disk has not taken them, and there was no room in the runtime folder to record them ({names}). Who wrote them has to write them again"
+                "bytes of {files} that were acknowledged go with this daemon: their disk has not taken them, and there was no room in the runtime folder to record them ({names}). Who wrote them has to write them again"
             )
         })
     }
@@ -751,7 +759,7 @@ impl Daemon {
             fd: file.fd.clone(),
             durable: written.durable.clone(),
         };
-        // Who has no worker for it now tries again with the next write.
+        // Without a worker for it now, the next write tries again.
         let _ = self.workers.push(Urgency::Now, job);
     }
 
@@ -772,9 +780,10 @@ impl Daemon {
 }
 
 fn sentence((reason, (writes, names)): (String, (u64, Vec<String>))) -> String {
-    let (count, names) = (names.len(), shortened(names));
+    let writes = counted(usize::try_from(writes).unwrap_or(usize::MAX), "write");
+    let (files, names) = (counted(names.len(), "file"), shortened(names));
     format!(
-        "{writes} writes to {count} files that a former daemon left are kept and not written yet ({names}): {reason}"
+        "{writes} to {files} that a former daemon left are kept and not written yet ({names}): {reason}"
     )
 }
 

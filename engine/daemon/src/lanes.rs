@@ -73,7 +73,7 @@ impl Lane {
     }
 }
 
-/// What a daemon that died left of a lane.
+/// The pieces that a daemon that died left of a lane.
 pub(crate) struct Left {
     pub(crate) lane: LaneId,
     pub(crate) pieces: Vec<LeftPiece>,
@@ -174,7 +174,7 @@ impl Lanes {
             }
             let mut lane = Lane::of(file);
             lane.kept = pieces.iter().map(|piece| piece.record).collect();
-            // (What is published again gets no name that one of these has.)
+            // A piece that is published again gets no name that one of these has.
             let names = pieces.iter().map(|piece| piece.piece.file);
             lane.next_file = names.max().map_or(0, |last| last + 1);
             self.lanes.insert(id, lane);
@@ -286,8 +286,9 @@ impl Lanes {
         PIECE_COUNT
     }
 
-    /// Pages are in a session's hands, and `record` will be theirs: see that it has memory, and that they can have theirs. (Whoever takes
-    /// it first has it: the door looks again before it stores anything there.)
+    /// Pages are in a session's hands, and `record` will be theirs: see that it has memory, and
+    /// that they can have theirs. The side that takes it first has it: the door looks again before
+    /// it stores anything there.
     pub(crate) fn granted(&mut self, id: LaneId, record: u32, runs: &Runs) -> io::Result<()> {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return Err(io::ErrorKind::NotFound.into());
@@ -296,7 +297,7 @@ impl Lanes {
         if needed > 0 {
             let found = rustix::fs::fstatfs(lane.file.bytes_fd())?;
             let free = found.f_bavail.saturating_mul(found.f_bsize as u64);
-            // (A tmpfs without a limit has no blocks at all.)
+            // A tmpfs without a limit has no blocks at all.
             if found.f_blocks > 0 && free < needed {
                 return Err(io::ErrorKind::StorageFull.into());
             }
@@ -315,8 +316,8 @@ impl Lanes {
         }
     }
 
-    /// A lane whose epoch is not ours was taken over. Whoever did that took us for dead: nothing of ours may reach a file or a
-    /// client any more, so this does not return.
+    /// A lane whose epoch is not ours was taken over. The daemon that did so took us for dead:
+    /// nothing of ours may reach a file or a client any more, so this does not return.
     fn end_if_superseded(&self, id: LaneId) {
         let Some(lane) = self.lanes.get(&id) else {
             return;
@@ -346,7 +347,7 @@ impl Lanes {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return false;
         };
-        // (A grant has seen to that, and nobody was granted this.)
+        // A grant has seen to that, and nobody was granted this.
         if request.is_none()
             && let Err(error) = lane.make_ready(record)
         {
@@ -375,7 +376,7 @@ impl Lanes {
             record,
             &PieceRecord {
                 order: self.order,
-                // (No door's request has this number.)
+                // No door's request has this number.
                 request: request.map_or(0, |request| request.0),
                 range,
                 file: name,
@@ -422,7 +423,7 @@ impl Lanes {
                 continue;
             };
             self.end_if_superseded(part.lane);
-            // (What is written again may have no record.)
+            // A piece that is written again may have no record.
             if let Some(lane) = self.lanes.get(&part.lane)
                 && lane.pieces.contains_key(&part.record)
             {
@@ -453,7 +454,7 @@ impl Lanes {
 
     /// Pages at a lane's end that are not in use give their memory back.
     pub(crate) fn give_back(&mut self, id: LaneId, run: PageRun) {
-        // What is kept lies in pages that the core takes for free.
+        // Kept pieces lie in pages that the core takes for free.
         if let Some(lane) = (self.lanes.get_mut(&id)).filter(|lane| lane.kept.is_empty()) {
             lane.backed_to = lane.backed_to.min(run.first);
             if let Err(error) = lane.file.give_memory_back(run.first, run.count) {
@@ -478,8 +479,9 @@ impl Lanes {
         }
     }
 
-    /// The parts of a write as the device can take them: what is less than a page is copied together, one behind the other, however
-    /// many pieces it comes from. (The core counts the rest: see `Limits::write_part_count_max`.)
+    /// The parts of a write as the device can take them: parts of less than a page are copied
+    /// together, one behind the other, however many pieces they come from. The core counts the
+    /// rest: see `Limits::write_part_count_max`.
     ///
     /// Errors   a lane's memory ends before its piece does; a direct write that is not of whole pages (our own fault)
     pub(crate) fn memory_of(
@@ -496,7 +498,7 @@ impl Lanes {
         let copied: u64 = parts.iter().map(copied).sum();
         let copy = match copied {
             0 => None,
-            // (Less than what one request moves.)
+            // Less than what one request moves.
             _ => Some(Arc::new(Mapping::private(
                 copied.next_multiple_of(PAGE_BYTES) as usize,
             )?)),
@@ -636,7 +638,8 @@ fn push(memory: &mut Vec<MemoryPart>, part: MemoryPart) {
 /// A number that a door cannot guess; never 0.
 fn secret() -> u64 {
     let mut bytes = [0; 8];
-    // Without chance any number does: who may connect is root, this keeps mistakes apart.
+    // Without chance any number does: a process that may connect is root's, this keeps mistakes
+    // apart.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     u64::from_ne_bytes(bytes) | 1
 }
@@ -695,6 +698,7 @@ mod tests {
             told_past_before: 0,
             doubted_sync_count: 0,
             said: None,
+            doubted_flush: Default::default(),
         }
     }
 
@@ -812,7 +816,7 @@ mod tests {
         assert!(next.tell(id).is_some() && next.tell(id).is_none());
         next.recovered(id, 0, left.pieces[0].piece.file, FileId(1));
         assert!(!next.is_empty() && next.unwritten() == HashMap::from([(FileId(1), 1)]));
-        // What the core takes for free is not.
+        // The pages that the core takes for free are not.
         std::os::unix::fs::FileExt::write_all_at(
             &std::fs::File::from(next.file(id).unwrap().bytes_fd().try_clone().unwrap()),
             b"kept",

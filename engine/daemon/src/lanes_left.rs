@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What lies in lanes, for an operator: looked at and given up without a daemon.
+//! The contents of lanes, for an operator: looked at and given up without a daemon.
 //!
 //! A lane that is damaged keeps a daemon from starting, and is shown here as far as its records can be read, each by itself.
 
@@ -38,7 +38,7 @@ pub struct LaneLeft {
     pub memory_bytes: u64,
 }
 
-/// What of it belongs to one file.
+/// The part of it that belongs to one file.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct FileLeft {
     /// Its name, if it is on a file system that a share is on.
@@ -55,7 +55,7 @@ pub struct FileLeft {
     pub bytes: u64,
     /// Where the last of them ends.
     pub end: u64,
-    /// What they cover, ascending.
+    /// The ranges that they cover, ascending.
     pub ranges: Vec<RangeLeft>,
 }
 
@@ -81,7 +81,8 @@ pub struct DamageLeft {
     pub reason: String,
 }
 
-/// What lies in the lanes of this configuration's runtime folder. A daemon may be writing it meanwhile.
+/// The contents of the lanes of this configuration's runtime folder. A daemon may be writing them
+/// meanwhile.
 pub fn list(config: &Config) -> Result<Vec<LaneLeft>, ServeError> {
     let folder = config.runtime_dir.join("lanes");
     let found = match lanes_in(&folder) {

@@ -42,5 +42,5 @@ mod worker;
 mod writing;
 
 pub use error::ServeError;
-pub use runtime_dir::config_of;
+pub use runtime_dir::{Running, config_of, running_elsewhere};
 pub use serve::{recover, serve};

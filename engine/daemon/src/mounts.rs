@@ -85,7 +85,8 @@ impl MountTable {
         folders.reverse();
         let mut now: Option<MountId> = None;
         for folder in folders {
-            // One after the other: the next one was mounted over the last one. (What lies below another mount has that for its parent.)
+            // One after the other: the next one was mounted over the last one. A mount that lies
+            // below another one has that for its parent.
             while let Some((next, _, _)) = mounts.iter().find(|(id, parent, point)| {
                 let is_on_it = match now {
                     Some(now) => *parent == now && *id != now,

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The loop's part for shares whose file systems come and go: found again, taken into service, let go of.
 //!
-//! A share is known by its path. That path may come to lie on another mount: the disk was unmounted, was mounted again, or came late. The
-//! kernel's table of mounts says so, and so does a door that brings a descriptor of another mount; a worker then looks where the
-//! path leads, and the share is opened anew. What was opened on the former mount goes on there until its last close, and what clients wrote
-//! to it is written; then nothing of ours keeps that mount in use. (docs/decisions/0042)
+//! A share is known by its path. That path may come to lie on another mount: the disk was
+//! unmounted, was mounted again, or came late. The kernel's table of mounts says so, and so does a
+//! door that brings a descriptor of another mount; a worker then looks where the path leads, and
+//! the share is opened anew. Files that were opened on the former mount go on there until their
+//! last close, and the bytes that clients wrote to them are written; then nothing of ours keeps
+//! that mount in use. See docs/decisions/0042.
 
 use crate::calibrate::Calibration;
 use crate::config::{Config, ShareConfig};
+use crate::doctor::counted;
 use crate::error::ServeError;
 use crate::event_loop::Daemon;
 use crate::files::Files;
@@ -23,10 +26,10 @@ use std::sync::{Arc, Weak};
 
 /// How often it is looked for shares that are not there: a folder may be made, or a link put right, which no table of mounts tells.
 const LOOK_AGAIN: Duration = Duration::from_s(5);
-/// What doors bring makes us look at a share no more often than this.
+/// Descriptors that doors bring make us look at a share no more often than this.
 const LOOK_EVERY: Duration = Duration::from_s(1);
 
-/// What is known of places.
+/// The places of shares, as far as they are known.
 #[derive(Debug, Default)]
 pub(crate) struct Moves {
     watch: Option<MountWatch>,
@@ -139,7 +142,8 @@ impl Daemon {
         self.exchange_descriptors();
     }
 
-    /// Who writes is the one who syncs: a failure of the kernel to write its cache is told to the descriptors that were there. (0036)
+    /// The descriptor that writes is the one that syncs: the kernel reports a failure to write its
+    /// cache to the descriptors that were there. See decision 0036.
     fn exchange_descriptors(&mut self) {
         for (id, (generation, opened)) in std::mem::take(&mut self.moves.to_write) {
             let Some(file) = self.files.same_mut(id, generation) else {
@@ -148,7 +152,7 @@ impl Daemon {
             if self.server.is_unsettled(id) {
                 self.moves.to_write.insert(id, (generation, opened));
             } else if let Some(written) = &mut file.written {
-                // (What those before it were told is not told of its first write.)
+                // An error that the descriptors before it got is no error of its first write.
                 let _ = space::untold_error(&*opened.direct);
                 written.file = Ok(opened);
                 self.files.count_again(id);
@@ -241,7 +245,7 @@ impl Daemon {
         }
     }
 
-    /// What was opened of it goes on; nobody can open anything else.
+    /// Files that were opened of it go on; nobody can open anything else.
     fn share_leads_nowhere(&mut self, share: ShareConfig, error: &ServeError) {
         let trouble = error.to_string();
         let Some(index) = self.index_of(&share.name) else {
@@ -343,13 +347,13 @@ impl Daemon {
         }
     }
 
-    /// What is not configured any more is not waited for.
+    /// A share that is not configured any more is not waited for.
     pub(super) fn moves_only_of(&mut self, config: &Config) {
         let absent = &mut self.moves.absent;
         absent.retain(|name, _| config.share(name).is_some());
     }
 
-    /// It is there: whoever was told otherwise is wrong by now.
+    /// It is there: a client that was told otherwise is wrong by now.
     pub(super) fn share_is_there(&mut self, name: &str) {
         let is_it = |key: &String| key.eq_ignore_ascii_case(name);
         self.moves.absent.retain(|key, _| !is_it(key));
@@ -398,16 +402,17 @@ impl Daemon {
     pub(super) fn notes_of_left(&self) -> Vec<String> {
         let note = |left: &LeftShare| {
             let ids = left.files(&self.files);
-            let (mut count, mut dirty_count) = (0, 0);
+            let (mut count, mut dirty_count) = (0_usize, 0);
             for id in ids {
                 count += 1;
                 dirty_count += u32::from(self.server.is_dirty(id));
             }
             (count > 0).then(|| {
                 format!(
-                    "share {:?}: {count} files of the file system that was mounted on {} before (device {}) are still in use, {dirty_count} of \
+                    "share {:?}: still in use: {} of the file system that was mounted on {} before (device {}), {dirty_count} of \
                      them with bytes to be written; it is in use until clients have closed them and they are written{}",
                     left.name,
+                    counted(count, "file"),
                     left.point,
                     left.device,
                     if dirty_count > 0 {
@@ -422,7 +427,7 @@ impl Daemon {
     }
 }
 
-/// What is wrong with where a share lies, in a sentence, and where it is at home from now on.
+/// The fault of the place where a share lies, in a sentence, and its home from now on.
 pub(super) fn trouble_of(
     share: &Share,
     device: &str,

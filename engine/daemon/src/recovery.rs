@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a daemon that died has left in lanes: read, matched with files, and given to the core.
+//! The pieces that a daemon that died has left in lanes: read, matched with files, and given to the
+//! core.
 //!
-//! Nothing is guessed. A table that another version wrote, or that is damaged, keeps the daemon from starting, with the ways out. What cannot be
-//! written yet is kept: see [`crate::kept`].
+//! Nothing is guessed. A table that another version wrote, or that is damaged, keeps the daemon
+//! from starting, with the ways out. Pieces that cannot be written yet are kept: see
+//! [`crate::kept`].
 
+use crate::doctor::counted;
 use crate::error::ServeError;
 use crate::event_loop::Daemon;
 use crate::kept::by_file;
@@ -86,7 +89,9 @@ impl Daemon {
         self.give_left_back(started);
         if count > 0 {
             tracing::warn!(
-                "an earlier daemon left {count} acknowledged writes of {file_count} files, {} MB; they are being written ({} ms)",
+                "an earlier daemon left {} of {}, {} MB; they are being written ({} ms)",
+                counted(count as usize, "acknowledged write"),
+                counted(file_count, "file"),
                 bytes / 1_000_000,
                 clock::now().since(started).ms()
             );
@@ -119,7 +124,8 @@ impl Daemon {
             let file = OwnedFd::from(file);
             if let Err(error) = self.ring.hold(&file) {
                 tracing::error!("cannot lock the ring: {error}");
-                // Then we hold it ourselves: requests of ours that outlive us are not seen by who comes next.
+                // Then we hold it ourselves: requests of ours that outlive us are not seen by the
+                // next daemon.
                 self.ring_lock_kept = Some(file);
             }
         }
@@ -138,7 +144,7 @@ impl Daemon {
     pub(super) fn start_draining(&mut self) {
         self.drain_moved = clock::now();
         self.drain_end = self.drain_moved + DRAIN_MAX;
-        // Who comes now is told that nobody is here, and not kept waiting.
+        // A client that comes now is told that nobody is here, and not kept waiting.
         self.listener = None;
         for (_, guest) in self.sessions.guests.drain() {
             self.ring.poll_remove(guest.poll);
@@ -148,6 +154,7 @@ impl Daemon {
             ..self.config.policy.clone()
         };
         self.feed(Event::PolicyChanged(policy));
+        self.feed(Event::Stopping);
         // Also if nothing is to be written: a session that stays would write on while others, who are told that nobody is here, read its files plainly.
         let sessions: Vec<SessionId> = self.sessions.seats.keys().copied().collect();
         for session in sessions {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Was a change reported by who made it?
+//! Was a change reported by the process that made it?
 //!
-//! A process with a session reports what it does to a file, and waits for the answer; but only what it does through a share
-//! that we serve. What it does to the same file another way (a second Samba share on the same folder,
-//! without the module), or what it had no session left to report, the kernel's notice alone tells. So a notice of a change
-//! by such a process waits a while for the report; without one the change was a stranger's.
+//! A process with a session reports what it does to a file, and waits for the answer; but only what
+//! it does through a share that we serve. Its changes of the same file another way, such as by a
+//! second Samba share on the same folder without the module, or those that it had no session left
+//! to report, are told by the kernel's notice alone. So a notice of a change by such a process
+//! waits a while for the report; without one the change was a stranger's.
 
 use rushes_core::server::FileKey;
 use rushes_core::units::{Duration, Instant};
@@ -15,8 +16,8 @@ use std::collections::HashMap;
 const TOGETHER: Duration = Duration::from_ms(250);
 /// So long a notice waits for its report.
 const PATIENCE: Duration = Duration::from_s(1);
-/// A stranger's changes of one file are told at once, and then so often: each costs its readers what is cached of it, and who writes all
-/// the time would leave them nothing.
+/// A stranger's changes of one file are told at once, and then so often: each costs its readers
+/// what is cached of it, and a stranger that writes all the time would leave them nothing.
 const STRANGE_PACE: Duration = Duration::from_ms(500);
 /// Reports remembered; older ones than matter are forgotten beyond that.
 const REPORT_COUNT_MAX: usize = 4096;
@@ -30,7 +31,7 @@ pub(crate) struct Reports {
     next: Option<Instant>,
 }
 
-/// What strangers do to a file.
+/// The changes of strangers to a file.
 struct Strange {
     /// When it was told last.
     told: Instant,
@@ -158,7 +159,7 @@ mod tests {
             }
         }
         assert_eq!(told, [0, 500, 1000, 1500]);
-        // The last of his changes is told too, and nothing after it.
+        // The last of its changes is told too, and nothing after it.
         assert_eq!(reports.next(), at(2000));
         assert_eq!(reports.overdue(at(2000)), [FILE]);
         assert_eq!(reports.next(), Instant::NEVER);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files for which we reserved blocks and have not given them back yet, in a file that outlives us: `lanes/reserved`, laid
-//! out as `rushes_core::format::reserved` says. What is written here is small and lies in memory: it does not wait.
+//! Files for which we reserved blocks and have not given them back yet, in a file that outlives us:
+//! `lanes/reserved`, laid out as `rushes_core::format::reserved` says. Entries written here are
+//! small and lie in memory: a write does not wait.
 //!
-//! What a daemon leaves is given back by the next one, or by `rushes recover`, when nobody has the file open: who lengthens it at the
-//! same moment would lose bytes. So are reservations of files that a door has let go of without closing them.
+//! The blocks that a daemon leaves are given back by the next one, or by `rushes recover`, when
+//! nobody has the file open: a program that lengthens it at the same moment would lose bytes. So
+//! are reservations of files that a door has let go of without closing them.
 
 use crate::event_loop::Daemon;
 use crate::files::Durable;
@@ -23,7 +25,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Who has closed a file through us closes it himself a moment later.
+/// A client that has closed a file through us closes it itself a moment later.
 const TRY_FIRST: Duration = Duration::from_ms(500);
 /// How often files that somebody had open are tried again.
 const TRY_AGAIN: Duration = Duration::from_s(20);
@@ -200,7 +202,7 @@ impl Reserved {
     }
 }
 
-/// What a worker found: by record; None: no share is on its file system now.
+/// The results of a worker: by record; None: no share is on its file system now.
 pub(crate) type Attempts = Vec<(u32, io::Result<Option<GivenBack>>)>;
 
 /// Try to give back what was left. Waits for disks.

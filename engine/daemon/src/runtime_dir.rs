@@ -5,9 +5,9 @@ use crate::error::ServeError;
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Pid;
 use std::fs::{DirBuilder, File};
-use std::io::{self, Read, Seek, Write};
+use std::io::{self, Read};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,11 @@ const NAME_PATIENCE: Duration = Duration::from_secs(1);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What somebody does with the folder.
+/// The purpose of a process with the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
+    /// Everything, as soon as it has started.
+    Start,
     /// Everything.
     Serve,
     /// Only what a former daemon left.
@@ -28,9 +30,16 @@ pub(crate) enum Purpose {
 impl Purpose {
     fn mark(self) -> &'static str {
         match self {
+            Purpose::Start => " starts",
             Purpose::Serve => "",
             Purpose::Recover => " recovers",
         }
+    }
+
+    fn of_mark(mark: &str) -> Option<Purpose> {
+        [Purpose::Start, Purpose::Serve, Purpose::Recover]
+            .into_iter()
+            .find(|purpose| purpose.mark() == mark)
     }
 }
 
@@ -38,16 +47,17 @@ impl Purpose {
 #[derive(Debug)]
 pub(crate) struct RuntimeDir {
     path: PathBuf,
-    _lock: File,
+    lock: File,
 }
 
 impl RuntimeDir {
-    /// As [`RuntimeDir::take`], to serve from it: whoever only writes what a former daemon left is waited for.
+    /// As [`RuntimeDir::take`], to serve from it: a process that only writes the data of a former
+    /// daemon is waited for.
     pub(crate) fn take_to_serve(path: &Path) -> Result<RuntimeDir, ServeError> {
         let begun = Instant::now();
         let mut is_told = false;
         loop {
-            match RuntimeDir::take(path, Purpose::Serve) {
+            match RuntimeDir::take(path, Purpose::Start) {
                 Err(ServeError::Recovering { pid, .. }) => {
                     if !is_told && begun.elapsed() >= NAME_PATIENCE {
                         tracing::info!(
@@ -58,7 +68,7 @@ impl RuntimeDir {
                 }
                 Err(running @ ServeError::Running { .. }) => {
                     let is_waited_for = match RuntimeDir::holder(path) {
-                        Some((_, Purpose::Serve)) => false,
+                        Some((_, Purpose::Start | Purpose::Serve)) => false,
                         Some((_, Purpose::Recover)) => true,
                         // It has not said yet what it is.
                         None => begun.elapsed() < NAME_PATIENCE,
@@ -98,7 +108,7 @@ impl RuntimeDir {
                 ),
             )));
         }
-        let mut lock = File::options()
+        let lock = File::options()
             .read(true)
             .write(true)
             .create(true)
@@ -107,7 +117,7 @@ impl RuntimeDir {
             .map_err(fail)?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             let holder = match RuntimeDir::holder(path) {
-                Some((pid, Purpose::Serve)) => {
+                Some((pid, Purpose::Start | Purpose::Serve)) => {
                     format!("its lock is held by pid {}", pid.as_raw_nonzero())
                 }
                 Some((pid, Purpose::Recover)) => {
@@ -123,14 +133,30 @@ impl RuntimeDir {
                 holder,
             });
         }
-        lock.set_len(0)
-            .and_then(|()| lock.rewind())
-            .and_then(|()| writeln!(lock, "{}{}", std::process::id(), purpose.mark()))
-            .map_err(fail)?;
-        Ok(RuntimeDir {
+        let taken = RuntimeDir {
             path: path.to_path_buf(),
-            _lock: lock,
-        })
+            lock,
+        };
+        taken.say(purpose).map_err(fail)?;
+        Ok(taken)
+    }
+
+    /// In place: a file that is emptied first may get no room again.
+    fn say(&self, purpose: Purpose) -> io::Result<()> {
+        let line = format!("{}{}\n", std::process::id(), purpose.mark());
+        self.lock.write_all_at(line.as_bytes(), 0)?;
+        self.lock.set_len(line.len() as u64)
+    }
+
+    /// It has started: from now on a process that gives no answer is hung.
+    ///
+    /// Errors   RuntimeDir: the folder has no room
+    pub(crate) fn has_started(&self) -> Result<(), ServeError> {
+        self.say(Purpose::Serve)
+            .map_err(|source| ServeError::RuntimeDir {
+                dir: self.path.clone(),
+                source,
+            })
     }
 
     /// Somebody serves from it, or recovers.
@@ -144,11 +170,9 @@ impl RuntimeDir {
         let mut holder = String::new();
         let lock = File::open(path.join("lock")).ok()?;
         lock.take(64).read_to_string(&mut holder).ok()?;
-        let (pid, purpose) = match holder.strip_suffix(" recovers\n") {
-            Some(pid) => (pid, Purpose::Recover),
-            None => (holder.strip_suffix('\n')?, Purpose::Serve),
-        };
-        Some((Pid::from_raw(pid.parse().ok()?)?, purpose))
+        let holder = holder.strip_suffix('\n')?;
+        let (pid, mark) = holder.split_at(holder.find(' ').unwrap_or(holder.len()));
+        Some((Pid::from_raw(pid.parse().ok()?)?, Purpose::of_mark(mark)?))
     }
 
     pub(crate) fn session_socket(&self) -> PathBuf {
@@ -160,14 +184,15 @@ impl RuntimeDir {
         self.path.join("lanes")
     }
 
-    /// Whoever finds this folder without a daemon knows by which configuration what that left is written: see [`config_of`].
+    /// A process that finds this folder without a daemon knows by which configuration the data left
+    /// there is written: see [`config_of`].
     fn config_name(path: &Path) -> PathBuf {
         path.join("config")
     }
 
     pub(crate) fn name_config(&self, config: &Path) {
         let name = std::path::absolute(config).unwrap_or_else(|_| config.to_path_buf());
-        // (A folder without room: then it is the usual one, or the one that is named.)
+        // A folder without room: then it is the usual one, or the one that is named.
         let _ = std::fs::write(
             RuntimeDir::config_name(&self.path),
             name.as_os_str().as_bytes(),
@@ -190,6 +215,68 @@ pub fn config_of(path: &Path) -> Option<PathBuf> {
     name.is_absolute().then_some(name)
 }
 
+/// A daemon that runs on this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Running {
+    /// The folder with its sockets.
+    pub dir: PathBuf,
+    /// The configuration that it was started with.
+    pub config: PathBuf,
+}
+
+impl Running {
+    /// It was started with this configuration, by whichever name.
+    pub fn is_of(&self, config: &Path) -> bool {
+        let whole = |path: &Path| {
+            let whole = path.canonicalize().or_else(|_| std::path::absolute(path));
+            whole.unwrap_or_else(|_| path.to_path_buf())
+        };
+        whole(&self.config) == whole(config)
+    }
+}
+
+/// Every daemon of this machine that serves from another folder, by the kernel's table of sockets.
+/// A socket without a configuration beside it is no daemon's.
+pub fn running_elsewhere(than: &Path) -> Vec<Running> {
+    let table = std::fs::read("/proc/net/unix").unwrap_or_default();
+    let here = than.canonicalize().unwrap_or_else(|_| than.to_path_buf());
+    let mut found: Vec<Running> = folders_of(&table)
+        .filter(|dir| *dir != here && *dir != than && is_trusted(dir) && RuntimeDir::is_held(dir))
+        .filter_map(|dir| {
+            Some(Running {
+                config: config_of(&dir)?,
+                dir,
+            })
+        })
+        .collect();
+    found.sort_by(|one, other| one.dir.cmp(&other.dir));
+    found.dedup();
+    found
+}
+
+/// Only root, or the user that asks, can have made the files in this folder. The table names
+/// sockets of all users, and a file of somebody else's may be a pipe that nobody ever writes to.
+fn is_trusted(dir: &Path) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    let is_own = |of: &std::fs::Metadata| [0, own].contains(&of.uid()) && of.mode() & 0o022 == 0;
+    let is_folder = |of: &std::fs::Metadata| of.is_dir() && is_own(of);
+    dir.symlink_metadata().is_ok_and(|of| is_folder(&of))
+        && ["lock", "config"].iter().all(|name| {
+            let of = dir.join(name).symlink_metadata();
+            of.is_ok_and(|of| of.is_file() && is_own(&of))
+        })
+}
+
+/// The folders in which a socket has the name of a daemon's control socket.
+fn folders_of(table: &[u8]) -> impl Iterator<Item = PathBuf> {
+    table.split(|byte| *byte == b'\n').filter_map(|line| {
+        let start = line.iter().position(|byte| *byte == b'/')?;
+        let folder = line[start..].strip_suffix(b"/control.sock")?;
+        let folder = PathBuf::from(std::ffi::OsStr::from_bytes(folder));
+        folder.is_absolute().then_some(folder)
+    })
+}
+
 impl Drop for RuntimeDir {
     /// The sockets go while the lock is still held, so that they cannot be a successor's.
     fn drop(&mut self) {
@@ -202,6 +289,52 @@ impl Drop for RuntimeDir {
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn folders_of_daemons_are_in_the_table_of_sockets() {
+        let table = "Num       RefCount Protocol Flags    Type St Inode Path\n\
+             0000000000000000: 00000002 00000000 00010000 0001 01 17 /run/a b/control.sock\n\
+             0000000000000000: 00000002 00000000 00010000 0005 01 18 /run/a b/session.sock\n\
+             0000000000000000: 00000003 00000000 00000000 0001 03 19\n\
+             0000000000000000: 00000002 00000000 00010000 0001 01 20 @/control.sock/x\n\
+             0000000000000000: 00000002 00000000 00010000 0001 01 21 run/control.sock\n\
+             0000000000000000: 00000002 00000000 00010000 0001 01 22 /control.sock\n";
+        let folders: Vec<PathBuf> = folders_of(table.as_bytes()).collect();
+        assert_eq!(folders, [PathBuf::from("/run/a b")]);
+    }
+
+    #[test]
+    fn a_folder_that_others_may_have_filled_is_not_looked_into() {
+        let dir = std::env::temp_dir().join(format!("rushes-trust-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        mode(&dir, 0o755);
+        for name in ["lock", "config"] {
+            assert!(!is_trusted(&dir), "without {name}");
+            std::fs::write(dir.join(name), "").unwrap();
+            mode(&dir.join(name), 0o644);
+        }
+        assert!(is_trusted(&dir));
+        for path in [dir.clone(), dir.join("lock")] {
+            mode(&path, 0o777);
+            assert!(!is_trusted(&dir), "everybody writes to {}", path.display());
+            mode(&path, 0o755);
+        }
+        assert!(is_trusted(&dir));
+        // A pipe to which nobody writes, and a link to bytes without an end.
+        std::fs::remove_file(dir.join("config")).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", dir.join("config")).unwrap();
+        assert!(!is_trusted(&dir));
+        std::fs::remove_file(dir.join("lock")).unwrap();
+        let pipe = std::process::Command::new("mkfifo")
+            .arg(dir.join("lock"))
+            .status();
+        assert!(pipe.unwrap().success());
+        assert!(!is_trusted(&dir));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
 
     #[test]
     fn a_folder_belongs_to_one_daemon_and_to_nobody_else() {
@@ -218,6 +351,10 @@ mod tests {
             }
         };
         let first = RuntimeDir::take_to_serve(&path).unwrap();
+        let purpose = || RuntimeDir::holder(&path).map(|(_, purpose)| purpose);
+        assert_eq!(purpose(), Some(Purpose::Start));
+        first.has_started().unwrap();
+        assert_eq!(purpose(), Some(Purpose::Serve));
         let second = RuntimeDir::take_to_serve(&path).unwrap_err().to_string();
         assert!(
             second.contains(&format!("pid {}", std::process::id())) && second.contains("stop it"),
@@ -225,7 +362,7 @@ mod tests {
         );
         drop(first);
         drop(free(Purpose::Serve));
-        // Who only recovers is waited for.
+        // A process that only recovers is waited for.
         let recovers = free(Purpose::Recover);
         let found =
             RuntimeDir::holder(&path).map(|(pid, purpose)| (pid.as_raw_nonzero().get(), purpose));

@@ -119,7 +119,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
         _ => no_plain_changes(&runtime.lanes(), &mut notes),
     };
     let lanes = match config.write_buffer_bytes {
-        // What a daemon with another configuration left is written all the same.
+        // The data that a daemon with another configuration left is written all the same.
         0 if is_any_left(&runtime.lanes())? || reserved::any_in(&runtime.lanes()) => {
             Some(Lanes::new(&runtime.lanes(), 0).map_err(ServeError::System)?)
         }
@@ -173,6 +173,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
             source,
         })?;
         daemon.listen(listener);
+        runtime.has_started()?;
         tracing::info!("ready");
     }
     drop(quiet);
@@ -188,7 +189,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     ended
 }
 
-/// Whether lanes lie there. (A folder that cannot be read may be full of them.)
+/// Whether lanes lie there. A folder that cannot be read may be full of them.
 fn is_any_left(lanes: &Path) -> Result<bool, ServeError> {
     match lanes_in(lanes) {
         Ok(left) => Ok(!left.is_empty()),
@@ -206,7 +207,7 @@ fn no_plain_changes(lanes: &Path, notes: &mut Vec<String>) -> Option<NoPlainChan
     if waited_ms > 100 {
         tracing::warn!("waited {waited_ms} ms for writes that doors had begun without a daemon");
     }
-    // (That there is no room is said by who needs it next.)
+    // A lack of room is reported by the next caller that needs it.
     if let Err(error) = &found
         && error.kind() != std::io::ErrorKind::StorageFull
     {
@@ -219,7 +220,7 @@ fn no_plain_changes(lanes: &Path, notes: &mut Vec<String>) -> Option<NoPlainChan
     found.ok()
 }
 
-/// What the configuration makes of the bounds.
+/// The bounds as the configuration sets them.
 fn limits(config: &Config) -> Limits {
     let slot_bytes = config.buffer_bytes;
     let slot_count = config.cache_bytes / u64::from(slot_bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who is connected: doors that have said who they are, and those that have not yet.
+//! Doors that are connected: those that have said who they are, and those that have not yet.
 
 use crate::share::ServedShare;
 use rushes_core::format::door;
@@ -21,7 +21,7 @@ pub(crate) struct OpenHandle {
     pub(crate) found: IsFound,
     /// Which part of its file it has.
     pub(crate) part: FilePart,
-    /// What the client's own descriptor allows.
+    /// The access that the client's own descriptor allows.
     pub(crate) allows: Allows,
 }
 

@@ -52,7 +52,7 @@ pub(crate) struct Share {
     is_left: AtomicBool,
 }
 
-/// What keeps a share's mount in use beside its files.
+/// The descriptors that keep a share's mount in use beside its files.
 #[derive(Clone, Debug)]
 struct Held {
     /// O_PATH.
@@ -190,7 +190,7 @@ impl Share {
         root.ok_or_else(|| rustix::io::Errno::STALE.into())
     }
 
-    /// What to sync for the drive to write out what it has in its memory.
+    /// The descriptor to sync for the drive to flush its cache.
     pub(crate) fn flush_with(&self) -> Option<Arc<OwnedFd>> {
         self.held().as_ref()?.flush_with.clone()
     }

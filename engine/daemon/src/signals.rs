@@ -17,7 +17,7 @@ pub(crate) struct Signals {
     ids: Vec<SigId>,
 }
 
-/// What was asked for since last time.
+/// The requests since last time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     pub(crate) stop: bool,

@@ -1,18 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads of what the kernel has in its cache, and writes that it takes into it unasked.
 //!
-//! Files are read past the kernel's cache. What others than we wrote may be there and nowhere else: a disk that refuses a write loses the page, and the
-//! kernel goes on showing it to everybody who reads as usual, whoever wrote it and whoever was told of the error. And to read past the cache has the
-//! kernel write first what it has not written: on a disk that fails our read would be what loses it. So a range of which the kernel has all is
-//! read from there, which takes no disk either; and one with anything that is not written yet; and, on a disk that has failed, or where
-//! it is little, one of which the kernel has anything at all. (More of it would be read by and by, in the kernel's small pieces.)
+//! Files are read past the kernel's cache. Bytes that others than we wrote may be there and nowhere
+//! else: a disk that refuses a write loses the page, and the kernel goes on showing it to everybody
+//! who reads as usual, no matter which program wrote it and which was told of the error. And to
+//! read past the cache has the kernel write first what it has not written: on a disk that fails our
+//! read would be what loses it. So a range of which the kernel has all is read from there, which
+//! takes no disk either; and one with anything that is not written yet; and, on a disk that has
+//! failed, or where it is little, one of which the kernel has anything at all. More of it would be
+//! read by and by, in the kernel's small pieces.
 //!
-//! Files are written past that cache, too. But Linux writes through it nevertheless when it cannot make room there (a page of the range is in use, or
-//! anything of the file could not be written since somebody last looked: iomap's ENOTBLK), or always, where a file system has no direct I/O for this file
-//! and does not say so (ext4 with data=journal). Such a request ends well. What became of it is found out behind each: one with pages that are not
-//! written yet is tried once more, then its bytes are kept as all that goes through the cache; and an error that the kernel has not told this descriptor may be this request's.
-//! (Or nobody's: Linux tells EIO, too, when it could not take a page of the range out of its cache behind such a write, since somebody was just writing to that. Its log
-//! says "Page cache invalidation failure on direct I/O" then. The page may have older bytes than we wrote and be written over them: ours are written once more.)
+//! Files are written past that cache, too. But Linux writes through it nevertheless when it cannot
+//! make room there (a page of the range is in use, or anything of the file could not be written
+//! since somebody last looked: iomap's ENOTBLK), or always, where a file system has no direct I/O
+//! for this file and does not say so (ext4 with data=journal). Such a request ends well. Its
+//! outcome is found out behind each: one with pages that are not written yet is tried once more,
+//! then its bytes are kept as all that goes through the cache; and an error that the kernel has not
+//! told this descriptor may be this request's. Or it is nobody's: Linux tells EIO, too, when it
+//! could not take a page of the range out of its cache behind such a write, since somebody was just
+//! writing to that. Its log says "Page cache invalidation failure on direct I/O" then. The page may
+//! have older bytes than we wrote and be written over them: ours are written once more.
 
 use crate::event_loop::{Daemon, InFlight};
 use crate::files::File;
@@ -102,9 +109,10 @@ impl Daemon {
         }
     }
 
-    /// Behind a read: what the kernel has not been able to write it takes for written, and lets go as soon as it needs the room, or when somebody
-    /// writes past its cache beside it. Then the read has shown what the disk had before. (Both descriptors are asked: a sync that is under way may
-    /// have been told on the one that syncs.)
+    /// Behind a read: bytes that the kernel has not been able to write it takes for written, and
+    /// lets go as soon as it needs the room, or when somebody writes past its cache beside it. Then
+    /// the read has shown what the disk had before. Both descriptors are asked: a sync that is
+    /// under way may have been told on the one that syncs.
     pub(super) fn look_for_loss(&mut self, id: FileId) {
         if !self.server.is_cached_alone(id) {
             return;
@@ -132,17 +140,19 @@ impl Daemon {
         }
     }
 
-    /// What the kernel has of it in its cache is read from there.
+    /// Bytes that the kernel has of it in its cache are read from there.
     pub(super) fn doubt(&mut self, id: FileId) {
         if let Some(file) = self.files.get_mut(id) {
             file.is_doubted = true;
         }
     }
 
-    /// A write past the kernel's cache is done once more, since its descriptor has told of an error that may be no disk's. The one that syncs would
-    /// tell of the same to whoever flushes next. What is in the kernel's cache alone may be what it is about: that is written again as well.
+    /// A write past the kernel's cache is done once more, since its descriptor has told of an error
+    /// that may be no disk's. The one that syncs would tell of the same to the next client that
+    /// flushes. The error may be about bytes that are in the kernel's cache alone: those are
+    /// written again as well.
     fn hear_it_where_it_syncs(&mut self, id: FileId, errno: Errno) {
-        // (Told once, and heard now; or by a sync.)
+        // Told once, and heard now; or by a sync.
         if self.told_where_it_syncs(id).is_none() {
             self.note_told_past(id);
         }

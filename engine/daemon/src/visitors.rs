@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loop's part for doors: who comes, what they say, and how they leave.
+//! The loop's part for doors: how they come, what they say, and how they leave.
 //!
-//! Whoever breaks a rule is put out with a line in the log that says what was read and what was
+//! A door that breaks a rule is put out with a line in the log that says what was read and what was
 //! expected; nobody else notices.
 
 use crate::event_loop::{AGAIN, Daemon, tag};
@@ -21,11 +21,13 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-/// What one session may say in a turn before the others are heard.
+/// The number of events that one session may send in a turn before the others are heard.
 const EVENTS_PER_TURN: usize = 128;
-/// Before somebody is let in again where there was no descriptor for it: whoever waits would be reported at once.
+/// Before somebody is let in again where there was no descriptor for it: a door that waits would be
+/// reported at once.
 const ACCEPT_AGAIN: Duration = Duration::from_ms(100);
-/// Too many open files in this process. (When the whole machine has too many it is seldom ours that are.)
+/// Too many open files in this process. When the whole machine has too many it is seldom ours that
+/// are.
 const NO_DESCRIPTOR: Errno = Errno(24);
 /// Between two times that files are given up for others: what each of many opens gave up would leave nothing cached.
 const CROWDED_AGAIN: Duration = ACCEPT_AGAIN;
@@ -55,7 +57,7 @@ impl Daemon {
     // ---- Who comes ----
 
     pub(super) fn accept(&mut self) {
-        // Level-triggered: whoever is left waiting is reported again.
+        // Level-triggered: a door that is left waiting is reported again.
         for _ in 0..16 {
             if self.stopping {
                 return;
@@ -116,7 +118,7 @@ impl Daemon {
         let most = descriptor_count_max() / 2;
         while self.files.descriptors() > most {
             let before = self.files.descriptors();
-            // (Not each of them has so many.)
+            // Not each of them has so many.
             let count = (before - most).div_ceil(WRITTEN_FILE_DESCRIPTORS);
             self.feed(Event::Overfull {
                 count: u32::try_from(count).unwrap_or(u32::MAX),
@@ -133,7 +135,8 @@ impl Daemon {
         let (Some(seat), Ok(info)) = (seat, FdInfo::of(fd)) else {
             return false;
         };
-        // (A door may have the share's file system on a mount of its own. A file of another one is found out, as always, by who opens it.)
+        // A door may have the share's file system on a mount of its own. A file of another one is
+        // found out, as always, at its open.
         let device = seat.share.share.st_dev;
         let key = info.inode.map(|inode| FileKey { device, inode });
         key.is_some_and(|key| self.files.id_of(key).is_some())
@@ -501,7 +504,7 @@ impl Daemon {
                 self.answer_at_once(session, request, ReplyBody::Done);
             }
             ClientEvent::Hold { request, key } if self.is_kept(key) => {
-                // He would see, or write over, what is older than the bytes that are kept.
+                // The client would see, or write over, bytes that are older than the kept ones.
                 self.answer_at_once(session, request, ReplyBody::Failed(Errno::IO));
             }
             ClientEvent::Hold { request, key } => self.feed(Event::Hold {
@@ -512,7 +515,7 @@ impl Daemon {
         }
     }
 
-    /// What the descriptor behind a handle allows.
+    /// The access that the descriptor behind a handle allows.
     fn allows(&self, session: SessionId, handle: HandleId) -> Allows {
         self.sessions
             .seats
@@ -545,8 +548,9 @@ impl Daemon {
     ) {
         let allows = Allows::of(&fd);
         let through_lanes = self.lanes.is_some() && allows.write;
-        // Those that come, and what is done to files, need some, too. What is open already needs no other: who has it open may write
-        // to it, and would have to see to it that everybody else finds his bytes on the disk.
+        // New files, and calls that change files, need some, too. A file that is open already needs
+        // no other: a client that has it open may write to it, and would have to see to it that all
+        // others find its bytes on the disk.
         let has_no_room = self.files.descriptors() >= descriptor_count_max() / 4 * 3;
         let is_crowded = has_no_room && !self.has_open(session, &fd);
         let opening = self.sessions.opening();
@@ -610,7 +614,8 @@ impl Daemon {
         }
     }
 
-    /// Whoever asks about a lane has taken us for hung, and left: nothing that is still in that session's ring counts any more.
+    /// The door that asks about a lane has taken us for hung, and left: nothing that is still in
+    /// that session's ring counts any more.
     fn end_former(&mut self, lane: LaneId, secret: u64) {
         let known = self.lanes.as_ref().and_then(|lanes| lanes.file(lane));
         if known.is_none_or(|file| file.head().secret != secret) {

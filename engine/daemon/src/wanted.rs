@@ -14,7 +14,7 @@ use rushes_sys::clock;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
-/// So long a door may look for a file. Its reader opens it himself long before.
+/// So long a door may look for a file. Its reader opens it itself long before.
 const PATIENCE: Duration = Duration::from_s(5);
 /// Files that one pool's door may be asked for at once.
 const COUNT_MAX: usize = 512;
@@ -50,7 +50,7 @@ impl Wants {
         self.wants.values().filter(of_pool).count()
     }
 
-    /// What was asked by this number of this pool's door; nobody else's.
+    /// The question with this number of this pool's door; nobody else's.
     fn take(&mut self, number: u64, pool: PoolNumber) -> Option<Wanted> {
         self.wants.get(&number).filter(|it| it.pool == pool)?;
         self.wants.remove(&number)
@@ -153,7 +153,7 @@ impl Daemon {
         });
     }
 
-    /// What was waited for long enough.
+    /// End the questions that have waited long enough.
     pub(super) fn wants_end(&mut self, now: Instant) {
         while self.wants.next() <= now {
             let Some((_, wanted)) = self.wants.wants.pop_first() else {

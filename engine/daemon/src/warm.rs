@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Getting to know a share before anybody asks: names, inodes and extents, read while its disks are idle.
 //!
-//! Opening a file that no cache knows costs a disk several small reads, each with positioning there and
-//! back. Twelve streams that start within three seconds lose a third of the disk to that. What the
-//! kernel has once looked up it keeps while memory lasts, so we look everything up in idle time: one thread
-//! a share, at the lowest priority, that stands still while anything is read through the daemon. Where recordings are written
-//! it also has the file system look for free blocks near the first folders, for a moment, in a file without a name.
+//! Opening a file that no cache knows costs a disk several small reads, each with positioning there
+//! and back. Twelve streams that start within three seconds lose a third of the disk to that. The
+//! kernel keeps each entry that it has once looked up while memory lasts, so we look everything up
+//! in idle time: one thread a share, at the lowest priority, that stands still while anything is
+//! read through the daemon. Where recordings are written it also has the file system look for free
+//! blocks near the first folders, for a moment, in a file without a name.
 
 use crate::share::Share;
 use rushes_sys::space::{self, Reserves};
@@ -30,7 +31,7 @@ const FOLDER_COUNT_MAX: u32 = 256;
 /// How often a walk that stands still looks whether it may go on.
 const STAND_STILL: Duration = Duration::from_millis(250);
 
-/// What walkers and the event loop tell each other.
+/// The signals between walkers and the event loop.
 #[derive(Debug, Default)]
 pub(crate) struct Idleness {
     /// Something is read or promised: stand still.
@@ -77,7 +78,7 @@ pub(crate) fn start(
     started.map(drop)
 }
 
-/// What a walk has seen.
+/// The entries that a walk has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Seen {
     entry_count: u32,
@@ -86,8 +87,8 @@ struct Seen {
     folder_count: u32,
 }
 
-/// Breadth first, so that what lies near the root (today's projects, mostly) comes first. What cannot be read is
-/// left out: whoever opens it is told then.
+/// Breadth first, so that folders near the root, mostly today's projects, come first. A folder that
+/// cannot be read is left out: a client that opens it is told then.
 fn walk(share: &Share, idleness: &Idleness, finds_blocks: bool) -> Seen {
     let mut seen = Seen::default();
     let Ok(root) = share.readable_root() else {
@@ -101,7 +102,7 @@ fn walk(share: &Share, idleness: &Idleness, finds_blocks: bool) -> Seen {
             if is_over(share, idleness) {
                 return seen;
             }
-            // (A full disk, or one that cannot be written: the next folder would say the same.)
+            // A full disk, or one that cannot be written: the next folder would say the same.
             finds_blocks = space::look_for_blocks(&folder).is_ok();
             seen.folder_count += u32::from(finds_blocks);
         }
@@ -153,7 +154,8 @@ fn is_over(share: &Share, idleness: &Idleness) -> bool {
     idleness.stop.load(Ordering::Relaxed) || share.is_left()
 }
 
-/// Never through a symlink, never waiting for whoever holds a lease, never changing when it was last read.
+/// Never through a symlink, never waiting for a program that holds a lease, never changing when it
+/// was last read.
 fn open_in(folder: &OwnedFd, name: &std::ffi::CStr, kind: OFlags) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY
         | OFlags::NOFOLLOW

@@ -47,7 +47,7 @@ impl Urgency {
     }
 }
 
-/// Whatever tells one disk from another.
+/// A number that tells one disk from another.
 type Disk = u64;
 
 struct Queues<J, R> {

@@ -125,14 +125,14 @@ impl Daemon {
             .files
             .get_mut(file)
             .and_then(|file| file.written.as_mut());
-        // (Its client is told next that the bytes are safe.)
+        // Its client is told next that the bytes are safe.
         let (Some(lanes), Some(written)) = (&mut self.lanes, written) else {
             panic!(
                 "a piece of file {} was to be published, which nobody writes",
                 file.0
             );
         };
-        // (What is written again changes nothing.)
+        // A write that is repeated changes nothing.
         if request.is_some() {
             written.changed_ns = space::wall_ns();
             // Before it: a later daemon takes the time that doors were told last for the file's own, and one that was set before this write is
@@ -170,6 +170,14 @@ impl Daemon {
                  written do not see them",
                 file.path
             );
+        }
+    }
+
+    /// Doors have us see to it before they read the file on a descriptor of their own; or need not any more.
+    pub(super) fn make_loose_known(&mut self, id: FileId, is_loose: bool) {
+        let key = self.files.get(id).map(|file| file.key);
+        if let (Some(key), Some(lanes)) = (key, &mut self.lanes) {
+            lanes.facts.set_loose(key.device, key.inode, is_loose);
         }
     }
 
@@ -218,7 +226,8 @@ impl Daemon {
                 // Not worth refusing a write for.
                 tracing::debug!("what a crash leaves reserved for a file will stay: {error}");
             }
-            // Small files have nothing of ours behind their end: there a client sees what he asked for.
+            // Small files have nothing of ours behind their end: there a client sees only the
+            // blocks that it asked for.
             if wished_end > needed.end() {
                 let FileKey { device, inode } = written.durable.key;
                 lanes.facts.set_reserved(device, inode);
@@ -252,7 +261,7 @@ impl Daemon {
         let Some(chore) = written.chores.pop_front() else {
             return;
         };
-        // (By times and blocks alone it is not worth waiting for what cannot be opened.)
+        // For times and blocks alone a wait for a file that cannot be opened is not worth it.
         let fd = match (&written.file, chore) {
             (Ok(opened), _) => opened.buffered.clone(),
             (Err(errno), Chore::Reserve { .. }) => {
@@ -299,7 +308,7 @@ impl Daemon {
         result: std::io::Result<Vec<Extent>>,
         version: u64,
     ) {
-        // What is still to be done to its blocks, and to its blocks and times.
+        // The work that is still to be done to its blocks, and to its blocks and times.
         let (mut reserves_again, mut goes_on) = (false, false);
         let known = match self.files.same_mut(id, generation) {
             Some(file) => {
@@ -368,8 +377,9 @@ impl Daemon {
         written.is_some_and(|written| written.changed_ns != changed_ns) && !self.server.is_dirty(id)
     }
 
-    /// Doors may take the file system's word again. Unless the file was written to meanwhile, perhaps under another number; or
-    /// is about to be cut to its length: who has no session and finds no fact may lengthen it at any moment.
+    /// Doors may take the file system's word again. Unless the file was written to meanwhile,
+    /// perhaps under another number; or is about to be cut to its length: a client that has no
+    /// session and finds no fact may lengthen it at any moment.
     fn clear_fact(&mut self, key: FileKey, goes_on: bool) {
         let is_dirty = self
             .files
@@ -467,7 +477,7 @@ impl Daemon {
             return self.feed(Event::Synced { file: id, result });
         };
         let errno = errno_of(&error);
-        // (What is under way is written again as well.)
+        // The writes under way are repeated as well.
         let is_told_past = self.hear_it_past_the_cache(id).is_some();
         let is_doubtful = self.files.get_mut(id).is_some_and(|file| {
             let count = file.told_past_count;
@@ -477,20 +487,33 @@ impl Daemon {
         if is_doubtful {
             tracing::info!("file {}: a sync got {error}, perhaps not from a disk", id.0);
             self.doubt(id);
-            if self.server.may_have_bytes_of_others(id)
-                && let Some(file) = self.files.get(id)
-            {
-                tracing::warn!(
-                    "{:?}: a flush fails with an error that may be no disk's ({error}), because a direct write met a cached page. \
-                     Other programs have written to the file since its last sync, and the kernel does not say whether it lost any of their bytes",
-                    file.path
-                );
+            if self.server.may_have_bytes_of_others(id) {
+                self.say_doubted(id, &error);
             }
             return self.feed(Event::SyncDoubted { file: id, errno });
         }
         self.was_not_kept(id, &error);
         let result = Err(errno);
         self.feed(Event::Synced { file: id, result });
+    }
+
+    /// A client's flush fails, perhaps without any fault of the disk. Said of a file once in a while.
+    fn say_doubted(&mut self, id: FileId, error: &std::io::Error) {
+        let Some(file) = self.files.get_mut(id) else {
+            return;
+        };
+        let Some(written) = file.written.as_mut() else {
+            return;
+        };
+        let Some(unsaid) = written.doubted_flush.say(clock::now(), SAY_AGAIN) else {
+            return;
+        };
+        tracing::warn!(
+            "{:?}: a flush fails with an error that may be no disk's ({error}), because a direct write met a cached page. \
+             Other programs have written to the file since its last sync, and the kernel does not say whether it lost any of their bytes{}",
+            file.path,
+            more_like_it(unsaid)
+        );
     }
 
     /// The kernel has told that it could not write something of a file in its cache.
@@ -520,7 +543,7 @@ impl Daemon {
                 tracing::error!(
                     "cannot read bytes of a lane that are not on their disk yet: {other:?}, expected {length} bytes; their readers get an error. Check the disk of the runtime folder"
                 );
-                // (What was in the buffer before may be another client's.)
+                // The bytes that were in the buffer before may be another client's.
                 self.zero(slot, offset, length);
                 self.unfilled.push(slot);
             }
@@ -533,7 +556,7 @@ impl Daemon {
         while done < length {
             let bytes = (length - done).min(ZEROS.len() as u32);
             let zeros = ZEROS.get(..bytes as usize).unwrap_or(&ZEROS);
-            // (What was in it before may be another client's.)
+            // The bytes that were in it before may be another client's.
             self.segment
                 .copy_in(slot, offset + done, zeros)
                 .expect("what is to be cleared of a buffer lies within it");
@@ -620,7 +643,7 @@ impl Daemon {
 
     pub(super) fn send_write_backlog(&mut self) {
         if self.ring_lock.is_some() {
-            // What a former daemon sent may still land; ours must come after it.
+            // The writes that a former daemon sent may still land; ours must come after them.
             return;
         }
         while let Some((write, parts)) = self.write_backlog.pop_front() {
@@ -684,7 +707,16 @@ impl Daemon {
     }
 }
 
-/// What an operator can do for a file that its file system does not let us write any more.
+/// The flushes that the log did not name, as the end of a sentence.
+fn more_like_it(unsaid: u64) -> String {
+    match unsaid {
+        0 => String::new(),
+        1 => String::from(". One more flush of it failed so since this was last said"),
+        more => format!(". {more} more flushes of it failed so since this was last said"),
+    }
+}
+
+/// The remedy that an operator has for a file that its file system does not let us write any more.
 pub(crate) fn remedy(errno: Errno) -> Option<&'static str> {
     match Code::from_raw_os_error(i32::try_from(errno.0).ok()?) {
         Code::PERM => {
@@ -706,6 +738,21 @@ pub(crate) fn remedy(errno: Errno) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::Repeated;
+
+    #[test]
+    fn what_comes_again_and_again_is_said_once_a_minute_with_its_count() {
+        let at = |s| rushes_core::units::Instant::ZERO + Duration::from_s(s);
+        let mut repeated = Repeated::default();
+        assert_eq!(repeated.say(at(5), SAY_AGAIN), Some(0));
+        assert_eq!(repeated.say(at(6), SAY_AGAIN), None);
+        assert_eq!(repeated.say(at(64), SAY_AGAIN), None);
+        let unsaid = repeated.say(at(65), SAY_AGAIN);
+        assert_eq!(unsaid, Some(2));
+        assert!(more_like_it(2).starts_with(". 2 more flushes"));
+        assert_eq!(more_like_it(0), "");
+        assert_eq!(repeated.say(at(66), SAY_AGAIN), None);
+    }
 
     #[test]
     fn what_keeps_a_file_from_being_written_has_a_way_out() {

@@ -52,7 +52,8 @@ impl World {
                 let mut bytes = vec![0; 300_000];
                 match client.read(handle, &mut bytes, offset) {
                     Ok(count) => assert_eq!(count, 300_000, "at {offset}"),
-                    // It reads here and there, and nothing is promised: what is not cached any more is its own to read.
+                    // It reads here and there, and nothing is promised: bytes that are not cached
+                    // any more are its own to read.
                     Err(ReadError::Plain) => file.read_exact_at(&mut bytes, offset).unwrap(),
                     Err(error) => panic!("{error:?} at {offset}: {:?}", client.end()),
                 }
@@ -289,7 +290,7 @@ fn broken_rings_end_the_session() {
         }
     });
     assert_eq!(world.expelled() - before, cases);
-    // What they had pinned is free again.
+    // The buffers that they had pinned are free again.
     world
         .daemon
         .status_when("nothing pinned by the dead", |status| {
@@ -327,12 +328,12 @@ fn a_read_only_descriptor_gives_no_way_to_write() {
         let mut raw = world.raw();
         raw.open(1, &honest);
         raw.request([1, u64::from(*number) | 1 << 32, 0, 4096, 0, 0, 0, 0]);
-        // (Also to end a write that was granted nothing.)
+        // Also to end a write that was granted nothing.
         raw.expect_put_out(&format!("operation {number}"));
     }
     assert_eq!(world.expelled() - before, unknown.len() as u64);
 
-    // Who asks for pages to write to gets none.
+    // A client that asks for pages to write to gets none.
     let mut raw = world.raw();
     raw.open(1, &honest);
     let write = u64::from(op::WRITE_BEGIN) | 1 << 32;
@@ -524,7 +525,7 @@ impl Filesystem for Hanging {
     }
 }
 
-/// Breaks the connection of a FUSE mount, so that whoever hangs in it gets an error.
+/// Breaks the connection of a FUSE mount, so that a program that hangs in it gets an error.
 struct Abort(PathBuf);
 
 impl Drop for Abort {
@@ -561,7 +562,7 @@ fn a_descriptor_of_a_hanging_fuse_hangs_nobody() {
     let abort = Abort(folder.0.clone());
     hang.store(true, Ordering::Relaxed);
 
-    // It does hang: whoever asks it for anything waits.
+    // It does hang: a program that asks it for anything waits.
     let asked = file.try_clone().unwrap();
     let victim = std::thread::spawn(move || asked.metadata().map(drop));
     std::thread::sleep(Duration::from_millis(200));

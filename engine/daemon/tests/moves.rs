@@ -70,7 +70,7 @@ fn a_disk_that_is_unmounted_is_let_go_of_and_served_when_it_is_back() {
     );
     assert!(disk.is_in_use());
     let note = status.daemon.notes.join("\n");
-    assert!(note.contains("1 files"), "{note}");
+    assert!(note.contains("in use: 1 file "), "{note}");
     client.close(handle);
     drop(file);
     disk.wait_until_unused();
@@ -175,6 +175,26 @@ fn a_folder_that_goes_with_its_disk_is_let_go_of_and_served_when_it_is_back() {
     let status = daemon.status_when("not there", |status| status.shares[0].trouble.is_some());
     let trouble = status.shares[0].trouble.clone().unwrap();
     assert!(trouble.contains("No such file"), "{trouble}");
+    // Nothing is there that a booking script could be promised, nor a device that anybody is served from.
+    assert!(status.shares[0].is_absent);
+    assert!(
+        !status
+            .devices
+            .iter()
+            .any(|device| device.name == disk.name())
+    );
+    for path in [None, Some(status.shares[0].path.clone())] {
+        let asked = daemon.ask(&Ask::Admit {
+            bitrate: 10_000_000,
+            count: 1,
+            path,
+        });
+        match asked {
+            Answer::Admit(admission) => assert!(!admission.admitted, "{admission:?}"),
+            Answer::Error { error } => assert!(error.contains("No such file"), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
     disk.wait_until_unused();
     disk.plug();
     let (_file, handle) = open(&mut client, &folder, "x.mov");

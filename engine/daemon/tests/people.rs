@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What people do with a daemon: ask, scrape, reload, start a second one, stop it.
+//! The uses that people make of a daemon: ask, scrape, reload, start a second one, stop it.
 
 #![allow(clippy::unwrap_used)] // The helpers are tests, too.
 

@@ -120,7 +120,7 @@ fn a_read_error_reaches_its_reader_and_the_stream_goes_on() {
                     assert!(buffer == whole[at..at + count], "wrong bytes at {at}");
                 }
                 Err(ReadError::Errno(5)) => {
-                    // What was fetched in one piece with the bad part may fail with it.
+                    // A part that was fetched in one piece with the bad part may fail with it.
                     assert!(at + 262_144 > BAD.start && at < BAD.end, "EIO at {at}");
                     failed += 1;
                 }
@@ -135,7 +135,7 @@ fn a_read_error_reaches_its_reader_and_the_stream_goes_on() {
     drop(mounted);
 }
 
-/// What one session may hold of the cache that these tests have: half of its 64 buffers.
+/// The buffers that one session may hold of the cache that these tests have: half of its 64.
 const PIN_COUNT_MAX: u64 = 32;
 /// How long somebody is watched who must wait.
 const WATCHED: Duration = Duration::from_millis(300);
@@ -196,7 +196,7 @@ fn with_every_buffer_in_others_hands_a_client_waits_and_then_goes_on() {
     let cache = daemon.status().cache;
     assert_eq!(cache.pinned_count, cache.buffer_count, "{cache:?}");
 
-    // Somebody else has to wait; he may take his time, but never gets wrong bytes.
+    // Somebody else has to wait; it may take its time, but never gets wrong bytes.
     let (socket, folder) = (daemon.session_socket(), share.0.clone());
     let (done, is_done) = channel();
     let reader = std::thread::spawn(move || {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Frames that a pool's door is asked for: what it finds is served, what it makes up is not, and nobody waits for it.
+//! Frames that a pool's door is asked for: the daemon serves those that it finds, not those that it
+//! makes up, and nobody waits for it.
 
 #![allow(clippy::unwrap_used)] // The helpers are tests, too.
 
@@ -17,7 +18,7 @@ use support::*;
 const FRAME_BYTES: usize = 300_000;
 const RULE: &str = "[[rule]]\nmatch = \"shot/*.dpx\"\nframes_per_second = 24\n";
 
-/// A daemon with objects of a pool in its share; what they are frames of only the door knows.
+/// A daemon with objects of a pool in its share; only the door knows of what they are frames.
 struct World {
     daemon: Daemon,
     share: Folder,
@@ -62,7 +63,7 @@ impl World {
     }
 }
 
-/// What the daemon asks for within a while; at least one thing.
+/// The files that the daemon asks for within a while; at least one.
 fn wanted(door: &mut Client) -> Vec<WantedFile> {
     let end = Instant::now() + Duration::from_secs(10);
     let mut all = Vec::new();
@@ -83,7 +84,8 @@ fn number_of(wanted: &WantedFile) -> u64 {
 #[test]
 fn frames_are_asked_for_by_the_names_of_the_tree_and_are_there_when_they_are_opened() {
     let world = World::new();
-    // What was fetched of frames that were written less than two seconds ago is fetched again when they are opened.
+    // Bytes fetched of frames that were written less than two seconds ago are fetched again when
+    // they are opened.
     std::thread::sleep(Duration::from_millis(2100));
     let (mut first, mut second) = (world.door(9), world.door(9));
     world.play(&mut first, 1);
@@ -94,7 +96,7 @@ fn frames_are_asked_for_by_the_names_of_the_tree_and_are_there_when_they_are_ope
         while Instant::now() < end {
             while let Some(wanted) = first.take_wanted().or_else(|| second.take_wanted()) {
                 let number = number_of(&wanted);
-                // (There are no more than 40.)
+                // There are no more than 40.
                 if number > 40 {
                     first.found(wanted.number, Err(2));
                 } else {
@@ -168,7 +170,7 @@ fn what_a_door_makes_up_is_not_served_and_harms_nobody_else() {
     assert_eq!(status.daemon.expelled_session_count, 0);
     assert!(door.alive() && stranger.alive() && honest.alive());
 
-    // Who is no pool's door was asked nothing, and is put out.
+    // A session that is no pool's door was asked nothing, and is put out.
     let raw = Raw::connect(&world.daemon.session_socket());
     let mut packet = head(message::FOUND);
     packet.extend([0; 8]);

@@ -6,21 +6,21 @@
 //! sizes of the boxes before it, and inside it the sample tables, which can be megabytes, are stepped
 //! over: movie header, tracks' media headers, handlers, sample counts, and where their last chunk lies.
 //!
-//! A file may not be whole yet. What it will be is declared: by the sizes of the boxes with media, as far
-//! as the last chunks of the tracks lie in them. With fragments (`mvex`, `moof`) the movie header counts
-//! nothing but what is not in fragments; then these tell, each by itself:
+//! A file may not be whole yet. Its later length is declared: by the sizes of the boxes with media,
+//! as far as the last chunks of the tracks lie in them. With fragments (`mvex`, `moof`) the movie
+//! header counts nothing but the media that is not in fragments; then these tell, each by itself:
 //!
 //! | box | says | is believed |
 //! |---|---|---|
 //! | `sidx` | bytes and time of each fragment | when it reaches to the end of the file or beyond |
-//! | `mfra`, at the very end | where fragments begin, and when | always: who wrote it had come to the end |
+//! | `mfra`, at the very end | where fragments begin, and when | always: its writer was done |
 //! | `mehd` | time of all fragments | when an `mfra` shows that all of them are there |
 
 use crate::source::{Source, WINDOW_BYTES, broken, part};
 use crate::{Container, HeaderError, HeaderFacts, duration_of, facts, frames_per_kilosecond};
 use rushes_core::units::Duration;
 
-/// Boxes looked at on one level. What they may cost to reach is bounded by the reads of a probe.
+/// Boxes looked at on one level. The reads of a probe bound the cost of reaching them.
 const BOX_COUNT_MAX: u32 = 4096;
 
 /// Tracks whose last chunk is looked for: those of one file end together.
@@ -153,7 +153,7 @@ pub(crate) fn probe(source: &mut Source<'_>) -> Result<Option<HeaderFacts>, Head
             b"ftyp" => container = brand_of(source, found)?,
             b"moov" if movie.is_none() => {
                 movie = Some(found);
-                // What stands behind it is read for the sake of its size alone.
+                // The box behind it is read for the sake of its size alone.
                 walk.is_lenient = true;
             }
             b"sidx" if index.is_none() => {
@@ -207,7 +207,7 @@ fn brand_of(source: &mut Source<'_>, ftyp: Found) -> Result<Container, HeaderErr
     })
 }
 
-/// What `mvhd` and `mdhd` begin with.
+/// The fields that `mvhd` and `mdhd` begin with.
 #[derive(Clone, Copy, Default)]
 struct Clock {
     timescale: u64,
@@ -269,7 +269,7 @@ struct Track {
     last_chunk: Option<u64>,
 }
 
-/// What the movie box says.
+/// The contents of the movie box.
 struct Movie {
     clock: Clock,
     /// Time of all fragments, in units of `clock`.
@@ -349,8 +349,8 @@ impl Movie {
             return Ok(None);
         };
         let bytes = points.start.saturating_sub(self.bytes);
-        // When the last fragment begins is told, but not how long it is: as long as the others. What the movie box
-        // tells of by itself comes before them.
+        // When the last fragment begins is told, but not how long it is: as long as the others. The
+        // media that the movie box tells of by itself comes before them.
         let own = self.clock.duration().unwrap_or_default();
         let last = points.time.0 / (points.count - 1);
         let counted = Duration(points.time.0.saturating_add(last).saturating_add(own.0));
@@ -468,7 +468,7 @@ fn last_chunk<const N: usize>(
     }))
 }
 
-/// What a segment index says of the fragments behind it.
+/// The facts that a segment index gives of the fragments behind it.
 #[derive(Clone, Copy)]
 struct Index {
     count: u64,

@@ -2,10 +2,11 @@
 //! MXF: keys of 16 bytes, BER lengths, values (SMPTE ST 377-1). The smallest reader that finds rate
 //! and length; the one crate (`mxf`) panics on what it does not expect.
 //!
-//! The file begins with a partition that carries the description, as sets of tagged items. What
-//! is needed stands in two kinds of sets: a descriptor (sample rate 3001, container duration 3002),
-//! or, where that has no duration, a track (edit rate 4B01, its sequence 4803) and a sequence
-//! (duration 0202). A file that was still open when its header was written says it in its footer.
+//! The file begins with a partition that carries the description, as sets of tagged items. The
+//! values needed stand in two kinds of sets: a descriptor (sample rate 3001, container duration
+//! 3002), or, where that has no duration, a track (edit rate 4B01, its sequence 4803) and a
+//! sequence (duration 0202). A file that was still open when its header was written says it in its
+//! footer.
 //!
 //! How much media there is is known by where the footer is, or will be: a header that was completed says it of
 //! a file of which only the beginning is there. Without a footer anywhere the file is being recorded, and what is
@@ -188,7 +189,7 @@ fn behind_fill(source: &mut Source<'_>, at: u64) -> Result<u64, HeaderError> {
     for _ in 0..FILL_COUNT_MAX {
         match Klv::read(source, at) {
             Ok(Some(klv)) if is_fill(&klv.key) => at = klv.end(),
-            // What is no KLV there is for its reader to name.
+            // Bytes that are no KLV are for their reader to name.
             Ok(_) | Err(HeaderError::Broken { .. }) => break,
             Err(error) => return Err(error),
         }
@@ -244,7 +245,7 @@ fn indexed_footer(source: &mut Source<'_>, run_in: u64) -> Result<Option<u64>, H
     Ok(entry.map(|offset| u64::from_be_bytes(offset).saturating_add(run_in)))
 }
 
-/// What the sets say.
+/// The contents of the sets.
 #[derive(Default)]
 struct Description {
     described: Option<Duration>,

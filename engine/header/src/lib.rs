@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a container's own header says of its rate: MP4 and MOV, MXF, AVI, WAV.
+//! The rate that a container's own header gives: MP4 and MOV, MXF, AVI, WAV.
 //!
 //! [`probe`] reads little (at most [`PROBE_READ_COUNT_MAX`] reads, [`PROBE_BYTES_MAX`] bytes together: 64 pieces of 16 KiB,
 //! and 256 heads of 512 bytes of what lies far apart), never the media itself, and believes nothing: every length is checked
@@ -45,7 +45,7 @@ impl fmt::Display for Container {
     }
 }
 
-/// What a header says of the whole file.
+/// The facts that a header gives of the whole file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeaderFacts {
     /// Which kind of file.
@@ -70,14 +70,14 @@ pub enum HeaderError {
     },
     /// The header contradicts itself or the size of the file.
     Broken {
-        /// What the file seemed to be.
+        /// The container that the file seemed to be.
         container: Container,
         /// Where.
         offset: u64,
-        /// What is wrong with it.
+        /// Its fault.
         problem: &'static str,
     },
-    /// What was looked for lies behind more than [`PROBE_READ_COUNT_MAX`] reads.
+    /// The part that was looked for lies behind more than [`PROBE_READ_COUNT_MAX`] reads.
     TooScattered,
 }
 
@@ -113,7 +113,7 @@ impl std::error::Error for HeaderError {
     }
 }
 
-/// What the header of a file of `size` bytes says.
+/// The facts in the header of a file of `size` bytes.
 ///
 /// Returns  None for a file of another kind, or one whose header does not say (still being recorded).
 /// Errors   see [`HeaderError`]; none is a reason not to serve the file

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! AVI and WAV: chunks of four letters and a little-endian length, padded to even.
 //!
-//! The crate `riff` would walk the chunks but allocates what one claims to hold, and leaves to us what
-//! is in them. What is needed of that are a few words at fixed places:
+//! The crate `riff` would walk the chunks but allocates what one claims to hold, and leaves to us
+//! what is in them. The values that are needed are a few words at fixed places:
 //!
 //! | chunk | offset in its data | bytes | meaning |
 //! |---|---|---|---|
@@ -32,7 +32,7 @@ const RIFF_BYTES_LARGE: u32 = 500 << 20;
 /// A length that says "see `ds64`" or "not known yet".
 const LENGTH_UNKNOWN: u32 = u32::MAX;
 
-/// What a RIFF file holds.
+/// The contents of a RIFF file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
     Avi,
@@ -203,7 +203,7 @@ fn read_hdrl(
 }
 
 impl AviHeader {
-    /// What was declared of the first RIFF, or of all of them where all are there.
+    /// The facts declared of the first RIFF, or of all of them where all are there.
     fn facts_of(
         &self,
         source: &mut Source<'_>,

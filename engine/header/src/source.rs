@@ -54,7 +54,7 @@ pub(crate) struct Source<'a> {
     reader: &'a mut dyn ReadAt,
     size: u64,
     window: Window,
-    /// What was read of the last head that was read by itself.
+    /// The bytes of the last head that was read by itself.
     head: Window,
     last_head: u64,
 }

@@ -212,8 +212,8 @@ fn descriptor(duration: i64) -> Vec<u8> {
     set(0x28, &[(0x3001, &rate), (0x3002, &duration.to_be_bytes())])
 }
 
-/// A camera's file of `frames` frames of 1,000,000 bytes; what the header does not know is in the
-/// footer, and where that is in the header or the random index.
+/// A camera's file of `frames` frames of 1,000,000 bytes; the footer has what the header does not
+/// know, and the header or the random index has the footer's place.
 fn mxf(run_in: usize, in_header: bool, footer_known: bool, frames: i64) -> Sparse {
     let unknown = if in_header { frames } else { -1 };
     let metadata = descriptor(unknown);
@@ -258,7 +258,7 @@ fn a_feature_film_of_600_gib_with_its_tables_behind_is_probed_in_a_few_reads() {
     );
 }
 
-/// What is there of a file, as much of it as that.
+/// The first `size` bytes of a file.
 fn cut(mut file: Sparse, size: u64) -> Sparse {
     file.pieces.retain(|piece| piece.0 < size);
     if let Some((start, last)) = file.pieces.last_mut() {

@@ -11,8 +11,8 @@
 //! | `plain.avi` | `mjpeg` |
 //! | `plain.wav`, `long.wav` | `pcm_s16le`, the second with `-rf64 always` |
 //!
-//! The changes come from a generator of our own with a seed: each run is the same run. What they find becomes a test
-//! in `hostile.rs`.
+//! The changes come from a generator of our own with a seed: each run is the same run. A fault that
+//! they find becomes a test in `hostile.rs`.
 #![allow(clippy::unwrap_used)] // A panic is how a test says no.
 
 use rushes_header::{HeaderFacts, PROBE_BYTES_MAX, PROBE_READ_COUNT_MAX, ReadAt, probe};
@@ -253,7 +253,7 @@ fn what_says_nothing_changes_nothing() {
     };
     for (name, file) in CORPUS {
         let expect = probed(file, file.len() as u64).unwrap();
-        // (Before a fragment's index they would count as media of a fragment.)
+        // Before a fragment's index they would count as media of a fragment.
         let depth = usize::from(name.ends_with("avi") || name.ends_with("wav"));
         for part in parts_of(file) {
             let name_of = file.get(part.start + 4..part.start + 8);
@@ -267,7 +267,7 @@ fn what_says_nothing_changes_nothing() {
             let mut bytes = file.to_vec();
             bytes.splice(part.start..part.start, padding(name));
             let found = probed(&bytes, bytes.len() as u64);
-            // What it adds to the first RIFF, or before a footer, is not media.
+            // The bytes that it adds to the first RIFF, or before a footer, are not media.
             let near = found.is_some_and(|found| {
                 let (rate, expect) = (found.bytes_per_second.0, expect.bytes_per_second.0);
                 rate.abs_diff(expect) * 20 <= expect

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files as ffmpeg writes them: what we say is what ffprobe says.
+//! Files as ffmpeg writes them: we say the same as ffprobe.
 //!
 //! Skips aloud without ffmpeg; under `RUSHES_TEST_ALL=1` that is a failure.
 #![allow(clippy::unwrap_used)] // A panic is how a test says no.
@@ -261,7 +261,7 @@ const KINDS: [(&str, &[&str]); 13] = [
     ("plain.wav", &["-f", "wav"]),
 ];
 
-/// Of these a part tells as much as the whole: what is needed stands in front.
+/// Of these a part tells as much as the whole: the needed part stands in front.
 const TELL_FROM_THE_FRONT: [&str; 7] = [
     "front.mp4",
     "front.mov",
@@ -341,7 +341,8 @@ fn a_recording_that_was_left_alone_has_no_rate_or_the_right_one() {
             );
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        // (Of `timeout` the child is not seen to end: what is read now is what was written by now.)
+        // The child of `timeout` is not seen to end: the bytes read now are those that were written
+        // by now.
         let bytes = std::fs::read(&file).unwrap();
         let pid = recorder.id().to_string();
         let _ = Command::new("pkill").args(["-KILL", "-P", &pid]).status();

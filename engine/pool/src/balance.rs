@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Moving whole files so that members are equally full, and stripes to as many members as they may have. [`rebalance`] wants nobody to use the pool meanwhile; a door moves files by [`crate::Move`].
 //!
-//! What goes where is core/pool/balance's; bytes move in the steps of a drain. A stripe is as much on one member as on the other: it only becomes wider.
+//! core/pool/balance says which bytes go where; they move in the steps of a drain. A stripe is as
+//! much on one member as on the other: it only becomes wider.
 
 use crate::change::{Drained, sum, take, within};
 use crate::data::data_ranges;
@@ -24,8 +25,9 @@ use std::path::PathBuf;
 /// Moved at a time of what nobody has open. Units: bytes.
 const PIECE: ByteCount = ByteCount::from_mib(16);
 
-/// Move files from members that are fuller than all together to those that are emptier. What was moved is moved, whenever it is interrupted;
-/// the same command again goes on. A file that cannot be read or moved keeps nobody from the others.
+/// Move files from members that are fuller than all together to those that are emptier. Bytes that
+/// were moved stay moved, whenever it is interrupted; the same command again goes on. A file that
+/// cannot be read or moved keeps nobody from the others.
 pub fn rebalance(
     pool: &Pool,
     progress: impl FnMut(Drained),
@@ -39,7 +41,8 @@ pub fn rebalance(
 
 /// Do something to each file that has bytes, of these paths or of the whole pool; it may move them. Nobody uses the pool meanwhile.
 ///
-/// `act`    by its stub and layout, which it keeps as the record is; what it copies it adds up
+/// `act`    by its stub and layout, which it keeps as the record is; it adds up the bytes that it
+/// copies
 /// Errors   the pool's; a file's own is noted
 pub(crate) fn each_with_record(
     pool: &Pool,
@@ -191,7 +194,7 @@ pub struct Evenness {
     pub whole_permille: u64,
     /// Which of them are fuller than that, and how full; those within a hundredth are not. Units: thousandths
     pub fuller: Vec<(MemberNumber, u64)>,
-    /// What is left on these.
+    /// The files that are left on these.
     pub kept: Kept,
     /// Members that files do not go to.
     pub left_out: Vec<LeftOut>,
@@ -217,7 +220,7 @@ pub struct Kept {
 pub struct LeftOut {
     /// Which.
     pub member: MemberNumber,
-    /// What it is for.
+    /// The member's duty.
     pub duty: Duty,
     /// How it is.
     pub state: MemberState,

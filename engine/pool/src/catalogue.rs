@@ -20,7 +20,7 @@ use std::sync::{Mutex, PoisonError};
 pub const TREE: &str = "tree";
 /// Stubs without a name in the tree, whose objects are still there.
 pub(crate) const REMOVED: &str = "removed";
-/// Where the door hears what it is asked.
+/// The socket at which the door is asked.
 pub(crate) const SOCKET: &str = "door.sock";
 /// Held by the door.
 pub(crate) const LOCK: &str = "lock";
@@ -29,7 +29,7 @@ pub(crate) const NUMBERS: &str = "numbers";
 /// Numbers set aside at a time; those that a door that dies had left are never used.
 const NUMBERS_AT_A_TIME: u64 = 65_536;
 
-/// What an opened catalogue has of the pool's lock.
+/// An opened catalogue's part in the pool's lock.
 #[derive(Debug)]
 pub(crate) enum Lock {
     /// Nothing: it is only looked at.
@@ -60,6 +60,11 @@ pub struct Catalogue {
 }
 
 impl Catalogue {
+    /// It is this process's alone.
+    pub(crate) fn has_lock(&self) -> bool {
+        self.lock.is_some()
+    }
+
     /// `file`: the name of its format file, which is another one while it is being made anew.
     pub(crate) fn open(
         path: &Path,
@@ -73,8 +78,12 @@ impl Catalogue {
             ))
         })?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let failed = |name: &str, error: rustix::io::Errno| {
-            PoolError::system("open", path.join(name).display().to_string(), error)
+        let failed = |name: &str, error: rustix::io::Errno| match error {
+            rustix::io::Errno::ACCESS => PoolError::Refused(format!(
+                "{} may not be opened: permission denied; a pool's folders are root's: run this as root (sudo)",
+                path.join(name).display()
+            )),
+            error => PoolError::system("open", path.join(name).display().to_string(), error),
         };
         let root = open(&path, flags, Mode::empty()).map_err(|error| failed("", error))?;
         let format = match format::read(root.as_fd(), file) {
@@ -128,7 +137,8 @@ impl Catalogue {
         Ok((catalogue, format))
     }
 
-    /// The lock, for a process that is to go on with it: it is held until all who have it have closed it. None: the pool is only looked at.
+    /// The lock, for a process that is to go on with it: it is held until all that have it have
+    /// closed it. None: the pool is only looked at.
     pub fn lock(&self) -> Option<BorrowedFd<'_>> {
         self.lock.as_ref().map(File::as_fd)
     }
@@ -256,7 +266,7 @@ impl Catalogue {
         })
     }
 
-    /// The first number that nobody has set aside. None: what is there is none.
+    /// The first number that nobody has set aside. None: the file says none.
     pub(crate) fn numbers_end(&self) -> Option<u64> {
         let text = std::fs::read_to_string(self.path.join(NUMBERS)).ok()?;
         text.trim().parse().ok().filter(|&next| next > 0)

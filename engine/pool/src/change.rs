@@ -9,7 +9,9 @@ use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format,
 use crate::data::data_ranges;
 use crate::error::{PoolError, is_full};
 use crate::failed::Failed;
-use crate::format::{self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntry, MemberId};
+use crate::format::{
+    self, CatalogueFormat, Duty, FORMAT_FILE, Format, MemberEntry, MemberFormat, MemberId,
+};
 use crate::hole::vacate;
 use crate::kept::{in_front, keep, length_of};
 use crate::member::{Access, Member, MemberState, NAMES, mark_of, random};
@@ -34,12 +36,12 @@ use std::sync::Arc;
 
 /// The catalogue's format file with the members to be.
 const PLAN: &str = "rushes-pool.adding";
-/// What is not cut any smaller when no member has room for more. Units: bytes.
+/// A piece is not cut any smaller when no member has room for more. Units: bytes.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Copied at a time. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Who uses a pool while its members change: a door, or nobody.
+/// The users of a pool while its members change: a door, or nobody.
 pub trait Users {
     /// Bury what was removed and nobody has open.
     fn bury(&self, pool: &Pool) -> Result<(), PoolError>;
@@ -153,7 +155,7 @@ pub fn add(
         // Its disk is away, and another one is at its place: both would be looked for there.
         let known = pool.members();
         let taken = folders.iter().find_map(|folder| {
-            // (One that is there is refused for what it is.)
+            // One that is there is refused for what it is.
             let mut members = known.iter().filter(|_| folder.format.is_none());
             let one = members.find(|one| one.path() == folder.path)?;
             Some((folder.path.display(), one.number().0))
@@ -171,6 +173,21 @@ pub fn add(
         {
             return refused(format!(
                 "{} has what member {} had when it was given up, and the pool has gone on without it; expected an empty folder: make a new file system on that disk, or give another folder of it",
+                folder.path.display(),
+                of.number.0
+            ));
+        }
+        let known = pool.members();
+        let displaced = |of: &MemberFormat| {
+            let of_it = |one: &&Arc<Member>| one.number() == of.number && one.path() != folder.path;
+            let member = known.iter().find(of_it).filter(|_| of.pool == pool.id());
+            member.map(|member| member.path().display().to_string())
+        };
+        if let Some(Format::Member(of)) = &folder.format
+            && let Some(place) = displaced(of)
+        {
+            return refused(format!(
+                "{} is member {} of this very pool, which is expected at {place}: mount its file system there, nothing else is needed",
                 folder.path.display(),
                 of.number.0
             ));
@@ -211,7 +228,7 @@ pub fn add(
     for (at, folder) in folders.iter().enumerate() {
         let entry = plan.members.iter().find(|entry| entry.path == folder.path);
         let entry = entry.expect("the plan has every folder that is given");
-        folder.furnish_member(plan.pool, entry)?;
+        folder.furnish_member(&plan, entry)?;
         numbers.push(entry.number);
         progress(at + 1, folders.len());
     }
@@ -229,7 +246,7 @@ fn all_are_in(pool: &Pool, folders: &[Folder]) -> Option<Vec<MemberNumber>> {
     let now = pool.format();
     let number = |folder: &Folder| {
         let entry = now.members.iter().find(|one| one.path == folder.path)?;
-        let own = Format::Member(member_format(pool.id(), entry));
+        let own = Format::Member(member_format(&now, entry));
         (folder.format.as_ref() == Some(&own)).then_some(entry.number)
     };
     folders.iter().map(number).collect()
@@ -347,8 +364,9 @@ pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result
     }
 }
 
-/// Move everything that a member has to others. What was moved is moved, whenever it is interrupted; the same command again goes on. A file
-/// that cannot be moved keeps nobody from the others: it is in what is returned, with the reason, also where nobody has room for it.
+/// Move everything that a member has to others. Bytes that were moved stay moved, whenever it is
+/// interrupted; the same command again goes on. A file that cannot be moved keeps nobody from the
+/// others: it is in what is returned, with the reason, also where nobody has room for it.
 ///
 /// Assumes  the member is draining ([`set_draining`]), and nobody uses the pool
 /// Errors   [`PoolError::Missing`]; of the looks through the tree
@@ -400,7 +418,7 @@ fn file_off(pool: &Pool, stub: &OwnedFd, number: MemberNumber) -> Result<Option<
         .transpose()
 }
 
-/// What was moved off a member is in the log of names, and that is on others.
+/// Moves off a member are in the log of names, and that is on others.
 pub fn names_follow(
     pool: &Pool,
     number: MemberNumber,
@@ -408,9 +426,11 @@ pub fn names_follow(
 ) -> Result<(), PoolError> {
     users.log_names(pool).map_err(|error| {
         PoolError::Refused(format!(
-            "what could be moved off member {} was moved, but the log of names could not be written: {}; then repeat the drain",
+            "what could be moved off member {} was moved, but the log of names could not be written: {}; then repeat the drain. Until then member {} takes nothing new, \
+             unless `rushes pool drain --cancel` lets it",
             number.0,
-            others::why_no_log(pool, number, &error)
+            others::why_no_log(pool, number, &error),
+            number.0
         ))
     })
 }
@@ -441,7 +461,7 @@ fn move_off(
         };
         let (range, object) = (layout.range_of(at), segment.objects[place]);
         let source = match pool.open_object(layout, object, Access::Write) {
-            // A disk that is going is often read-only by then: what it has can be had.
+            // A disk that is going is often read-only by then: its bytes can be had.
             Err(PoolError::ReadOnly { .. }) => pool.open_object(layout, object, Access::Read),
             opened => opened,
         }?;
@@ -621,7 +641,7 @@ pub(crate) fn take(
             }
         }
     };
-    // What an old object still has there is of another time.
+    // Bytes that an old object still has there are of another time.
     let copied = punch(&fd, range)
         .and_then(|()| keep(source, &fd, in_front(range, length_of(stub)?)))
         .and_then(|()| data.iter().try_for_each(|part| copy(source, &fd, *part)))
@@ -672,7 +692,7 @@ fn copy(from: &OwnedFd, to: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
     Ok(())
 }
 
-/// What is left of a member that is to go.
+/// The rest of a member that is to go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Left {
     /// Files whose records name it.
@@ -752,7 +772,7 @@ pub fn remove(
             return Err(error);
         }
     }
-    // From here on it takes no log of names. What it has may be all there is of one.
+    // From here on it takes no log of names. The one that it has may be all there is.
     if let Err(error) = users.log_names(pool)
         && newest_log(pool).is_none_or(|(_, members)| members.iter().all(|one| *one == number))
     {
@@ -765,7 +785,8 @@ pub fn remove(
     format.members.retain(|entry| entry.number != number);
     write(pool, &format)?;
     pool.adopt(format);
-    // So that it knows who is left. The one before is there; the next mount writes another.
+    // So that it knows which members are left. The one before is there; the next mount writes
+    // another.
     let _ = users.log_names(pool);
     Ok(())
 }
@@ -778,8 +799,9 @@ fn log_must_stay(pool: &Pool, number: MemberNumber, error: &PoolError) -> Result
     ))
 }
 
-/// A member goes with all that it has, in one step. Nobody is waited for who may hang in its disk: who makes an object there, or looks at one, at
-/// this moment hears that it is lost, or what he has made is as lost as all else.
+/// A member goes with all that it has, in one step. This waits for no thread that may hang in its
+/// disk: a thread that makes an object there, or looks at one, at this moment gets the error that
+/// it is lost, or the object that it has made is as lost as all else.
 fn give_up(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolError> {
     let number = member.number();
     if !member.is_away() {
@@ -790,7 +812,7 @@ fn give_up(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolE
         ));
     }
     others::must_take_bytes_without(pool, member)?;
-    // What it has may be all there is of the log of names.
+    // Its log may be all there is of the log of names.
     if newest_log(pool).is_none()
         && let Err(error) = users.log_names(pool)
     {
@@ -866,7 +888,7 @@ fn left(pool: &Pool, member: &Member, users: &impl Users) -> Result<Left, PoolEr
     Ok(left)
 }
 
-/// A member's folder is a folder again. What is not empty stays: it is none of ours.
+/// A member's folder is a folder again. A folder that is not empty stays: it is none of ours.
 fn clear(member: &Member) -> Result<(), PoolError> {
     let failed = |error| PoolError::system("clear", member.path().display().to_string(), error);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Making a pool of folders that are there: everything is looked at before anything is written, and an interrupted create goes on where it was.
 //!
-//! The trick: the catalogue's format file is written first under another name, the **plan**. It has the ids, so that a second run knows what
-//! the first one made. The catalogue gets its name last; what has no catalogue of that name is no pool.
+//! The trick: the catalogue's format file is written first under another name, the **plan**. It has
+//! the ids, so that a second run knows what the first one made. The catalogue gets its name last; a
+//! folder that has no catalogue of that name is no pool.
 
 use crate::catalogue::{NUMBERS, REMOVED, TREE};
 use crate::error::PoolError;
 use crate::format::{
-    self, CatalogueFormat, FORMAT_FILE, Format, MemberEntry, MemberFormat, MemberId,
+    self, CatalogueFormat, CatalogueIdentity, FORMAT_FILE, Format, MemberEntry, MemberFormat,
+    MemberId,
 };
 use crate::member::random;
 use crate::pool::Pool;
@@ -29,7 +31,7 @@ use std::path::{Path, PathBuf};
 const PLAN: &str = "rushes-pool.plan";
 /// Below it are a member's objects.
 pub(crate) const OBJECTS: &str = "objects";
-/// What every new ext4 has.
+/// Every new ext4 has this.
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 /// A file that is made and removed again to see what a file system can do.
 pub(crate) const PROBE: &str = "rushes-pool.probe";
@@ -38,7 +40,7 @@ pub const MEMBER_COUNT_MAX: usize = 1024;
 /// As many bytes as the record of a file in one piece. Units: bytes.
 const PROBE_BYTES: usize = 56;
 
-/// What a pool is to be made of.
+/// The parts of which a pool is to be made.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// A folder for the directory tree.
@@ -66,7 +68,7 @@ pub(crate) struct Folder {
     pub(crate) fd: OwnedFd,
     device: u64,
     inode: u64,
-    /// What its format file says. None: it has none.
+    /// The content of its format file. None: it has none.
     pub(crate) format: Option<Format>,
 }
 
@@ -130,7 +132,7 @@ pub fn create(
     };
     catalogue.furnish_catalogue()?;
     for (at, (member, entry)) in members.iter().zip(&plan.members).enumerate() {
-        member.furnish_member(plan.pool, entry)?;
+        member.furnish_member(&plan, entry)?;
         progress(at + 1, member_count);
     }
     catalogue.failed(
@@ -180,9 +182,10 @@ pub(crate) fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), Po
     Ok(())
 }
 
-/// A folder that is a catalogue's or a member's, of whatever pool, and a clause of which; None: it is none.
+/// A folder that is a catalogue's or a member's, of any pool, and a clause of which; None: it is
+/// none.
 pub(crate) fn of_pool(folder: &Path) -> Option<(&Path, String)> {
-    // (What cannot be entered has no format file that anybody could go by.)
+    // A folder that cannot be entered has no format file that anybody could go by.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let fd = open(folder, flags, Mode::empty()).ok()?;
     let of = match format::read(fd.as_fd(), FORMAT_FILE) {
@@ -242,6 +245,7 @@ fn new_plan(policy: Policy, members: &[Folder]) -> Result<CatalogueFormat, PoolE
         })
         .collect();
     Ok(CatalogueFormat {
+        catalogue: CatalogueIdentity::default(),
         pool: PoolId(id()?),
         policy,
         wish: Wish::default(),
@@ -313,7 +317,7 @@ impl Folder {
         }
     }
 
-    /// What an interrupted create has left in a catalogue.
+    /// The plan that an interrupted create has left in a catalogue.
     fn plan(&self) -> Result<Option<CatalogueFormat>, PoolError> {
         match format::read(self.fd.as_fd(), PLAN) {
             Ok(None) => Ok(None),
@@ -333,7 +337,7 @@ impl Folder {
         entry: Option<&MemberEntry>,
     ) -> Result<(), PoolError> {
         let ours = match (plan, entry) {
-            (Some(plan), Some(entry)) => Some(Format::Member(member_format(plan.pool, entry))),
+            (Some(plan), Some(entry)) => Some(Format::Member(member_format(plan, entry))),
             _ => None,
         };
         match &self.format {
@@ -377,7 +381,7 @@ impl Folder {
         if plan.is_none() {
             return Ok(());
         }
-        // What an interrupted create made has no data; what has is somebody else's.
+        // A folder that an interrupted create made has no data; one that has is somebody else's.
         let must_be_empty: Vec<PathBuf> = if self.is_catalogue() {
             [TREE, REMOVED].map(PathBuf::from).into()
         } else {
@@ -411,7 +415,7 @@ impl Folder {
         !self.role.starts_with("member")
     }
 
-    /// What is in a folder below it; one that is not there has nothing.
+    /// The names in a folder below it; one that is not there has none.
     pub(crate) fn names(&self, below: &Path) -> Result<Vec<OsString>, PoolError> {
         let path = self.path.join(below);
         let listed = std::fs::read_dir(&path).and_then(|entries| {
@@ -485,7 +489,7 @@ impl Folder {
 
     pub(crate) fn furnish_member(
         &self,
-        pool: PoolId,
+        plan: &CatalogueFormat,
         entry: &MemberEntry,
     ) -> Result<(), PoolError> {
         if self.format.is_some() {
@@ -497,14 +501,16 @@ impl Folder {
         }
         // The format file says that all this is there.
         self.failed("make durable", syncfs(&self.fd))?;
-        let format = Format::Member(member_format(pool, entry));
+        let format = Format::Member(member_format(plan, entry));
         format::write(self.fd.as_fd(), &self.path, FORMAT_FILE, &format)
     }
 }
 
-pub(crate) fn member_format(pool: PoolId, entry: &MemberEntry) -> MemberFormat {
+/// As a member of this catalogue has it.
+pub(crate) fn member_format(catalogue: &CatalogueFormat, entry: &MemberEntry) -> MemberFormat {
     MemberFormat {
-        pool,
+        pool: catalogue.pool,
+        catalogue: catalogue.catalogue,
         number: entry.number,
         id: entry.id,
     }

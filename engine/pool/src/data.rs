@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where an object has bytes.
 //!
-//! Linux' SEEK_DATA also calls data what was reserved and from which somebody has only read (ext4, XFS: its zeroes are in the page cache). Taken for
-//! bytes they would be a copy that somebody forgot, or a client's reserved room would be neither his room nor his bytes. So of blocks that FIEMAP
-//! calls unwritten only those pages count that have a byte: what is on its way there, or could not be written and is still in the cache. Which zeroes
-//! were written is no matter: they are read in either case.
+//! Linux' SEEK_DATA also calls data what was reserved and from which somebody has only read (ext4,
+//! XFS: its zeroes are in the page cache). Taken for bytes they would be a copy that somebody
+//! forgot, or a client's reserved room would be neither its room nor its bytes. So of blocks that
+//! FIEMAP calls unwritten only those pages count that have a byte: one that is on its way there, or
+//! could not be written and is still in the cache. Which zeroes were written is no matter: they are
+//! read in either case.
 
 use rushes_core::units::ByteRange;
 use rushes_sys::extents;
@@ -52,7 +54,7 @@ pub(crate) fn next_run(fd: &OwnedFd, range: ByteRange) -> Result<Option<ByteRang
             .min(range.end())
             .min(start + SPAN_BYTES);
         let run = ByteRange::new(start, end - start);
-        // (Where nobody can say, it is data.)
+        // Where nobody can say, it is data.
         let unwritten = extents::unwritten(fd, run).unwrap_or_default();
         let Some(first) = unwritten.first() else {
             return Ok(Some(run));

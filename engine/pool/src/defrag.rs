@@ -13,8 +13,9 @@ use crate::online::Move;
 use crate::pool::Pool;
 use std::path::PathBuf;
 
-/// Bring together these files, or all in these folders; all there are if none is named. What was moved is moved, whenever it is interrupted; the same
-/// command again goes on. A file that cannot be read or moved keeps nobody from the others.
+/// Bring together these files, or all in these folders; all there are if none is named. Bytes that
+/// were moved stay moved, whenever it is interrupted; the same command again goes on. A file that
+/// cannot be read or moved keeps nobody from the others.
 ///
 /// `paths`  below the tree
 pub fn defrag(
@@ -31,7 +32,8 @@ pub fn defrag(
             let afresh = Move::afresh(pool, layout);
             all_of(pool, stub, layout, afresh, copied)
         });
-        // What a move that was interrupted had reserved, and these have not used. It is only room, which fsck sees to otherwise.
+        // Room that a move that was interrupted had reserved, and these have not used. It is only
+        // room, which fsck sees to otherwise.
         let _ = pool.give_back(layout);
         pieces.before.add(before);
         pieces.after.add(match *layout == was {

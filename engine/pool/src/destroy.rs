@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Undoing a create: a pool is none any more, and its folders have what others have put there, mostly nothing.
 //!
-//! First the catalogue's format file gets another name: from then on nobody mounts it, and the same command goes on. Then what is in the members goes,
-//! each member's own format file last; then the catalogue's folders, and that file under its other name last of all. So nothing of a pool is ever left
-//! without a file that says whose it is. What is not done here: unmounting, and waiting for what a daemon has in memory.
+//! First the catalogue's format file gets another name: from then on nobody mounts it, and the same
+//! command goes on. Then the content of the members goes, each member's own format file last; then
+//! the catalogue's folders, and that file under its other name last of all. So nothing of a pool is
+//! ever left without a file that says whose it is. This module does not unmount, nor wait for bytes
+//! that a daemon has in memory.
 
 use crate::catalogue::{LOCK, Lock, NUMBERS, REMOVED, SOCKET, TREE};
 use crate::change::is_add_interrupted;
@@ -24,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 /// The catalogue's format file while the pool goes.
 const DESTROYING: &str = "rushes-pool.destroying";
-/// What else a door and the commands leave in a catalogue.
+/// The other files that a door and the commands leave in a catalogue.
 const LEFT_BY_DOORS: [&str; 6] = [
     NUMBERS,
     SOCKET,
@@ -34,7 +36,7 @@ const LEFT_BY_DOORS: [&str; 6] = [
     PROBE,
 ];
 
-/// What a destroy is allowed.
+/// The permission of a destroy to delete files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Files {
     /// There must be none.
@@ -55,7 +57,7 @@ pub struct Doomed {
     pub object_count: u64,
 }
 
-/// What is not the pool's and stays in its folders.
+/// Files and folders that are not the pool's and stay in its folders.
 #[derive(Debug, Default)]
 pub struct Destroyed {
     /// Files and folders.
@@ -114,8 +116,23 @@ impl Doomed {
                         path: member.path().to_path_buf(),
                     });
                 }
-                MemberState::Missing(_) => {
-                    member.must_be_there()?;
+                MemberState::Missing(why) => {
+                    let (catalogue, number) = (self.catalogue().display(), member.number().0);
+                    let members = self.pool.members();
+                    let mut states = members.iter().map(|other| other.status().state);
+                    let is_gone = states.all(|state| matches!(state, MemberState::Missing(_)));
+                    return refused(format!(
+                        "member {number} is missing: {} {why}; mount it there. If its disk is dead, {}",
+                        member.path().display(),
+                        match is_gone {
+                            true => format!(
+                                "and those of all others, only names are left of this pool: delete the catalogue by `rm -r {catalogue}`"
+                            ),
+                            false => format!(
+                                "give it up first: rushes pool remove --lost --yes {catalogue} {number}"
+                            ),
+                        }
+                    ));
                 }
             }
             self.object_count += member.object_count()?;
@@ -189,7 +206,8 @@ impl Doomed {
     }
 }
 
-/// What an interrupted destroy has left, opened: of the catalogue's folders some may have gone.
+/// The pool that an interrupted destroy has left, opened: of the catalogue's folders some may have
+/// gone.
 fn half_gone(catalogue: &Path) -> Result<Pool, PoolError> {
     let failed = |error| PoolError::system("open", catalogue.display().to_string(), error);
     let root = folder_at(rustix::fs::CWD, catalogue).map_err(failed)?;
@@ -226,7 +244,7 @@ fn remove_all(path: &Path) -> Result<(), PoolError> {
     }
 }
 
-/// Everything of the pool goes from a member, what says that it is one last.
+/// Everything of the pool goes from a member, its format file last.
 fn vacate(
     pool: &Pool,
     member: &Member,
@@ -297,7 +315,7 @@ fn is_of_another(pool: &Pool, folder: &OwnedFd, name: &CString) -> bool {
     matches!(marked, Some(Mark::Sound(mark)) if mark.pool != pool.id())
 }
 
-/// What is in a folder that was the pool's and that a new ext4 does not have.
+/// Note the entries of a folder that was the pool's, but for those of a new ext4.
 fn note_rest(root: &OwnedFd, path: &Path, destroyed: &mut Destroyed) -> Result<(), Errno> {
     for (name, _) in entries(root)? {
         let name = name.to_string_lossy().into_owned();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can go wrong with a pool, said so that the person at the rack can act on it.
+//! The troubles of a pool, said so that the person at the rack can act on them.
 
 use crate::member::ObjectName;
 use rushes_core::pool::{Class, FileIdentity, LayoutFault, MemberNumber, Object};
@@ -16,7 +16,7 @@ pub enum ObjectFault {
     OtherPool,
     /// It says that it belongs to another file.
     OtherFile(FileIdentity),
-    /// What it says of itself cannot be read.
+    /// Its mark, which says so, cannot be read.
     Mark(LayoutFault),
     /// It says nothing of itself.
     NoMark,
@@ -33,7 +33,7 @@ pub enum PoolError {
         member: MemberNumber,
         /// Where it should be.
         path: PathBuf,
-        /// What was found instead, as a clause.
+        /// A clause that says what was found instead.
         why: String,
     },
     /// A member was given up with what it had.
@@ -52,7 +52,7 @@ pub enum PoolError {
     Failing {
         /// Which.
         member: MemberNumber,
-        /// What it said.
+        /// The device's answer.
         source: SysError,
     },
     /// No member has room.
@@ -85,13 +85,13 @@ pub enum PoolError {
         /// Why.
         fault: ObjectFault,
     },
-    /// The user's: what was read, what was expected, what to do.
+    /// The user's: a sentence that says what was read, what was expected and what to do.
     Refused(String),
     /// A mount has the pool, or a command that changes it.
     Served {
         /// The catalogue.
         catalogue: PathBuf,
-        /// What its lock file says of who.
+        /// The words of its lock file about the holder.
         holder: String,
     },
     /// The kernel's.

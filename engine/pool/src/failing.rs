@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a member's device answered that it should not have: such a member is asked last for new bytes until it works again.
+//! Answers of a member's device that it should not have given: such a member is asked last for new
+//! bytes until it works again.
 //!
-//! It is in no new stripe either, and nothing is moved there. What it has is read, written and synced as ever, and whoever asks hears what the device says.
+//! It is in no new stripe either, and nothing is moved there. Its bytes are read, written and
+//! synced as ever, and the caller gets the error of the device.
 
 use rustix::io::Errno;
 use std::sync::{Mutex, PoisonError};
@@ -25,7 +27,7 @@ pub(crate) fn is_of_device(error: Errno) -> bool {
     )
 }
 
-/// What the process lacks: it says nothing of the device, nor of what is there.
+/// A lack of the process: it says nothing of the device, nor of what is there.
 pub(crate) fn is_of_process(error: Errno) -> bool {
     matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
 }

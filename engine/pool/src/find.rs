@@ -74,7 +74,7 @@ pub fn find(path: &Path) -> Result<Place, PoolError> {
     for folder in path.ancestors() {
         match is_file(&folder.join(FORMAT_FILE)) {
             Ok(true) if folder.join(TREE).is_dir() => {}
-            // Whoever may not look there cannot be told that nothing is.
+            // A user who may not look there cannot be told that nothing is.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 shut = Some(folder);
                 continue;
@@ -206,7 +206,7 @@ fn mounted_elsewhere(catalogue: &Path) -> Vec<(u32, String)> {
     found
 }
 
-/// What keeps a pool mounted elsewhere, as a clause for messages. None: nothing does.
+/// The processes that keep a pool mounted elsewhere, as a clause for messages. None: nothing does.
 pub fn kept_elsewhere(catalogue: &Path) -> Option<String> {
     let all = mounted_elsewhere(catalogue);
     let named: Vec<String> = all

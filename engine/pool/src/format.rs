@@ -4,32 +4,119 @@
 //! It is JSON for the person at the rack, and strict: an unknown name is damage, a newer version is told apart before anything else is looked at.
 
 use crate::error::PoolError;
+use crate::member::random;
 use crate::rules::Rules;
 use rushes_core::pool::tidy::Schedule;
 use rushes_core::pool::{Class, MemberNumber, Policy, PoolId, Rule, Wish};
-use rustix::fs::{Mode, OFlags, fsync, openat, renameat};
+use rustix::fs::{AtFlags, Mode, OFlags, fsync, openat, renameat, unlinkat};
 use serde::{Deserialize, Serialize};
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Its name.
 pub const FORMAT_FILE: &str = "rushes-pool";
 /// Version of both kinds.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
+/// A file says the lowest version that has all that it says: 2 has `catalogue_number` and
+/// `catalogue_id`.
+fn version_of(catalogue: CatalogueIdentity) -> u32 {
+    match catalogue.number {
+        0 => 1,
+        _ => FORMAT_VERSION,
+    }
+}
 /// Longer is none. Units: bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
+/// The least that a device writes whole or not at all. Units: bytes.
+const SECTOR_BYTES: usize = 512;
 
 /// Of one member, and of no other: 128 random bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberId(pub u128);
 
-/// What makes a folder a catalogue.
+/// Tells apart the catalogues that a pool has had: each rescue makes one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CatalogueIdentity {
+    /// 0, and for a rescue's one more than any that it has found. Members know the highest one, and
+    /// belong to no other.
+    pub(crate) number: u32,
+    /// 128 random bits of the rescue: two rescues of different members give the same number. 0
+    /// with the number 0.
+    pub(crate) id: u128,
+}
+
+/// The catalogue that a member says is its own, seen from a catalogue of the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// This one.
+    Same,
+    /// One before it, of which it takes members over.
+    Earlier,
+    /// One that a rescue has made since.
+    Later,
+    /// One of the same number, which another rescue has made.
+    Beside,
+}
+
+impl CatalogueIdentity {
+    /// One that follows none yet.
+    pub(crate) fn draw() -> Result<CatalogueIdentity, PoolError> {
+        let id = u128::from(random()?) << 64 | u128::from(random()?);
+        Ok(CatalogueIdentity { number: 0, id })
+    }
+
+    /// The same, which follows that one, too.
+    pub(crate) fn following(self, before: CatalogueIdentity) -> CatalogueIdentity {
+        CatalogueIdentity {
+            number: self.number.max(before.number.saturating_add(1)),
+            ..self
+        }
+    }
+
+    /// How the catalogue of a member stands to this one.
+    pub(crate) fn standing_of(self, of_member: CatalogueIdentity) -> Standing {
+        match of_member.number.cmp(&self.number) {
+            Ordering::Less => Standing::Earlier,
+            Ordering::Greater => Standing::Later,
+            Ordering::Equal if of_member.id == self.id => Standing::Same,
+            Ordering::Equal => Standing::Beside,
+        }
+    }
+
+    fn of(number: u32, id: Option<&str>) -> Result<CatalogueIdentity, String> {
+        match (number, id) {
+            (0, None) => Ok(CatalogueIdentity::default()),
+            (0, Some(_)) => Err(String::from("it has catalogue_id without catalogue_number")),
+            (_, None) => Err(String::from("it has catalogue_number without catalogue_id")),
+            (number, Some(id)) => {
+                let id = id_of(id)?;
+                Ok(CatalogueIdentity { number, id })
+            }
+        }
+    }
+
+    /// As it is written.
+    fn id_text(self) -> Option<String> {
+        (self.number > 0).then(|| hex(self.id))
+    }
+}
+
+impl std::fmt::Display for CatalogueIdentity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "number {}, id {}", self.number, hex(self.id))
+    }
+}
+
+/// The content that makes a folder a catalogue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CatalogueFormat {
     pub(crate) pool: PoolId,
+    pub(crate) catalogue: CatalogueIdentity,
     pub(crate) policy: Policy,
     /// Of files that say nothing themselves.
     pub(crate) wish: Wish,
@@ -67,7 +154,7 @@ impl MemberEntry {
     }
 }
 
-/// What a member is for.
+/// The purpose of a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Duty {
     /// Everything.
@@ -97,10 +184,12 @@ impl Duty {
     }
 }
 
-/// What makes a folder a member.
+/// The content that makes a folder a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemberFormat {
     pub(crate) pool: PoolId,
+    /// The one to which it belongs.
+    pub(crate) catalogue: CatalogueIdentity,
     pub(crate) number: MemberNumber,
     pub(crate) id: MemberId,
 }
@@ -118,6 +207,11 @@ struct CatalogueText {
     rushes_pool: String,
     format_version: u32,
     pool_id: String,
+    /// Only after a rescue.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    catalogue_number: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    catalogue_id: Option<String>,
     policy: String,
     /// Only where something is wished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -173,15 +267,26 @@ struct OwnText {
     rushes_pool: String,
     format_version: u32,
     pool_id: String,
+    /// As the catalogue's.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    catalogue_number: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    catalogue_id: Option<String>,
     number: u16,
     member_id: String,
 }
 
-/// What to look at before anything else.
+/// The fields to look at before anything else.
 #[derive(Deserialize)]
 struct Head {
     rushes_pool: String,
     format_version: u32,
+}
+
+/// serde gives a reference.
+#[expect(clippy::trivially_copy_pass_by_ref)]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 pub(crate) fn hex(id: u128) -> String {
@@ -239,8 +344,10 @@ impl Format {
         let text = match self {
             Format::Catalogue(format) => serde_json::to_string_pretty(&CatalogueText {
                 rushes_pool: String::from("catalogue"),
-                format_version: FORMAT_VERSION,
+                format_version: version_of(format.catalogue),
                 pool_id: hex(format.pool.0),
+                catalogue_number: format.catalogue.number,
+                catalogue_id: format.catalogue.id_text(),
                 policy: format.policy.name().to_owned(),
                 wish: (format.wish != Wish::default()).then(|| format.wish.to_string()),
                 rules: (!format.rules.is_empty()).then(|| {
@@ -269,8 +376,10 @@ impl Format {
             }),
             Format::Member(format) => serde_json::to_string_pretty(&OwnText {
                 rushes_pool: String::from("member"),
-                format_version: FORMAT_VERSION,
+                format_version: version_of(format.catalogue),
                 pool_id: hex(format.pool.0),
+                catalogue_number: format.catalogue.number,
+                catalogue_id: format.catalogue.id_text(),
                 number: format.number.0,
                 member_id: hex(format.id.0),
             }),
@@ -335,6 +444,11 @@ impl Format {
                 let given = text.members_given.unwrap_or(0).max(behind_lost);
                 Ok(Format::Catalogue(CatalogueFormat {
                     pool: PoolId(id_of(&text.pool_id).map_err(said)?),
+                    catalogue: CatalogueIdentity::of(
+                        text.catalogue_number,
+                        text.catalogue_id.as_deref(),
+                    )
+                    .map_err(said)?,
                     policy,
                     wish,
                     rules,
@@ -348,6 +462,11 @@ impl Format {
                 let text: OwnText = serde_json::from_str(text).map_err(damaged)?;
                 Ok(Format::Member(MemberFormat {
                     pool: PoolId(id_of(&text.pool_id).map_err(said)?),
+                    catalogue: CatalogueIdentity::of(
+                        text.catalogue_number,
+                        text.catalogue_id.as_deref(),
+                    )
+                    .map_err(said)?,
                     number: MemberNumber(text.number),
                     id: MemberId(id_of(&text.member_id).map_err(said)?),
                 }))
@@ -375,7 +494,7 @@ fn most(members: &[MemberEntry]) -> u32 {
     numbers.max().unwrap_or(0)
 }
 
-/// What is wrong with a format file, apart from its not being there.
+/// The fault of a format file, apart from its not being there.
 #[derive(Debug)]
 pub(crate) enum FormatFault {
     /// It cannot be read.
@@ -407,10 +526,13 @@ pub(crate) fn read(folder: BorrowedFd<'_>, name: &str) -> Result<Option<Format>,
         .map_err(FormatFault::Failed)?;
     let text = String::from_utf8(text)
         .map_err(|_| FormatFault::Wrong(String::from("cannot be understood (it is no text)")))?;
-    Format::of(&text).map(Some).map_err(FormatFault::Wrong)
+    // A power cut in `replace_in_place` may leave zero bytes behind the text.
+    let text = text.trim_end_matches(['\0', ' ', '\n']);
+    Format::of(text).map(Some).map_err(FormatFault::Wrong)
 }
 
-/// Write a format file, durably: whole under its name, or not there.
+/// Write a format file, durably: it has the old text or the new one, whatever happens meanwhile.
+/// A member's on a full file system is written in place.
 pub(crate) fn write(
     folder: BorrowedFd<'_>,
     path: &Path,
@@ -420,10 +542,72 @@ pub(crate) fn write(
     let text = format.text().map_err(|error| {
         PoolError::system("write the format file", path.display().to_string(), error)
     })?;
-    replace_file(folder, path, name, text.as_bytes())
+    let replaced = replace_file(folder, path, name, text.as_bytes());
+    match format {
+        Format::Catalogue(_) => replaced,
+        Format::Member(_) => or_in_place(replaced, folder, path, name, text.as_bytes()),
+    }
+}
+
+/// The outcome of [`replace_file`]; where that found no room, of the same without an inode or a
+/// block more.
+fn or_in_place(
+    replaced: Result<(), PoolError>,
+    folder: BorrowedFd<'_>,
+    path: &Path,
+    name: &str,
+    text: &[u8],
+) -> Result<(), PoolError> {
+    match replaced {
+        Err(error) if error.is_full() => match replace_in_place(folder, name, text) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(error),
+            Err(failed) => {
+                let about = path.join(name).display().to_string();
+                Err(PoolError::system("write in place", about, failed))
+            }
+        },
+        replaced => replaced,
+    }
+}
+
+/// Replace a text where it lies, durably, with spaces behind it up to the file's length: JSON
+/// allows them. [`read`] has the old text or the new one, whatever happens meanwhile.
+///
+/// Assumes  a device writes a sector whole or not at all, and the file begins with one of a block
+///          of its own, or in its inode, which the file system replaces whole
+/// Returns  false: the file is not there, or the old text or the new one is longer than a sector
+/// Errors   the file system writes each version of a block to a new place, as btrfs does, or the
+///          disk fails; then the file has the old text, unless its disk keeps what it did not
+///          acknowledge
+fn replace_in_place(folder: BorrowedFd<'_>, name: &str, text: &[u8]) -> std::io::Result<bool> {
+    let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = match openat(folder, name, flags, Mode::empty()) {
+        Ok(fd) => File::from(fd),
+        Err(rustix::io::Errno::NOENT) => return Ok(false),
+        Err(error) => return Err(error.into()),
+    };
+    let length = usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX);
+    if length == 0 || length.max(text.len()) > SECTOR_BYTES {
+        return Ok(false);
+    }
+    if let Some(more) = text.len().checked_sub(length).filter(|more| *more > 0) {
+        // The old text stays. The length may come to the disk before the spaces: zero bytes then.
+        file.write_all_at(&vec![b' '; more], length as u64)?;
+        file.sync_all()?;
+    }
+    let mut padded = text.to_vec();
+    padded.resize(length.max(text.len()), b' ');
+    // One call, so that no part of it comes to the disk alone.
+    if file.write_at(&padded, 0)? != padded.len() {
+        return Err(std::io::ErrorKind::WriteZero.into());
+    }
+    file.sync_all()?;
+    Ok(true)
 }
 
 /// Replace a small file, durably: it has the old bytes or the new ones, whatever happens meanwhile.
+/// The new ones are not left aside when they could not be given its name.
 pub(crate) fn replace_file(
     folder: BorrowedFd<'_>,
     path: &Path,
@@ -436,19 +620,27 @@ pub(crate) fn replace_file(
     let temporary = format!("{name}.tmp");
     let flags =
         OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-    let fd = openat(folder, temporary.as_str(), flags, Mode::RUSR | Mode::WUSR)
-        .map_err(|error| failed(error.into()))?;
-    let mut file = File::from(fd);
-    file.write_all(bytes)
-        .and_then(|()| file.sync_all())
-        .map_err(failed)?;
-    renameat(folder, temporary.as_str(), folder, name).map_err(|error| failed(error.into()))?;
+    let made = openat(folder, temporary.as_str(), flags, Mode::RUSR | Mode::WUSR)
+        .map_err(std::io::Error::from)
+        .and_then(|fd| {
+            let mut file = File::from(fd);
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            Ok(renameat(folder, temporary.as_str(), folder, name)?)
+        });
+    if let Err(error) = made {
+        let _ = unlinkat(folder, temporary.as_str(), AtFlags::empty());
+        return Err(failed(error));
+    }
     fsync(folder).map_err(|error| failed(error.into()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::io::Errno;
+    use std::fs;
+    use std::os::fd::AsFd;
 
     /// As versions wrote it that knew neither classes nor wishes.
     const OLD: &str = r#"{
@@ -571,5 +763,169 @@ mod tests {
             assert!(fault.contains("cannot be understood"), "{fault}");
             assert!(fault.contains(said), "{fault}");
         }
+    }
+
+    const MEMBER: MemberFormat = MemberFormat {
+        pool: PoolId(1),
+        catalogue: CatalogueIdentity { number: 0, id: 0 },
+        number: MemberNumber(7),
+        id: MemberId(3),
+    };
+
+    /// A folder with a member's format file, for one test.
+    struct Folder {
+        path: PathBuf,
+        fd: File,
+    }
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let name = format!("rushes-format.{}.{name}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            fs::create_dir(&path).unwrap();
+            let fd = File::open(&path).unwrap();
+            write(fd.as_fd(), &path, FORMAT_FILE, &Format::Member(MEMBER)).unwrap();
+            Folder { path, fd }
+        }
+
+        fn file(&self) -> PathBuf {
+            self.path.join(FORMAT_FILE)
+        }
+
+        fn read(&self) -> Result<Option<Format>, String> {
+            read(self.fd.as_fd(), FORMAT_FILE).map_err(|fault| fault.to_string())
+        }
+
+        /// As `write` does it after this answer to the attempt to replace the file.
+        fn write_after(&self, replaced: Errno, format: &Format) -> Result<(), PoolError> {
+            let replaced = Err(PoolError::system("write", "", replaced));
+            let text = format.text().unwrap();
+            let folder = self.fd.as_fd();
+            or_in_place(replaced, folder, &self.path, FORMAT_FILE, text.as_bytes())
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+
+    #[test]
+    fn number_and_id_of_a_catalogue_read_back_and_one_without_the_other_is_damage() {
+        let rescued = CatalogueIdentity { number: 3, id: 9 };
+        let mut of_pool = catalogue(OLD).unwrap();
+        of_pool.catalogue = rescued;
+        let member = MemberFormat {
+            catalogue: rescued,
+            ..MEMBER
+        };
+        let id = format!("  \"catalogue_id\": \"{}\",\n", hex(9));
+        let number = "  \"catalogue_number\": 3,\n";
+        for format in [Format::Catalogue(of_pool), Format::Member(member)] {
+            let text = format.text().unwrap();
+            assert!(text.contains("\"format_version\": 2"), "{text}");
+            assert_eq!(Format::of(&text), Ok(format));
+            let without_id = text.replace(&id, "");
+            let fault = Format::of(&without_id).unwrap_err();
+            assert!(fault.contains("catalogue_number without"), "{fault}");
+            let fault = Format::of(&text.replace(number, "")).unwrap_err();
+            assert!(fault.contains("catalogue_id without"), "{fault}");
+            let before = Format::of(&without_id.replace(number, ""));
+            assert!(before.is_ok(), "of before the first rescue");
+        }
+        let text = Format::Member(MEMBER).text().unwrap();
+        assert!(!text.contains("catalogue_"), "{text}");
+    }
+
+    #[test]
+    fn a_catalogue_follows_all_that_were_found_and_is_beside_others_of_its_number() {
+        let of = |number, id| CatalogueIdentity { number, id };
+        let made = of(0, 5)
+            .following(of(0, 0))
+            .following(of(3, 8))
+            .following(of(1, 9));
+        assert_eq!(made, of(4, 5));
+        assert_eq!(made.standing_of(made), Standing::Same);
+        assert_eq!(made.standing_of(of(4, 6)), Standing::Beside);
+        assert_eq!(made.standing_of(of(3, 5)), Standing::Earlier);
+        assert_eq!(made.standing_of(of(5, 5)), Standing::Later);
+        let drawn = [(); 2].map(|()| CatalogueIdentity::draw().unwrap());
+        assert_ne!(drawn[0], drawn[1]);
+    }
+
+    #[test]
+    fn zero_bytes_and_spaces_behind_the_text_are_nothing() {
+        let folder = Folder::new("behind");
+        let text = fs::read_to_string(folder.file()).unwrap();
+        for behind in ["\0\0\0", "   ", "\0\0  \0", " \n\0"] {
+            fs::write(folder.file(), format!("{text}{behind}")).unwrap();
+            assert_eq!(folder.read(), Ok(Some(Format::Member(MEMBER))));
+        }
+        for fault in [format!("\0{text}"), text.replace(',', "\0"), text + "x"] {
+            fs::write(folder.file(), &fault).unwrap();
+            assert!(folder.read().is_err(), "{fault:?}");
+        }
+    }
+
+    #[test]
+    fn a_full_file_system_has_a_longer_and_a_shorter_text_in_the_same_inode() {
+        use std::os::unix::fs::MetadataExt;
+        let folder = Folder::new("in-place");
+        let inode = fs::metadata(folder.file()).unwrap().ino();
+        let longest = MemberFormat {
+            catalogue: CatalogueIdentity {
+                number: u32::MAX,
+                id: u128::MAX,
+            },
+            number: MemberNumber(u16::MAX),
+            ..MEMBER
+        };
+        let mut length = 0;
+        for format in [longest, MEMBER, longest].map(Format::Member) {
+            for full in [Errno::NOSPC, Errno::DQUOT] {
+                folder.write_after(full, &format).unwrap();
+                assert_eq!(folder.read(), Ok(Some(format.clone())));
+                let now = fs::metadata(folder.file()).unwrap();
+                length = length.max(format.text().unwrap().len());
+                assert_eq!((now.ino(), now.len()), (inode, length as u64));
+            }
+        }
+        assert!(length <= SECTOR_BYTES);
+        // A file system with room has it without spaces again.
+        let format = Format::Member(MEMBER);
+        write(folder.fd.as_fd(), &folder.path, FORMAT_FILE, &format).unwrap();
+        let text = fs::read_to_string(folder.file()).unwrap();
+        assert_eq!(text, format.text().unwrap());
+    }
+
+    #[test]
+    fn only_what_fits_a_sector_is_written_in_place_and_only_where_there_is_no_room() {
+        let folder = Folder::new("refused");
+        let format = Format::Member(MemberFormat {
+            number: MemberNumber(8),
+            ..MEMBER
+        });
+        let before = fs::read(folder.file()).unwrap();
+        let error = folder.write_after(Errno::IO, &format).unwrap_err();
+        assert_eq!(error.errno(), Errno::IO);
+        assert_eq!(fs::read(folder.file()).unwrap(), before);
+        let long = [&before[..], &[b' '; SECTOR_BYTES]].concat();
+        fs::write(folder.file(), &long).unwrap();
+        let error = folder.write_after(Errno::NOSPC, &format).unwrap_err();
+        assert_eq!(error.errno(), Errno::NOSPC);
+        assert_eq!(fs::read(folder.file()).unwrap(), long);
+        fs::remove_file(folder.file()).unwrap();
+        let error = folder.write_after(Errno::NOSPC, &format).unwrap_err();
+        assert_eq!(error.errno(), Errno::NOSPC);
+        assert_eq!(folder.read(), Ok(None), "half a member is none");
+    }
+
+    #[test]
+    fn no_half_file_is_left_of_one_that_could_not_be_replaced() {
+        let folder = Folder::new("half");
+        fs::create_dir(folder.path.join("taken")).unwrap();
+        replace_file(folder.fd.as_fd(), &folder.path, "taken", b"text").unwrap_err();
+        assert!(!folder.path.join("taken.tmp").exists());
     }
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Looking through a whole pool for what does not fit, and mending what can be mended without losing a byte.
 //!
-//! What is wrong and what may be done is core/pool/check's; here are the looks and the deeds. Every deed may be interrupted: what it leaves is found by
-//! the next look. Bytes that nobody names get a name in the folder `lost+found` of the tree; they are removed only where each of them is also where
-//! a record says.
+//! core/pool/check says what is wrong and what may be done; here are the looks and the deeds. Every
+//! deed may be interrupted: the next look finds what it leaves. Bytes that nobody names get a name
+//! in the folder `lost+found` of the tree; they are removed only where each of them is also where a
+//! record says.
 
 use crate::data::data_ranges;
 use crate::error::PoolError;
@@ -49,7 +50,7 @@ pub enum Progress {
     Mending(usize, usize),
 }
 
-/// What became of a finding.
+/// The outcome of a finding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// It can be mended without loss.
@@ -71,11 +72,11 @@ pub struct Issue {
     pub path: Option<PathBuf>,
     /// Object, if it is about one.
     pub object: Option<Object>,
-    /// What became of it.
+    /// The outcome of it.
     pub state: State,
 }
 
-/// What a look came to.
+/// The outcome of a look.
 #[derive(Clone, Debug, Default)]
 pub struct Fsck {
     /// Regular files, each once.
@@ -113,14 +114,15 @@ struct Look {
     missing: Vec<(MemberNumber, String)>,
 }
 
-/// Looks of one repair. What a deed leaves is seen by the next look: a file put together in `lost+found` may show bytes that are there twice.
+/// Looks of one repair. The next look sees what a deed leaves: a file put together in `lost+found`
+/// may show bytes that are there twice.
 const LOOKS_MAX: usize = 4;
 
 /// Look through a pool that nobody serves, and mend if asked, until a look finds nothing more to mend. Keeps some 300 bytes of memory for each file
 /// and object.
 ///
 /// `pool`   opened by [`Pool::serve`]
-/// Errors   of the look; what cannot be mended is an [`Issue`]
+/// Errors   of the look; a fault that cannot be mended is an [`Issue`]
 pub fn fsck(
     pool: &Pool,
     repair: bool,
@@ -183,7 +185,8 @@ fn look_once(
         });
     }
     let known: BTreeSet<MemberNumber> = pool.members().iter().map(|one| one.number()).collect();
-    // What has an object that cannot be read is not known whole, as little as one that is not there.
+    // A member with an object that cannot be read is not known whole, as little as one that is not
+    // there.
     let missing = look.missing.iter().map(|(number, _)| *number);
     let unreadable = look.unreadable.iter().map(|(number, ..)| *number);
     let away: BTreeSet<MemberNumber> = missing.chain(unreadable).collect();
@@ -196,7 +199,7 @@ fn look_once(
         Finding::ObjectAbsent { stub, .. } | Finding::NeverSynced { stub } => {
             !look.paths[*stub].starts_with(&removed)
         }
-        // What it had of the file is nothing.
+        // No finding where it had nothing of the file.
         Finding::MemberUnknown { stub, object } if lost.contains(&object.member) => {
             !look.paths[*stub].starts_with(&removed) && look.has_bytes(*stub, *object)
         }
@@ -207,7 +210,8 @@ fn look_once(
         .iter()
         .any(|stub| matches!(stub.record, Record::Faulty(LayoutFault::Newer { .. }, _)));
     if repair {
-        // What was moved and not synced: its old place must not go before its record is durable.
+        // Bytes that were moved and not synced: their old place must not go before their record is
+        // durable.
         pool.catalogue().sync()?;
     }
     let unnamed = findings.iter().filter_map(|finding| match finding {
@@ -230,7 +234,8 @@ fn look_once(
     for (at, finding) in findings.iter().enumerate() {
         progress(Progress::Mending(at, count));
         let mut remedy = finding.remedy(newer);
-        // What is, or was, on a member that is away or given up would be missing in it, and read as zeroes.
+        // Bytes that are, or were, on a member that is away or given up would be missing in it, and
+        // read as zeroes.
         if matches!(remedy, Remedy::WriteRecord(_)) && !(away.is_empty() && lost.is_empty()) {
             remedy = Remedy::None;
         }
@@ -737,7 +742,7 @@ impl Mender<'_> {
         }
     }
 
-    /// What is there of a file whose stub has another number now.
+    /// Keep all that is there of a file whose stub has another number now.
     fn keep_left(&self, file: FileIdentity, left: &[Object]) -> Result<String, PoolError> {
         let mut said = String::from("it reads as zeroes");
         if left.is_empty() {
@@ -750,7 +755,7 @@ impl Mender<'_> {
                 found.mark,
                 Mark::Sound(mark) if (mark.pool, mark.file) == (self.pool.id(), file)
             );
-            // (One with another mark is seen by the next look.)
+            // One with another mark is seen by the next look.
             if is_its
                 && left.contains(&found.object)
                 && !self.settled.borrow().contains(&found.object)
@@ -907,7 +912,8 @@ impl Mender<'_> {
         adopt(self.pool, &name, &layout, size)
     }
 
-    /// What a mark says that is lost: how many objects came before its stripe the others of it still know.
+    /// The words of a mark that is lost: the other objects of its stripe still know how many
+    /// objects came before that.
     fn as_its_mates(&self, layout: &Layout, object: Object, part: Part) -> Part {
         let mut segments = layout.segments().iter();
         let segment = segments.find(|segment| segment.objects.contains(&object));
@@ -941,8 +947,8 @@ impl Mender<'_> {
         adopt(self.pool, &name, &layout, size_of(&[piece]))
     }
 
-    /// What is there of a stripe that is not whole, or whose file has others in its place: a file with its bytes where they were. Objects that are
-    /// gone are empty ones in it.
+    /// Keep a stripe that is not whole, or whose file has others in its place: as a file with its
+    /// bytes where they were. Objects that are gone are empty ones in it.
     ///
     /// It has the number that the marks say, if no other file has that, so that none of them is written anew; else they are when its stub is there. Marks that
     /// an interruption left of two files would make two of it.
@@ -1121,7 +1127,8 @@ impl Mender<'_> {
         Ok(true)
     }
 
-    /// Bytes where the record does not look for them, and blocks without any: what a spill or a move that was interrupted had still to give back.
+    /// Bytes where the record does not look for them, and blocks without any: a spill or a move
+    /// that was interrupted had still to give them back.
     fn leftovers(
         &self,
         repair: bool,

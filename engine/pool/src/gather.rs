@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A file's bytes on their way to one new home, piece by piece: to one object of those it has, to an object made anew, or to a wider stripe.
 //!
-//! A piece is copied to the home and fsynced, then the record says that it is there, then that is made durable, then its old place becomes a hole, or
-//! goes with its last byte. So at every instant the record leads to each byte once. The home begins with the file, so that what an interrupted one has
-//! moved is in front: the next goes on there. What is not done here: saying which file is next, and how fast.
+//! A piece is copied to the home and fsynced, then the record says that it is there, then that is
+//! made durable, then its old place becomes a hole, or goes with its last byte. So at every instant
+//! the record leads to each byte once. The home begins with the file, so that the bytes that an
+//! interrupted one has moved are in front: the next goes on there. This module does not say which
+//! file is next, nor how fast.
 
 use crate::change::within;
 use crate::data::{data_ranges, next_run};
@@ -29,7 +31,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 const CHUNK_BYTES: usize = 1 << 20;
 /// More extents of one object are not counted.
 const EXTENT_COUNT_MAX: usize = 1 << 20;
-/// What is to stay free on a member of a wider stripe beside its share. Units: bytes.
+/// Room that is to stay free on a member of a wider stripe beside its share. Units: bytes.
 const SPARE_BYTES: u64 = 1 << 20;
 
 /// In how many pieces files are.
@@ -67,7 +69,7 @@ impl Pool {
         objects.try_for_each(|one| self.open_object(layout, one, Access::Read).map(drop))
     }
 
-    /// In how many pieces a file is. What cannot be looked at counts as none.
+    /// In how many pieces a file is. An object that cannot be looked at counts as none.
     pub fn pieces(&self, layout: &Layout) -> Pieces {
         let objects = layout.objects().into_iter();
         let opened = objects.filter_map(|one| self.open_object(layout, one, Access::Read).ok());
@@ -93,14 +95,14 @@ fn extents_of(fd: &OwnedFd) -> Option<(u64, u64)> {
     Some((count, bytes))
 }
 
-/// What is to become of the file.
+/// The aim for the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Aim {
     /// All of it singly on this member.
     Together(MemberNumber),
-    /// What is in this home in another one on the same members, in fewer extents.
+    /// The part of it in this home, in another one on the same members, in fewer extents.
     Afresh(Home),
-    /// What is in narrower segments in a stripe of this shape over these members.
+    /// The part of it in narrower segments, in a stripe of this shape over these members.
     Wider(Shape, Vec<MemberNumber>),
 }
 
@@ -138,7 +140,7 @@ pub(crate) struct Gather {
 }
 
 impl Gather {
-    /// What it is tried for.
+    /// The aim for which it is tried.
     pub(crate) fn how(&self) -> Try {
         match self.aim {
             Aim::Together(_) => Try::Together,
@@ -217,7 +219,8 @@ impl Gather {
         found
     }
 
-    /// What of a striped file is in a narrower stripe than it could have by now, or in none.
+    /// The part of a striped file that is in a narrower stripe than it could have by now, or in
+    /// none.
     pub(crate) fn wider(pool: &Pool, stub: BorrowedFd<'_>, layout: &Layout) -> Option<Gather> {
         let is_striped = |one: &Segment| one.shape != Shape::Single;
         if !layout.segments().iter().any(is_striped) {
@@ -228,7 +231,7 @@ impl Gather {
         if fewest >= Some(asked.len()) {
             return None;
         }
-        // What it has there is given up as it comes anew.
+        // Bytes that it has there are given up as they come anew.
         let held = held_by_members(pool, layout, |_| true)?;
         for room in &mut rooms {
             room.free += ByteCount(held.get(&room.member).copied().unwrap_or(0));
@@ -243,7 +246,7 @@ impl Gather {
             let free = pool
                 .member(*number)
                 .map_or(0, |one| one.status().bytes_free.0);
-            // What it gives up is room for what it gets.
+            // Room that a member gives up is room for the bytes that it gets.
             free + held.get(number).copied().unwrap_or(0) >= share
         };
         if !members.iter().all(has_room) {
@@ -274,7 +277,8 @@ impl Gather {
             .position(|one| is_to_go(one) && self.home.as_ref().is_none_or(|home| !home.has(one)))
     }
 
-    /// What the next piece is of: range, shape, and its first object. None: all is where it is to be.
+    /// The source of the next piece: range, shape, and its first object. None: all is where it is
+    /// to be.
     pub(crate) fn source(&self, layout: &Layout) -> Option<(ByteRange, Shape, Object)> {
         self.next(layout).map(|at| {
             let segment = &layout.segments()[at];
@@ -324,7 +328,8 @@ impl Gather {
         // Room for others; should it fail, it is only not regained, and fsck sees to it.
         let named = layout.objects();
         gone.retain(|object| !named.contains(object));
-        // (What goes is left whole until then: a hole may leave zeroes in a last block, which are no copy of anything.)
+        // Objects that go are left whole until then: a hole may leave zeroes in a last block, which
+        // are no copy of anything.
         if source.segment.objects.iter().all(|one| named.contains(one)) {
             let _ = source.vacate(layout, range);
         }
@@ -399,7 +404,7 @@ impl Gather {
         }
     }
 
-    /// What was copied of a piece goes again.
+    /// The copy of a piece goes again.
     fn give_up(
         &mut self,
         pool: &Pool,
@@ -548,7 +553,7 @@ fn next_data(
         };
         let most = run.min(left).min(range.end() - start);
         let data = next_run(fd, ByteRange::new(from, most)).map_err(failed)?;
-        // (It was there a moment ago; if it is gone, so are the bytes.)
+        // It was there a moment ago; if it is gone, so are the bytes.
         let length = data.map_or(most, |data| data.end() - from);
         found.push(ByteRange::new(start, length));
         left -= length;
@@ -556,7 +561,7 @@ fn next_data(
     }
 }
 
-/// A piece to its home, durably. What that still had there is of another time.
+/// A piece to its home, durably. Bytes that the home still had there are of another time.
 fn bring(
     source: &Source,
     layout: &Layout,

@@ -3,7 +3,7 @@
 //!
 //! A hole that begins or ends inside a block leaves that block, zeroed. Where a file goes on elsewhere inside a block each piece that moves ends inside
 //! one, and blocks of zeroes were left that are no copy of anything: once nobody names the object, nobody can tell them from bytes. So a hole takes
-//! such a block with it. What is not done here: saying which bytes are elsewhere.
+//! such a block with it. This module does not say which bytes are elsewhere.
 
 use crate::pool::punch;
 use rushes_core::pool::led::{Led, outside};
@@ -48,7 +48,7 @@ pub(crate) fn vacate_beside(fd: &OwnedFd, led: &Led, range: ByteRange) -> Result
         false => range.start.0,
     };
     let end = match is_nothing(fd, led, behind)? {
-        // (A hole up to the end of the object leaves its last block.)
+        // A hole up to the end of the object leaves its last block.
         true => last,
         false => end,
     };

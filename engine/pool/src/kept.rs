@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a client has reserved within his file and not written yet, and that it is still his where the file goes.
+//! Room that a client has reserved within its file and not written yet: it is still the client's
+//! where the file goes.
 //!
-//! An object that moves has such blocks at its new place, too, or does not move. What is reserved behind a file's end stays behind: nobody asked a move
-//! for it, and the daemon reserves there for whoever is recording. Where a file system does not tell (tmpfs) nothing is reserved.
+//! An object that moves has such blocks at its new place, too, or does not move. Room that is
+//! reserved behind a file's end stays behind: nobody asked a move for it, and the daemon reserves
+//! there for clients that are recording. Where a file system does not tell (tmpfs) nothing is
+//! reserved.
 
 use crate::data::data_within;
 use crate::pool::Source;
@@ -40,7 +43,7 @@ pub(crate) fn kept(fd: &OwnedFd, range: ByteRange) -> Result<Vec<ByteRange>, Err
     Ok(parts)
 }
 
-/// What an object has of a range, with or without bytes. Units: bytes.
+/// The room that an object has of a range, with or without bytes. Units: bytes.
 pub(crate) fn held(fd: &OwnedFd, range: ByteRange) -> Result<u64, Errno> {
     let all = data_within(fd, range)?.into_iter().chain(kept(fd, range)?);
     Ok(all.map(|one| one.length.0).sum())

@@ -7,7 +7,10 @@
 use crate::data::has_data;
 use crate::error::{ObjectFault, PoolError};
 use crate::failing::{Failing, is_of_device, is_of_process};
-use crate::format::{self, Duty, FORMAT_FILE, Format, FormatFault, MemberEntry, MemberId};
+use crate::format::{
+    self, CatalogueFormat, CatalogueIdentity, Duty, FORMAT_FILE, Format, FormatFault, MemberEntry,
+    MemberFormat, MemberId, Standing,
+};
 use crate::xattr::{self, OBJECT_ATTRIBUTE};
 use rushes_core::pool::check::{FoundObject, Mark};
 use rushes_core::pool::{
@@ -37,7 +40,7 @@ const DRAWS_MAX: usize = 8;
 /// Of linux/stat.h.
 const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
 
-/// What an object is opened for.
+/// The purpose for which an object is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading.
@@ -66,7 +69,7 @@ pub struct MemberStatus {
     pub device: Option<u64>,
     /// Of its file system.
     pub bytes_total: ByteCount,
-    /// What others than root can have of it.
+    /// The room of it that others than root can have.
     pub bytes_free: ByteCount,
     /// With what is kept for root, whom a pool's bytes belong to.
     pub bytes_unused: ByteCount,
@@ -93,7 +96,7 @@ impl ObjectName {
     }
 }
 
-/// What is in a member's folders of objects.
+/// An entry of a member's folders of objects.
 pub(crate) enum Listed {
     /// An object.
     Object {
@@ -120,8 +123,9 @@ struct Seen {
     shared_device: u64,
 }
 
-/// What tells a format file from any other that may come to its place. Device and inode are not enough: whoever is mounted next gets the number of the
-/// device that went, and all members that were made alike have their format file in one inode.
+/// The marks by which a format file differs from any other that may come to its place. Device and
+/// inode are not enough: the file system that is mounted next gets the number of the device that
+/// went, and all members that were made alike have their format file in one inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FormatFile {
     device: u64,
@@ -145,12 +149,21 @@ impl FormatFile {
     }
 }
 
+/// Why a catalogue has nothing to do with a member any more.
+const OF_A_LATER_CATALOGUE: &str =
+    "belongs to a later catalogue of this pool, which `rushes pool rescue` has made";
+/// Why a catalogue has nothing to do with a member of the same pool.
+const OF_ANOTHER_CATALOGUE: &str =
+    "belongs to another catalogue of this pool, which another `rushes pool rescue` has made";
+
 /// One member of an open pool.
 #[derive(Debug)]
 pub struct Member {
     number: MemberNumber,
     id: MemberId,
     pool: PoolId,
+    /// The one that knows it.
+    catalogue: CatalogueIdentity,
     path: PathBuf,
     duty: Duty,
     class: Option<Class>,
@@ -159,11 +172,13 @@ pub struct Member {
 }
 
 impl Member {
-    pub(crate) fn new(entry: &MemberEntry, pool: PoolId) -> Member {
+    /// As this catalogue knows it.
+    pub(crate) fn new(entry: &MemberEntry, catalogue: &CatalogueFormat) -> Member {
         Member {
             number: entry.number,
             id: entry.id,
-            pool,
+            pool: catalogue.pool,
+            catalogue: catalogue.catalogue,
             path: entry.path.clone(),
             duty: entry.duty,
             class: entry.class.clone(),
@@ -179,7 +194,7 @@ impl Member {
             && self.class == entry.class
     }
 
-    /// What it is for.
+    /// The member's duty.
     pub fn duty(&self) -> Duty {
         self.duty
     }
@@ -226,7 +241,7 @@ impl Member {
         self.fault(operation, below, error, false)
     }
 
-    /// What was done to one object that is there, alone.
+    /// The error of an operation on one object that is there, alone.
     fn failed_with_one(
         &self,
         operation: &'static str,
@@ -264,7 +279,7 @@ impl Member {
         }
     }
 
-    /// What a door did on one of its objects was answered so.
+    /// An operation of a door on one of its objects was answered so.
     ///
     /// Returns  whether that is a fault of the device; then it is remembered
     pub fn note_failure(&self, operation: &'static str, error: Errno) -> bool {
@@ -272,7 +287,8 @@ impl Member {
         matches!(failed, PoolError::Failing { .. })
     }
 
-    /// Why it is asked last for new bytes: what its device said. None: it works, as far as is known.
+    /// Why it is asked last for new bytes: the answer of its device. None: it works, as far as is
+    /// known.
     pub fn failing(&self) -> Option<String> {
         self.failing.sentence()
     }
@@ -289,7 +305,7 @@ impl Member {
         }
     }
 
-    /// A block to the disk and back, in a file without a name: what is interrupted leaves nothing.
+    /// A block to the disk and back, in a file without a name: an interruption leaves nothing.
     fn try_out(&self) -> Result<(), PoolError> {
         let (root, _) = self.enter()?;
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
@@ -310,7 +326,8 @@ impl Member {
     /// Its folder, after a look that it is this member's.
     fn enter(&self) -> Result<(OwnedFd, Seen), PoolError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        // What is mounted there and fails is not away: there may be bytes of it in memory that somebody waits for.
+        // A file system that is mounted there and fails is not away: there may be bytes of it in
+        // memory that somebody waits for.
         let root = open(&self.path, flags, Mode::empty()).map_err(|error| match error {
             error if is_of_device(error) || is_of_process(error) => self.failed("enter", "", error),
             error => self.missing(format!("cannot be entered ({error})")),
@@ -330,7 +347,13 @@ impl Member {
         }
         match format::read(root.as_fd(), FORMAT_FILE) {
             Ok(Some(Format::Member(format)))
-                if (format.pool, format.id, format.number) == (self.pool, self.id, self.number) => {
+                if (format.pool, format.id, format.number) == (self.pool, self.id, self.number) =>
+            {
+                match self.catalogue.standing_of(format.catalogue) {
+                    Standing::Same | Standing::Earlier => {}
+                    Standing::Later => return Err(self.missing(OF_A_LATER_CATALOGUE)),
+                    Standing::Beside => return Err(self.missing(OF_ANOTHER_CATALOGUE)),
+                }
             }
             Ok(Some(Format::Member(format))) if format.pool == self.pool => {
                 return Err(self.missing(format!("has member {} of this pool", format.number.0)));
@@ -353,6 +376,62 @@ impl Member {
         };
         *seen = Some(now);
         Ok((root, now))
+    }
+
+    /// It is not another catalogue's, which a rescue has made. It may be away.
+    ///
+    /// Errors   [`PoolError::Refused`]: it belongs to a later one, and this catalogue is no pool's
+    ///          any more; or to one beside it, and neither may have the other's members
+    pub(crate) fn belongs(&self, catalogue: &Path) -> Result<(), PoolError> {
+        let Some((_, format)) = self.own_format() else {
+            return Ok(());
+        };
+        let (number, path, catalogue) = (self.number.0, self.path.display(), catalogue.display());
+        match self.catalogue.standing_of(format.catalogue) {
+            Standing::Same | Standing::Earlier => Ok(()),
+            Standing::Later => Err(PoolError::Refused(format!(
+                "member {number} in {path} {OF_A_LATER_CATALOGUE}. {catalogue} is no pool's catalogue any more: use the one that the rescue made. When all \
+                 files are there, delete this one by `rm -r`"
+            ))),
+            Standing::Beside => Err(PoolError::Refused(format!(
+                "member {number} in {path} {OF_ANOTHER_CATALOGUE} ({}); expected {catalogue} ({}). Use the member with its own catalogue. To have one pool \
+                 again, end both mounts, move both catalogues away, and run `rushes pool rescue` with an empty folder and all members of both",
+                format.catalogue, self.catalogue
+            ))),
+        }
+    }
+
+    /// It belongs to this catalogue from now on, if to an earlier one until now: one that was away
+    /// during the rescue, or the rescue is just done.
+    ///
+    /// Assumes  the catalogue is whole, and this process's alone
+    /// Errors   it cannot be told
+    pub(crate) fn take_over(&self) -> Result<(), PoolError> {
+        match self.own_format() {
+            Some((root, mut format))
+                if self.catalogue.standing_of(format.catalogue) == Standing::Earlier =>
+            {
+                format.catalogue = self.catalogue;
+                let format = Format::Member(format);
+                format::write(root.as_fd(), &self.path, FORMAT_FILE, &format)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// What its folder says of it. None: it is away, or another one is there.
+    fn own_format(&self) -> Option<(OwnedFd, MemberFormat)> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = open(&self.path, flags, Mode::empty()).ok()?;
+        let format = format::read(root.as_fd(), FORMAT_FILE).ok()?;
+        match format {
+            Some(Format::Member(of))
+                if (of.pool, of.id, of.number) == (self.pool, self.id, self.number) =>
+            {
+                Some((root, of))
+            }
+            _ => None,
+        }
     }
 
     /// Its folder, when that is this member's.
@@ -505,7 +584,7 @@ impl Member {
             .map_err(|error| self.failed("enter", NAMES, error))
     }
 
-    /// The same, for who is about to write one.
+    /// The same, for a caller that is about to write one.
     pub(crate) fn make_names_folder(&self) -> Result<OwnedFd, PoolError> {
         let (root, _) = self.enter()?;
         match mkdirat(&root, NAMES, Mode::RWXU) {
@@ -612,7 +691,7 @@ impl Member {
         Some(facts.rotational)
     }
 
-    /// Open an object, whoever it says it belongs to.
+    /// Open an object, to whichever file or pool its mark says it belongs.
     pub(crate) fn open_any(&self, id: ObjectId, access: Access) -> Result<OwnedFd, PoolError> {
         let (root, _) = self.enter()?;
         let mode = match access {
@@ -643,7 +722,7 @@ impl Member {
             .map_err(|error| self.failed("mark an object", ObjectName::of(id).as_str(), error))
     }
 
-    /// Remove an object, whoever it says it belongs to.
+    /// Remove an object, to whichever file or pool its mark says it belongs.
     pub(crate) fn unlink(&self, id: ObjectId) -> Result<(), PoolError> {
         let (root, _) = self.enter()?;
         let name = ObjectName::of(id);
@@ -700,7 +779,8 @@ impl Member {
     }
 }
 
-/// File systems whose journal keeps the order of changes: what made one of them durable made all before it. ext4, XFS.
+/// File systems whose journal keeps the order of changes: a step that made one of them durable made
+/// all before it. ext4, XFS.
 const IN_ORDER: [u64; 2] = [0xef53, 0x5846_5342];
 
 /// For both times of something.
@@ -721,7 +801,7 @@ fn sync_folder(root: &OwnedFd, name: &ObjectName) -> Result<(), Errno> {
     fsync(openat(root, name.folder(), flags, Mode::empty())?)
 }
 
-/// What an object's mark says.
+/// The content of an object's mark.
 pub(crate) fn mark_of(fd: &OwnedFd) -> Result<Mark, Errno> {
     Ok(match xattr::get(fd.as_fd(), OBJECT_ATTRIBUTE)? {
         None => Mark::Absent,
@@ -732,7 +812,8 @@ pub(crate) fn mark_of(fd: &OwnedFd) -> Result<Mark, Errno> {
     })
 }
 
-/// What tells devices apart: btrfs gives each subvolume a number of its own, so the mount's device goes first.
+/// The number that tells devices apart: btrfs gives each subvolume a number of its own, so the
+/// mount's device goes first.
 pub(crate) fn shared_device(folder: std::os::fd::BorrowedFd<'_>, st_dev: u64) -> u64 {
     rushes_sys::file::FdInfo::of(folder)
         .and_then(|info| rushes_sys::device::st_dev_of_mount(info.mount))

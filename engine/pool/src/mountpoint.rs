@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether a pool may be mounted on a folder: what is mounted there hides what lies below, and that must be nothing that the pool itself is made of. Mounting is a
-//! door's.
+//! Whether a pool may be mounted on a folder: a mount hides all that lies below, and that must be
+//! nothing that the pool itself is made of. Mounting is a door's.
 
 use crate::create::{of_pool, refused};
 use crate::error::PoolError;
@@ -12,7 +12,8 @@ use std::path::Path;
 ///
 /// Errors   [`PoolError::Refused`] says which one is in the way
 pub fn may_be_mounted_on(pool: &Pool, folder: &Path) -> Result<(), PoolError> {
-    // (A dead mount on it cannot be gone through, and is taken away first: then its path says where it is. What is not there is refused when it is to be mounted on.)
+    // A dead mount on it cannot be gone through, and is taken away first: then its path says where
+    // it is. A folder that is not there is refused when it is to be mounted on.
     let folder = match folder.canonicalize() {
         Ok(folder) => folder,
         Err(_) => std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf()),

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The log of names on members: written behind a door's back, read by rescue.
 //!
-//! A door tells what changed; once a second somebody has it appended to the newest log on each of two members, on two devices where there
-//! are two. A log that has grown long, or whose member went away, is followed by a new one: a checkpoint of the whole tree, under a name that is not
-//! a log's until it is whole. What these facts mean, and why they may be read while names change, is core/pool/names's.
+//! A door tells what changed; once a second somebody has it appended to the newest log on each of
+//! two members, on two devices where there are two. A log that has grown long, or whose member went
+//! away, is followed by a new one: a checkpoint of the whole tree, under a name that is not a log's
+//! until it is whole. The meaning of these facts, and why they may be read while names change, is
+//! core/pool/names's.
 //!
 //! No descriptor of a member is kept, so that it can be unmounted.
 
@@ -34,13 +36,14 @@ use std::time::{Duration, Instant};
 
 /// Logs of one pool that are kept up to date.
 const COPY_COUNT: usize = 2;
-/// What is appended is made durable so often: of a power cut and a lost catalogue at once it is how much the log may be behind.
+/// Appended facts are made durable so often: after a power cut and a lost catalogue at once the log
+/// may be so much behind.
 const DURABLE_EVERY: Duration = Duration::from_secs(30);
 /// Facts behind the checkpoint before another one is made; at least, and as a multiple of the checkpoint. Units: bytes.
 const GROWTH_BYTES: u64 = 64 << 20;
 /// Written at a time of a checkpoint. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
-/// While a checkpoint is made, what changes goes on being logged so often.
+/// While a checkpoint is made, changes go on being logged so often.
 const LAG: Duration = Duration::from_secs(1);
 /// Between two tries of a checkpoint: behind the first that failed, behind one that a rename spoilt, and at most.
 const RETRY: Duration = Duration::from_secs(10);
@@ -55,7 +58,8 @@ const PENDING_BYTES_MAX: usize = 16 << 20;
 /// Longest name or value of an attribute. Units: bytes.
 const VALUE_BYTES_MAX: usize = 65_536;
 
-/// Unsettled files that are kept for who wants to know of them; those of a later checkpoint follow.
+/// Unsettled files that are kept for a caller that wants to know of them; those of a later
+/// checkpoint follow.
 const UNSETTLED_MAX: usize = 65_536;
 
 /// A file that a checkpoint came upon and that is unsettled ([`Layout::is_unsettled`]).
@@ -63,19 +67,20 @@ const UNSETTLED_MAX: usize = 65_536;
 pub struct FoundUnsettled {
     /// Inode number of its stub.
     pub inode: u64,
-    /// What leads to that.
+    /// The handle that leads to that.
     pub handle: Handle,
     /// Its record then.
     pub layout: Layout,
 }
 
-/// What is to be written, and where.
+/// The facts that are to be written, and where.
 #[derive(Debug, Default)]
 pub struct NameLog {
-    /// What the checkpoints came upon.
+    /// The files that the checkpoints came upon.
     unsettled: Mutex<Vec<FoundUnsettled>>,
     pending: Mutex<Vec<u8>>,
-    /// Of folders, and of facts that were let go: while it changes, what a checkpoint is made of may lack something.
+    /// Of folders, and of facts that were let go: while it changes, the facts for a checkpoint may
+    /// lack something.
     moves: AtomicU64,
     /// Facts were let go.
     has_gap: AtomicBool,
@@ -86,7 +91,7 @@ pub struct NameLog {
 struct Writer {
     /// Of the newest log; 0: there is none yet.
     serial: u64,
-    /// Who has it.
+    /// The members that have it.
     members: Vec<MemberNumber>,
     /// Length of its checkpoint and of what follows. Units: bytes.
     checkpoint_bytes: u64,
@@ -243,7 +248,8 @@ fn scan(member: &Member, serial: u64) -> Result<(Option<Head>, u64), PoolError> 
     }
 }
 
-/// What a log's inode numbers are good for: file system, inode and generation of the tree's root. Empty: it cannot be said.
+/// The root for which a log's inode numbers are good: file system, inode and generation of the
+/// tree's root. Empty: it cannot be said.
 fn root_of(pool: &Pool) -> Vec<u8> {
     let tree = pool.catalogue().tree();
     let (Ok(space), Ok(status), Ok(handle)) = (fstatvfs(tree), fstat(tree), Handle::of(tree))
@@ -285,7 +291,7 @@ impl NameLog {
             if head.pool != pool.id() || head.root.is_empty() || head.root != root {
                 continue;
             }
-            // What is appended behind a frame that was cut off would never be read.
+            // Facts appended behind a frame that was cut off would never be read.
             let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let cut = member.names_folder().is_ok_and(|folder| {
                 openat(folder, log_name(log.serial).as_str(), flags, Mode::empty())
@@ -703,8 +709,8 @@ fn remove(pool: &Pool, number: MemberNumber, name: &str) {
     }
 }
 
-/// Who gets the next log: members that can be written to, of different devices; first those with room for two logs of this length,
-/// then those with most.
+/// The members that get the next log: those that can be written to, of different devices; first
+/// those with room for two logs of this length, then those with most.
 fn choose(pool: &Pool, log_bytes: u64) -> Vec<MemberNumber> {
     let wanted = ByteCount(log_bytes.saturating_mul(2)).max(ROOM_LEAST);
     let mut found: Vec<_> = pool
@@ -751,8 +757,8 @@ pub fn inode(number: u64, fd: BorrowedFd<'_>) -> Result<Inode, Errno> {
     match listxattr(path.as_str(), rustix::buffer::spare_capacity(&mut names)) {
         Ok(_) => {}
         Err(Errno::OPNOTSUPP) => return Ok(found),
-        // More names than the kernel lists at once, which XFS and btrfs take: whoever put them there keeps nobody's inode out of the log, nor this
-        // one, only its attributes.
+        // More names than the kernel lists at once, which XFS and btrfs take: a program that put
+        // them there keeps nobody's inode out of the log, nor this one, only its attributes.
         Err(Errno::TOOBIG) => names.extend_from_slice(LAYOUT_ATTRIBUTE.as_bytes()),
         Err(error) => return Err(error),
     }

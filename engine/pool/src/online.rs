@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A file's bytes on their way to other members while it is in use: piece by piece, each in the steps of a drain.
 //!
-//! Whoever moves holds the file's lock for one piece at a time, and reads the bytes into the kernel's memory beforehand, without it
-//! ([`Move::read_before`]). A piece follows the one before it to the same member, so that a file has one segment more on its way, and
-//! none more when it is there. What is not done here: saying which file is next, and how fast.
+//! A mover holds the file's lock for one piece at a time, and reads the bytes into the kernel's
+//! memory beforehand, without it ([`Move::read_before`]). A piece follows the one before it to the
+//! same member, so that a file has one segment more on its way, and none more when it is there.
+//! This module does not say which file is next, nor how fast.
 
 use crate::balance::target_of;
 use crate::catalogue::REMOVED;
@@ -30,14 +31,14 @@ use std::path::{Path, PathBuf};
 /// Read at a time. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// What is to go.
+/// The bytes that are to go.
 #[derive(Clone, Debug)]
 enum What {
     /// All that a member has of the file; it takes nothing new.
     Member(MemberNumber),
-    /// What lies singly in this object, to one member that is emptier.
+    /// Those that lie singly in this object, to one member that is emptier.
     Object(Object),
-    /// What is not in one home yet.
+    /// Those that are not in one home yet.
     Home(Gather),
 }
 
@@ -91,14 +92,15 @@ impl Pool {
         for object in layout.objects() {
             let fd = self.open_object(layout, object, Access::Read).ok()?;
             let seen = fstat(&fd).ok()?;
-            // (Whether it is another time counts, not which.)
+            // Whether it is another time counts, not which.
             let changed = (seen.st_ctime, seen.st_ctime_nsec);
             (seen.st_size, seen.st_blocks, changed).hash(&mut hasher);
         }
         Some(hasher.finish())
     }
 
-    /// What is free where a try of this kind may need it: on the file's own members, or on all that take bytes.
+    /// The room that is free where a try of this kind may need it: on the file's own members, or on
+    /// all that take bytes.
     pub fn rooms_for(&self, how: Try, layout: &Layout) -> Rooms {
         let own = layout.objects();
         let members = self.members();
@@ -149,8 +151,8 @@ impl Move {
         }
     }
 
-    /// What of this file goes elsewhere so that members are equally full: for each of its objects one, each to be asked for when the ones before
-    /// are done.
+    /// The parts of this file that go elsewhere so that members are equally full: for each of its
+    /// objects one, each to be asked for when the ones before are done.
     pub fn spreading(layout: &Layout) -> Vec<Move> {
         let single = layout.segments().iter();
         let single = single.filter(|one| one.shape == Shape::Single);
@@ -173,12 +175,13 @@ impl Move {
         all.map(Move::home).collect()
     }
 
-    /// What of a striped file is in a narrower stripe than its wish and the members allow by now to a wider one, if there is room for it.
+    /// The part of a striped file in a narrower stripe than its wish and the members allow by now,
+    /// to a wider one, if there is room for it.
     pub fn widening(pool: &Pool, stub: BorrowedFd<'_>, layout: &Layout) -> Option<Move> {
         Gather::wider(pool, stub, layout).map(Move::home)
     }
 
-    /// What it is tried for. None: for nothing that is known beforehand to be in vain.
+    /// The aim for which it is tried. None: it has none that is known beforehand to be in vain.
     pub fn how(&self) -> Option<Try> {
         match &self.what {
             What::Home(gather) => Some(gather.how()),
@@ -221,9 +224,11 @@ impl Move {
         self.next(layout).map(|(_, _, object)| object)
     }
 
-    /// Get the next piece into the kernel's memory. What cannot be read is heard of when it is moved.
+    /// Get the next piece into the kernel's memory. Bytes that cannot be read show when they are
+    /// moved.
     ///
-    /// Assumes  `source`: the object of [`Move::source`], opened. Nothing is exclusive: what is written meanwhile is written there, too
+    /// Assumes  `source`: the object of [`Move::source`], opened. Nothing is exclusive: bytes that
+    /// are written meanwhile are written there, too
     pub fn read_before(&self, layout: &Layout, source: &OwnedFd, piece: ByteCount) {
         let Some((range, Shape::Single, _)) = self.next(layout) else {
             return;
@@ -262,7 +267,7 @@ impl Move {
             return Ok(None);
         };
         let source = match pool.open_object(layout, object, Access::Write) {
-            // A disk that is going is often read-only by then: what it has can be had.
+            // A disk that is going is often read-only by then: its bytes can be had.
             Err(PoolError::ReadOnly { .. }) if matches!(self.what, What::Member(_)) => {
                 pool.open_object(layout, object, Access::Read)?
             }

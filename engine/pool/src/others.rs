@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The members beside one that is to be emptied or to go: whether anybody takes bytes then, and sentences that say who does not, why, and what lets him. Which member
-//! gets what is not decided here.
+//! The members beside one that is to be emptied or to go: whether anybody takes bytes then, and
+//! sentences that say which one does not, why, and what lets it. This module does not decide which
+//! member gets what.
 
 use crate::create::refused;
 use crate::error::PoolError;
@@ -31,7 +32,7 @@ impl Others {
         }
     }
 
-    /// Who would take bytes if he were not being emptied; who has most room first.
+    /// Members that would take bytes if they were not being emptied; the one with most room first.
     fn draining(&self) -> Vec<&(Arc<Member>, MemberStatus)> {
         let mut found: Vec<_> = self
             .all
@@ -62,7 +63,7 @@ impl Others {
         clauses.join(", ")
     }
 
-    /// What to do, as a clause.
+    /// The remedy, as a clause.
     fn way_out(&self) -> String {
         let add = format!(
             "`rushes pool add {} FOLDER` takes in another one",
@@ -107,7 +108,8 @@ fn free(bytes: ByteCount) -> String {
     format!("{}.{} {unit}", tenths / 10, tenths % 10)
 }
 
-/// A member is to be emptied: somebody else takes bytes. Whether he is there, and has room, is found out file by file: no disk is asked here, which may hang.
+/// A member is to be emptied: another one takes bytes. Whether that is there, and has room, is
+/// found out file by file: no disk is asked here, which may hang.
 pub(crate) fn must_take_bytes_beside(pool: &Pool, number: MemberNumber) -> Result<(), PoolError> {
     let members = pool.members();
     let mut others = members.iter().filter(|other| other.number() != number);
@@ -130,8 +132,9 @@ pub(crate) fn must_take_bytes_beside(pool: &Pool, number: MemberNumber) -> Resul
     ))
 }
 
-/// A member is to go: somebody else takes bytes, now or when his disk is there again; or it takes none itself, so that nothing is worse without it. No disk
-/// is asked, but to say why it is refused.
+/// A member is to go: another one takes bytes, now or when its disk is there again; or the member
+/// takes none itself, so that nothing is worse without it. No disk is asked, but to say why it is
+/// refused.
 pub(crate) fn must_take_bytes_without(pool: &Pool, member: &Member) -> Result<(), PoolError> {
     let (members, number) = (pool.members(), member.number());
     let mut others = members.iter().filter(|other| other.number() != number);

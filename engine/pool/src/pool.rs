@@ -36,7 +36,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 /// Bytes that go elsewhere together when one of them does not fit where it is (copy-on-write file systems).
 const MOVE_BYTES: u64 = 1 << 20;
-/// What the last room of a member is tried with. Units: bytes.
+/// The last room of a member is tried with so much. Units: bytes.
 const BLOCK_BYTES: u64 = 4096;
 
 /// Why a segment cannot take bytes.
@@ -44,7 +44,8 @@ const BLOCK_BYTES: u64 = 4096;
 pub enum SpillReason {
     /// Its member said ENOSPC.
     Full,
-    /// Its member said EDQUOT: as if it were full, but if all others say so, too, that is what is heard.
+    /// Its member said EDQUOT: as if it were full, but if all others say so, too, that is the
+    /// error.
     OverQuota,
     /// Its member is missing or read-only, and nothing was ever written at or behind the range: it begins at or behind the file's end.
     Unwritable,
@@ -57,7 +58,7 @@ pub enum SpillReason {
 pub struct Usage {
     /// Of members that are there.
     pub bytes_total: ByteCount,
-    /// What can be written; read-only members and those that are being emptied have none.
+    /// Room that can be written; read-only members and those that are being emptied have none.
     pub bytes_free: ByteCount,
     /// How many devices they are on.
     pub device_count: usize,
@@ -65,14 +66,14 @@ pub struct Usage {
     pub missing_count: usize,
 }
 
-/// What [`Pool::bury`] did.
+/// The outcome of [`Pool::bury`].
 #[derive(Debug, Default)]
 pub struct Buried {
     /// Stubs that are gone with all their objects.
     pub file_count: usize,
     /// Which of them had objects.
     pub files: Vec<FileIdentity>,
-    /// What could not be removed yet, and why; it is tried again the next time.
+    /// Why some could not be removed yet; they are tried again the next time.
     pub kept: Vec<PoolError>,
     /// How many somebody opened meanwhile, or lost their last name only then: they are for the next time.
     pub left_count: usize,
@@ -161,7 +162,7 @@ impl Source {
     }
 }
 
-/// What the format file says, and the members that it names.
+/// The content of the format file, and the members that it names.
 #[derive(Debug)]
 struct Membership {
     format: CatalogueFormat,
@@ -187,18 +188,20 @@ pub struct Pool {
     policy: Policy,
     catalogue: Catalogue,
     membership: RwLock<Arc<Membership>>,
-    /// Held by whoever chooses members and makes objects on them, until the record names those.
+    /// Held by a thread that chooses members and makes objects on them, until the record names
+    /// those.
     placing: RwLock<()>,
     turn: AtomicU64,
     /// How often other members were adopted.
     generation: AtomicU64,
     loads: Loads,
     sequences: Sequences,
-    /// What the attributes of a file share; see record_room.rs.
+    /// The size of the block that the attributes of a file share; see record_room.rs.
     pub(crate) attribute_block: OnceLock<Option<usize>>,
 }
 
-/// What is wished of a file, members with room, and the order in which those are asked who may take bytes.
+/// The wish of a file, members with room, and those that may take bytes, in the order in which they
+/// are asked.
 type Candidates = (Wish, Vec<Room>, Vec<MemberNumber>);
 
 impl Pool {
@@ -226,17 +229,30 @@ impl Pool {
         let (catalogue, format) = Catalogue::open(catalogue, lock, file)?;
         let id = format.pool;
         let members = format.members.iter();
-        let members = members.map(|member| Arc::new(Member::new(member, id)));
+        // A catalogue that is still being made takes no member over: its rescue may be refused, or interrupted.
+        let takes_over = catalogue.has_lock() && file == FORMAT_FILE;
+        // A door has asked its members when it opened the pool. A command beside it waits for no
+        // member that hangs.
+        let is_asked = !catalogue.has_lock() && catalogue.is_served()?;
+        let members = members.map(|entry| {
+            let member = Member::new(entry, &format);
+            if !is_asked {
+                member.belongs(catalogue.path())?;
+            }
+            if takes_over {
+                // A member that cannot be written to is told when it can.
+                let _ = member.take_over();
+            }
+            Ok(Arc::new(member))
+        });
+        let members = members.collect::<Result<Vec<_>, PoolError>>()?;
         Ok(Pool {
             id,
             policy: format.policy,
             catalogue,
             turn: AtomicU64::new(0),
             generation: AtomicU64::new(0),
-            membership: RwLock::new(Arc::new(Membership {
-                members: members.collect(),
-                format,
-            })),
+            membership: RwLock::new(Arc::new(Membership { members, format })),
             placing: RwLock::default(),
             loads: Loads::default(),
             sequences: Sequences::default(),
@@ -253,7 +269,7 @@ impl Pool {
         )
     }
 
-    /// What its format file says.
+    /// The content of its format file.
     pub(crate) fn format(&self) -> CatalogueFormat {
         self.membership().format.clone()
     }
@@ -265,7 +281,7 @@ impl Pool {
     /// From now on its format file says this. When it returns nobody makes an object any more where that says that nothing new goes.
     pub(crate) fn adopt(&self, format: CatalogueFormat) {
         self.adopt_at_once(format);
-        // Who has chosen by what it said before is done when nobody holds this.
+        // A thread that has chosen by the format file of before is done when nobody holds this.
         drop(self.placing.write());
     }
 
@@ -275,7 +291,7 @@ impl Pool {
         let entries = format.members.iter();
         let members = entries.map(|entry| {
             let known = before.members.iter().find(|member| member.is(entry));
-            known.map_or_else(|| Arc::new(Member::new(entry, self.id)), Arc::clone)
+            known.map_or_else(|| Arc::new(Member::new(entry, &format)), Arc::clone)
         });
         let now = Arc::new(Membership {
             members: members.collect(),
@@ -429,7 +445,8 @@ impl Pool {
         self.spill_beside(stub, layout, wanted, reason, Readers::None)
     }
 
-    /// The same beside somebody who reads objects without asking the layout: what is moved stays where it was, too, until the file is cut or removed.
+    /// The same beside somebody who reads objects without asking the layout: bytes that are moved
+    /// stay where they were, too, until the file is cut or removed.
     pub fn spill_beside(
         &self,
         stub: BorrowedFd<'_>,
@@ -517,7 +534,8 @@ impl Pool {
         self.turn.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Members with room for bytes of this file, the best first; what is wished for it; and the members' rooms.
+    /// Members with room for bytes of this file, the best first; the wish of the file; and the
+    /// members' rooms.
     pub(crate) fn candidates(
         &self,
         stub: BorrowedFd<'_>,
@@ -587,7 +605,7 @@ impl Pool {
 
     /// The same, of members that were chosen.
     ///
-    /// `refused`  by whom so far
+    /// `refused`  by the members asked so far
     /// Assumes  `placing` has been held since
     fn take_of(
         &self,
@@ -606,7 +624,7 @@ impl Pool {
         {
             return Ok(());
         }
-        // What is moved must fit whole, or bytes that are there would be lost.
+        // Bytes that are moved must fit whole, or some that are there would be lost.
         let (room, least) = if moved.is_some() {
             (range, range)
         } else {
@@ -630,7 +648,7 @@ impl Pool {
                 });
                 let (member, (object, fd, is_new)) = match taken {
                     Ok(taken) => taken,
-                    // Whatever it is, another one may take it.
+                    // With any error, another one may take it.
                     Err(error) => {
                         refused.note(error);
                         continue;
@@ -652,7 +670,8 @@ impl Pool {
                 })
                 .and_then(|()| self.set_layout(stub, &next));
                 if let Err(error) = published {
-                    // (The record is as it was: what has got there is nobody's, but for those who read the object itself.)
+                    // The record is as it was: bytes that have got there are nobody's, but for
+                    // those who read the object itself.
                     let is_read = |source: &Source| source.readers == Readers::Passthrough;
                     match is_new {
                         true => self.forget(layout.file, object),
@@ -676,7 +695,8 @@ impl Pool {
         })
     }
 
-    /// A layout is written down. What the one before had in other objects is room for others; should it fail, it is only not regained.
+    /// A layout is written down. Room that the one before had in other objects is room for others;
+    /// should it fail, it is only not regained.
     fn replaced(
         &self,
         stub: BorrowedFd<'_>,
@@ -728,7 +748,8 @@ impl Pool {
         }
     }
 
-    /// What comes behind the end of a file whose stripe is narrower than it could be by now goes over a wider one.
+    /// Bytes that come behind the end of a file whose stripe is narrower than it could be by now go
+    /// over a wider one.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]; `size`: the file's
     /// Returns  false: it is not striped, or cannot be striped over more members
@@ -750,7 +771,7 @@ impl Pool {
         else {
             return Ok(false);
         };
-        // What a crash left behind the end, or somebody has written there meanwhile.
+        // Bytes that a crash left behind the end, or that somebody has written there meanwhile.
         let objects = self.opened(layout, layout.segments().len() - 1, Access::Read);
         let is_away = objects.objects.iter().any(Option::is_none);
         if is_away || objects.next_data(size.0)?.is_some() {
@@ -829,12 +850,12 @@ impl Pool {
             }
         };
         let is_new = mine.is_none();
-        // What an old object still has there is of another time.
+        // Bytes that an old object still has there are of another time.
         let cleared = if is_new { Ok(()) } else { punch(&fd, range) };
         match cleared.and_then(|()| reserve(&fd, room)) {
             Ok(()) => Ok((object, fd, is_new)),
             Err(error) => {
-                // (A part of the room may have been there.)
+                // A part of the room may have been there.
                 match is_new {
                     true => self.forget(layout.file, object),
                     false => drop(vacate(&fd, layout, object, range)),
@@ -844,8 +865,9 @@ impl Pool {
         }
     }
 
-    /// What the mark of an object says that is made now: it is later than each that the file has. Counting those is not enough, for of two places the
-    /// one before may be gone; two of one number could not be told apart when the record is lost.
+    /// The serial in the mark of an object that is made now: it is later than each that the file
+    /// has. Counting those is not enough, for of two places the one before may be gone; two of one
+    /// number could not be told apart when the record is lost.
     pub(crate) fn next_serial(&self, layout: &Layout) -> u16 {
         let objects = layout.objects();
         let marked = objects.iter().filter_map(|object| {
@@ -867,14 +889,14 @@ impl Pool {
         }
     }
 
-    /// What is known of devices' bandwidth.
+    /// The bandwidth of devices, as far as it is known.
     pub(crate) fn loads(&self) -> &Loads {
         &self.loads
     }
 
     /// Members that take new bytes and whose devices work; with `class` only those of it.
     ///
-    /// Returns  besides, what the process lacked to look at one
+    /// Returns  besides, the process's lack that kept it from a look at one
     fn rooms(
         &self,
         except: Option<MemberNumber>,
@@ -955,7 +977,7 @@ impl Pool {
 
     /// The member of this number was given up with what it had.
     pub fn is_lost(&self, number: MemberNumber) -> bool {
-        // (Asked at each read and write: no count is changed for it.)
+        // Asked at each read and write: no count is changed for it.
         let now = self
             .membership
             .read()
@@ -1039,7 +1061,8 @@ impl Pool {
         usage
     }
 
-    /// Whether a member is there and can be written: what it kept for [`Pool::bury`] can be removed.
+    /// Whether a member is there and can be written: objects that it kept for [`Pool::bury`] can be
+    /// removed.
     pub fn can_bury_on(&self, member: MemberNumber) -> bool {
         let known = self.known(member);
         known.is_ok_and(|member| member.status().state == MemberState::Present)
@@ -1074,15 +1097,15 @@ impl Pool {
         let mut emptied = Vec::with_capacity(found.len());
         for (inode, name) in found {
             match self.remove_objects_of(&name, || opens.close_off(inode)) {
-                Ok(Some((is_last, layout))) => emptied.push((name, is_last, layout)),
-                // (That took seconds.)
+                Ok(Some((is_last, layout))) => emptied.push((inode, name, is_last, layout)),
+                // That took seconds.
                 Ok(None) => buried.left_count += 1,
                 Err(errors) => buried.kept.extend(errors),
             }
         }
         // And were the stub gone before its objects are, it could bring those back, and nobody would know that they were removed.
         let mut removed: BTreeMap<MemberNumber, BTreeSet<Object>> = BTreeMap::new();
-        let layouts = emptied.iter().filter_map(|(_, _, layout)| layout.as_ref());
+        let layouts = emptied.iter().filter_map(|(.., layout)| layout.as_ref());
         for object in layouts.flat_map(Layout::objects) {
             removed.entry(object.member).or_default().insert(object);
         }
@@ -1096,7 +1119,7 @@ impl Pool {
                 }
             }
         });
-        for (name, is_last, layout) in emptied {
+        for (inode, name, is_last, layout) in emptied {
             let mut objects = layout.iter().flat_map(Layout::objects);
             if objects.any(|object| removed.contains_key(&object.member)) {
                 continue;
@@ -1106,20 +1129,17 @@ impl Pool {
                 PoolError::system("remove", name, error)
             };
             let folder = self.catalogue.removed();
-            // Seconds may have gone since it was looked at: whoever has it open by now, or for whom this has become the last name, is
-            // for the next time.
+            // Seconds may have gone since it was looked at: a stub that somebody has open by now,
+            // or for which this has become the last name, is for the next time.
             let _links = links();
-            let gone = statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW)
-                .and_then(|found| {
-                    let is_needed = opens.is_open(found.st_ino) || !is_last && found.st_nlink == 1;
-                    // Its number may soon be another file's.
-                    opens.let_go(found.st_ino);
-                    if is_needed {
-                        return Ok(false);
-                    }
-                    unlinkat(folder, &name, AtFlags::empty()).map(|()| true)
-                })
-                .map_err(failed);
+            let needed = statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW)
+                .map(|found| opens.is_open(inode) || !is_last && found.st_nlink == 1);
+            let gone = opens.let_go(inode, || match needed {
+                Ok(true) => Ok(false),
+                Ok(false) => unlinkat(folder, &name, AtFlags::empty()).map(|()| true),
+                Err(error) => Err(error),
+            });
+            let gone = gone.map_err(failed);
             match gone {
                 Ok(false) => buried.left_count += 1,
                 Ok(true) => {
@@ -1156,7 +1176,7 @@ impl Pool {
             return Ok(None);
         }
         let layout = self.layout(stub.as_fd()).map_err(|error| vec![error])?;
-        // What one member keeps for now is no reason for the others to.
+        // An object that one member keeps for now is no reason for the others to.
         let mut kept = Vec::new();
         for object in layout.iter().flat_map(Layout::objects) {
             let file = layout.as_ref().expect("it names objects").file;
@@ -1169,7 +1189,7 @@ impl Pool {
                     | PoolError::ReadOnly { .. }
                     | PoolError::Failing { .. }),
                 ) => kept.push(error),
-                // Its record may be wrong: what else that names may be another file's.
+                // Its record may be wrong: other objects that it names may be another file's.
                 Err(error) => {
                     kept.push(error);
                     return Err(kept);
@@ -1194,8 +1214,8 @@ pub trait Opens {
     ///
     /// Returns  false: somebody has it open
     fn close_off(&self, inode: u64) -> bool;
-    /// Its stub goes now, or it was not removed.
-    fn let_go(&self, inode: u64);
+    /// Its stub goes in `last`, or it was not removed. Nobody finds it between open and gone, nor another file that gets its number closed off.
+    fn let_go<T>(&self, inode: u64, last: impl FnOnce() -> T) -> T;
 }
 
 impl<F: Fn(u64) -> bool> Opens for F {
@@ -1211,7 +1231,9 @@ impl<F: Fn(u64) -> bool> Opens for F {
         !self(inode)
     }
 
-    fn let_go(&self, _inode: u64) {}
+    fn let_go<T>(&self, _inode: u64, last: impl FnOnce() -> T) -> T {
+        last()
+    }
 }
 
 pub(crate) fn may_take(
@@ -1241,8 +1263,9 @@ pub(crate) fn punch(fd: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
     fallocate(fd, flags, range.start.0, end - range.start.0)
 }
 
-/// Blocks for bytes that have none. Where the file system reserves nothing, zeroes take the first block: who goes on elsewhere because
-/// of "full" has then always got a block further, and does not go round in a circle.
+/// Blocks for bytes that have none. Where the file system reserves nothing, zeroes take the first
+/// block: a writer that goes on elsewhere because of "full" has then always got a block further,
+/// and does not go round in a circle.
 fn reserve(fd: &OwnedFd, room: ByteRange) -> Result<(), Errno> {
     match fallocate(fd, FallocateFlags::KEEP_SIZE, room.start.0, room.length.0) {
         Err(Errno::OPNOTSUPP) => {

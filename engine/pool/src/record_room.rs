@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Room for the layout record among the attributes of a file: what others put there must leave it as much as it may come to need, or the file could not go
-//! on on another member.
+//! Room for the layout record among the attributes of a file: attributes that others put there must
+//! leave it as much as it may come to need, or the file could not go on on another member.
 //!
-//! ext4 has one block for all attributes of a file (and what is left of its inode, which is not counted on here); with the feature ea_inode a value that
-//! does not fit has an inode of its own. XFS and btrfs give each attribute its own room. What is not done here: records of files whose attributes were there
-//! before ([`PoolError::LayoutTooLong`] says that of them when it comes to it).
+//! ext4 has one block for all attributes of a file (and the rest of its inode, which is not counted
+//! on here); with the feature ea_inode a value that does not fit has an inode of its own. XFS and
+//! btrfs give each attribute its own room. This module does nothing for records of files whose
+//! attributes were there before ([`PoolError::LayoutTooLong`] says that of them when it comes to
+//! it).
 
 use crate::catalogue::REMOVED;
 use crate::error::PoolError;
@@ -23,18 +25,20 @@ const EXT4_MAGIC: u64 = 0xef53;
 const EMPTY_BLOCK_BYTES: usize = 32 + 4;
 /// Of an attribute in the list, before its name. Units: bytes.
 const ENTRY_BYTES: usize = 16;
-/// What a record may come to need, 30 segments on single members: as many as there are disks, mostly. Units: bytes.
+/// A record may come to need so much, 30 segments on single members: as many as there are disks,
+/// mostly. Units: bytes.
 const ROOM_BYTES: usize = 1024;
-/// What one that is longer may grow by: a segment of a stripe over 20 members. Units: bytes.
+/// A record that is longer may grow by so much: a segment of a stripe over 20 members. Units:
+/// bytes.
 const GROWTH_BYTES: usize = SEGMENT_BYTES + 20 * OBJECT_BYTES;
 /// Of a block, where that is less.
 const GROWTH_PART: usize = 15;
-/// What a file has from its folder's default ACL when it is made: nobody sets it.
+/// A file has this from its folder's default ACL when it is made: nobody sets it.
 const INHERITED: &[u8] = b"system.posix_acl_access";
 /// Smaller blocks are warned of. Units: bytes.
 const BLOCK_BYTES_USUAL: usize = 4096;
 
-/// What an attribute takes of a block.
+/// The bytes that an attribute takes of a block.
 fn taken(name: &[u8], length: usize) -> usize {
     // "user." and the like are a number.
     let name = name.splitn(2, |byte| *byte == b'.').nth(1).unwrap_or(name);
@@ -61,7 +65,7 @@ fn shared_block(root: &OwnedFd) -> Result<Option<usize>, Errno> {
         return Ok(None);
     }
     let block_bytes = usize::try_from(found.f_bsize).unwrap_or(BLOCK_BYTES_USUAL);
-    // (Which features it has nobody says but the device, which may be anybody's.)
+    // Which features it has nobody says but the device, which may be anybody's.
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     let probe = rustix::fs::openat(root, c".", flags, Mode::RUSR | Mode::WUSR)?;
     let name = format!("{HIDDEN_PREFIX}probe");
@@ -79,7 +83,7 @@ fn opened(folder: &Path) -> Result<OwnedFd, Errno> {
     )
 }
 
-/// What to be warned of where a catalogue is to be, as a sentence. None: nothing.
+/// The warning for a place where a catalogue is to be, as a sentence. None: nothing.
 pub fn scarce_room(catalogue: &Path) -> Option<String> {
     let block_bytes = shared_block(&opened(catalogue).ok()?).ok()??;
     (block_bytes < BLOCK_BYTES_USUAL).then(|| {
@@ -119,7 +123,7 @@ impl Pool {
             } else if other != name {
                 others.push((other, its));
             } else if length <= its {
-                // What becomes no longer takes no room.
+                // A value that becomes no longer takes no room.
                 return Ok(true);
             }
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What members answered that did not take bytes, and what of it the program hears when none did.
+//! Answers of members that did not take bytes, and the error that the program gets when none did.
 
 use crate::error::PoolError;
 use crate::failing::is_of_process;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 pub(crate) struct Refused {
     is_full: bool,
     is_over_quota: bool,
-    /// What the process lacks: nobody knows whether that one would have.
+    /// A lack of the process: nobody knows whether that one would have.
     lack: Option<PoolError>,
     other: Option<PoolError>,
 }
@@ -43,8 +43,8 @@ impl Refused {
         }
     }
 
-    /// All have. Whoever can make room should hear of that first; a quota counts where nothing else is in the way, and a device that fails where nothing
-    /// but that is.
+    /// All have. A person who can make room should be told of that first; a quota counts where
+    /// nothing else is in the way, and a device that fails where nothing but that is.
     pub(crate) fn all(self) -> PoolError {
         if let Some(lack) = self.lack {
             return lack;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a command asks of the door that has the pool, and what that answers: one JSON object a line, over a socket in the catalogue's folder.
+//! Requests of a command to the door that has the pool, and the door's answers: one JSON object a
+//! line, over a socket in the catalogue's folder.
 //!
-//! The socket lies beside the lock that the door holds: who knows the catalogue finds it, and it is gone with it. A request is answered by any
-//! number of lines that tell how far it is, and a last one. Who closes the connection before that no longer wants it: the door stops where
-//! nothing is lost, and the same request goes on there. Both ends are of one version; nothing of this is kept on a disk.
+//! The socket lies beside the lock that the door holds: a program that knows the catalogue finds
+//! it, and it is gone with it. A request is answered by any number of lines that tell how far it
+//! is, and a last one. A client that closes the connection before that no longer wants it: the door
+//! stops where nothing is lost, and the same request goes on there. Both ends are of one version;
+//! nothing of this is kept on a disk.
 
 use crate::catalogue::SOCKET;
 use crate::change::Drained;
@@ -24,10 +27,10 @@ use std::time::Duration;
 
 /// Longest request. Units: bytes.
 const REQUEST_BYTES_MAX: u64 = 4 << 20;
-/// Who neither reads nor says anything by then is gone.
+/// A peer that neither reads nor says anything by then is gone.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What is asked.
+/// A request to the door.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
@@ -35,7 +38,7 @@ pub enum Request {
     Add {
         /// Absolute paths.
         members: Vec<PathBuf>,
-        /// What they are of, as [`crate::Class::of`] reads it.
+        /// Their class, as [`crate::Class::of`] reads it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         class: Option<String>,
     },
@@ -71,11 +74,11 @@ pub enum Request {
         /// As [`crate::Schedule::of`] reads it.
         schedule: String,
     },
-    /// What is under way?
+    /// Tell the work that is under way.
     Status {},
 }
 
-/// What is answered.
+/// An answer of the door.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "told", rename_all = "snake_case")]
 pub enum Told {
@@ -93,7 +96,7 @@ pub enum Told {
     Done {
         /// Of new members.
         numbers: Vec<u16>,
-        /// What was moved.
+        /// All that was moved.
         all: Drained,
         /// Of a drain: nothing is left.
         is_empty: bool,
@@ -108,7 +111,7 @@ pub enum Told {
         work: Option<Work>,
         /// Why the pool does not tidy itself at this moment, as a word; None: it does.
         tidying_waits: Option<String>,
-        /// (A mount that is older than this program says nothing of it.)
+        /// A mount that is older than this program says nothing of it.
         #[serde(default)]
         mount: Option<MountState>,
         /// Members whose devices fail, each with what was said.
@@ -117,7 +120,7 @@ pub enum Told {
     },
     /// It was not done.
     Refused {
-        /// What was read, what was expected, what to do.
+        /// A sentence that says what was read, what was expected and what to do.
         sentence: String,
     },
 }
@@ -133,10 +136,10 @@ pub struct MountState {
     pub passed_open_count: u64,
 }
 
-/// What a mount says of itself.
+/// The status that a mount tells of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DoorStatus {
-    /// What is under way there.
+    /// The work that is under way there.
     pub work: Option<Work>,
     /// Why the pool does not tidy itself, as a word; None: it does.
     pub tidying_waits: Option<String>,
@@ -146,7 +149,7 @@ pub struct DoorStatus {
     pub failing: Vec<(u16, String)>,
 }
 
-/// What can be under way.
+/// The kinds of work that can be under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkKind {
@@ -162,10 +165,10 @@ pub enum WorkKind {
     Defrag,
 }
 
-/// What is under way, and how far.
+/// The work that is under way, and how far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
-    /// What.
+    /// Its kind.
     pub kind: WorkKind,
     /// Which member it is about.
     pub member: Option<u16>,
@@ -211,7 +214,8 @@ fn folder_of(catalogue: &Path) -> io::Result<OwnedFd> {
 pub struct Door(BufReader<UnixStream>);
 
 impl Door {
-    /// The one that has the pool of this catalogue. None: nobody listens there; what has the pool is no mount.
+    /// The one that has the pool of this catalogue. None: nobody listens there; a process that has
+    /// the pool is no mount.
     pub fn of(catalogue: &Path) -> Option<Door> {
         let folder = folder_of(catalogue).ok()?;
         let stream = UnixStream::connect(address(folder.as_fd(), SOCKET)).ok()?;
@@ -220,9 +224,9 @@ impl Door {
 
     /// Ask, and wait until it is done.
     ///
-    /// `told`   hears each line but the last one
+    /// `told`   gets each line but the last one
     /// Returns  the last one
-    /// Errors   [`PoolError::Refused`]: what the door refused, or that it is gone
+    /// Errors   [`PoolError::Refused`]: the door refused it, or the door is gone
     pub fn ask(mut self, request: &Request, mut told: impl FnMut(Told)) -> Result<Told, PoolError> {
         let gone = |error: io::Error| {
             PoolError::Refused(format!(
@@ -298,7 +302,7 @@ impl Listener {
         Ok(Listener { folder, socket })
     }
 
-    /// The next who asks. None: nobody waits.
+    /// The next asker. None: nobody waits.
     pub fn accept(&self) -> io::Result<Option<Asked>> {
         let stream = match self.socket.accept() {
             Ok((stream, _)) => stream,
@@ -331,34 +335,34 @@ impl Drop for Listener {
     }
 }
 
-/// Whether one who asked still waits, for others to see.
+/// Whether one that asked still waits, for others to see.
 #[derive(Debug)]
 pub struct Asker(UnixStream);
 
 impl Asker {
-    /// He has closed the connection: nobody wants any more what he asked for.
+    /// It has closed the connection: nobody wants any more what it asked for.
     pub fn is_gone(&self) -> bool {
         let mut fds = [PollFd::new(&self.0, PollFlags::RDHUP)];
-        // Whoever cannot be looked at is taken for one who waits.
+        // An asker that cannot be looked at is taken for one that waits.
         let polled = poll(&mut fds, Some(&Timespec::default()));
         let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         polled.is_ok() && fds[0].revents().intersects(gone)
     }
 }
 
-/// One who asks the door.
+/// One that asks the door.
 #[derive(Debug)]
 pub struct Asked(BufReader<UnixStream>);
 
 impl Asked {
-    /// Him, for others to see. None: there is no descriptor left for that.
+    /// The asker, for others to see. None: there is no descriptor left for that.
     pub fn asker(&self) -> Option<Asker> {
         self.0.get_ref().try_clone().map(Asker).ok()
     }
 
-    /// What he asks.
+    /// The asker's request.
     ///
-    /// Errors   a sentence for him
+    /// Errors   a sentence for the asker
     pub fn request(&mut self) -> Result<Request, String> {
         let mut line = String::new();
         let read = (&mut self.0).take(REQUEST_BYTES_MAX).read_line(&mut line);
@@ -368,9 +372,9 @@ impl Asked {
         })
     }
 
-    /// Tell him.
+    /// Tell the asker.
     ///
-    /// Returns  false: he is gone
+    /// Returns  false: it is gone
     pub fn tell(&mut self, told: &Told) -> bool {
         let line = line_of(told);
         line.is_ok_and(|line| self.0.get_mut().write_all(line.as_bytes()).is_ok())
@@ -412,7 +416,7 @@ mod tests {
                 let done = door.ask(&request, |told| heard.push(told));
                 (heard, done)
             });
-            // (It is root's alone, and so is this test's.)
+            // It is root's alone, and so is this test's.
             if let Ok(Some(mut asked)) = listener.accept() {
                 let request = asked.request().unwrap();
                 assert_eq!(

@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A new catalogue from the members, when the old one is lost.
 //!
-//! Names, owners, rights, times and records come from the newest log of names; then every object that is there is held against them by fsck, so that
-//! what no name is known for gets one in `lost+found`. Members are only read until the tree is whole. Until the last step the catalogue's format file has
-//! another name: whatever was made is thrown away and made again when the rescue is repeated.
+//! Names, owners, rights, times and records come from the newest log of names; then fsck holds
+//! every object that is there against them, so that objects for which no name is known get one in
+//! `lost+found`. Members are only read until the tree is whole. Until the last step the catalogue's
+//! format file has another name: all that was made is thrown away and made again when the rescue is
+//! repeated.
 
 use crate::catalogue::{LOCK, Lock, NUMBERS, REMOVED, TREE};
 use crate::create::{Folder, LOST_AND_FOUND, PROBE, all_apart, refused};
 use crate::data::data_ranges;
 use crate::error::PoolError;
-use crate::format::{self, CatalogueFormat, FORMAT_FILE, Format, MemberEntry};
+use crate::format::{self, CatalogueFormat, CatalogueIdentity, FORMAT_FILE, Format, MemberEntry};
 use crate::fsck::{Fsck, Issue, Progress, State, fsck, lost_folder};
 use crate::member::{Access, Listed, MemberState};
 use crate::names;
@@ -52,7 +54,7 @@ pub struct Rescued {
     pub log_serial: Option<u64>,
     /// Attributes that its file system did not take.
     pub attributes_lost: u64,
-    /// What was found of bytes and records then, and mended.
+    /// The faults of bytes and records that were found then, and mended.
     pub fsck: Fsck,
 }
 
@@ -72,7 +74,7 @@ pub fn rescue(
         given.push(Folder::enter(String::from("a member"), path)?);
     }
     all_apart(&folder, &given)?;
-    let (id, entries) = of_one_pool(&given)?;
+    let (id, identity, entries) = of_one_pool(&given)?;
     for one in [&folder].into_iter().chain(&given) {
         one.lock()?;
     }
@@ -81,6 +83,7 @@ pub fn rescue(
 
     let first = CatalogueFormat {
         pool: id,
+        catalogue: identity,
         policy: Policy::default(),
         wish: Wish::default(),
         rules: Rules::default(),
@@ -94,7 +97,7 @@ pub fn rescue(
     let mut unread = Vec::new();
     let log = newest(&pool, &mut unread)?;
     if let Some((_, names)) = &log {
-        let format = known_format(&folder, names, &entries)?;
+        let format = known_format(&folder, names, identity, &entries)?;
         drop(pool);
         let format = Format::Catalogue(format);
         format::write(folder.fd.as_fd(), &folder.path, PLAN, &format)?;
@@ -134,6 +137,14 @@ pub fn rescue(
         "name the catalogue",
         renameat(&folder.fd, PLAN, &folder.fd, FORMAT_FILE).and_then(|()| fsync(&folder.fd)),
     )?;
+    for member in pool.members().iter() {
+        if let Err(error) = member.take_over() {
+            fsck.issues.push(about_log(format!(
+                "member {} was not told that this catalogue is its own: {error}; the next mount tells it. Until then keep the old catalogue away",
+                member.number().0
+            )));
+        }
+    }
     for error in unread {
         let sentence = format!(
             "a copy of the log of names could not be read: {error}; it was not the only one"
@@ -156,7 +167,12 @@ pub fn rescue(
 }
 
 /// All given folders are members of one pool, each once.
-fn of_one_pool(given: &[Folder]) -> Result<(PoolId, Vec<MemberEntry>), PoolError> {
+///
+/// Returns  that pool, a catalogue of it that follows theirs, and these members
+fn of_one_pool(
+    given: &[Folder],
+) -> Result<(PoolId, CatalogueIdentity, Vec<MemberEntry>), PoolError> {
+    let mut identity = CatalogueIdentity::draw()?;
     let mut entries: Vec<MemberEntry> = Vec::new();
     let mut pool = None;
     for folder in given {
@@ -181,6 +197,7 @@ fn of_one_pool(given: &[Folder]) -> Result<(PoolId, Vec<MemberEntry>), PoolError
                 format.number.0
             ));
         }
+        identity = identity.following(format.catalogue);
         entries.push(MemberEntry::new(
             format.number,
             format.id,
@@ -189,7 +206,7 @@ fn of_one_pool(given: &[Folder]) -> Result<(PoolId, Vec<MemberEntry>), PoolError
     }
     entries.sort_by_key(|entry| entry.number);
     match pool {
-        Some(pool) => Ok((pool, entries)),
+        Some(pool) => Ok((pool, identity, entries)),
         None => refused(String::from("no member is given; expected one at least")),
     }
 }
@@ -227,7 +244,7 @@ fn may_be_filled(folder: &Folder, pool: PoolId) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// What an earlier rescue made goes, and an empty tree is there.
+/// The work of an earlier rescue goes, and an empty tree is there.
 fn start(folder: &Folder, format: &CatalogueFormat) -> Result<(), PoolError> {
     let format = Format::Catalogue(format.clone());
     format::write(folder.fd.as_fd(), &folder.path, PLAN, &format)?;
@@ -302,10 +319,12 @@ fn newest(pool: &Pool, unread: &mut Vec<PoolError>) -> Result<Option<(u64, Names
     }
 }
 
-/// The members that the log knows, at the places where they were given.
+/// The members that the log knows, at the places where they were given, and the identity so that
+/// it follows the log's catalogue, too.
 fn known_format(
     folder: &Folder,
     names: &Names,
+    identity: CatalogueIdentity,
     given: &[MemberEntry],
 ) -> Result<CatalogueFormat, PoolError> {
     let head = names.head.as_ref();
@@ -329,6 +348,7 @@ fn known_format(
             ));
         }
     }
+    format.catalogue = identity.following(format.catalogue);
     for entry in given {
         match format
             .members
@@ -417,7 +437,7 @@ impl Maker<'_> {
         }
         let mut seen = BTreeSet::from([ROOT]);
         self.below(names, ROOT, PathBuf::new(), &mut seen, progress)?;
-        // Folders whose own name came too late for the log: what is in them is not lost.
+        // Folders whose own name came too late for the log: their content is not lost.
         let folders: BTreeSet<u64> = names.names.keys().map(|(folder, _)| *folder).collect();
         let inner: BTreeSet<u64> = names.names.values().copied().collect();
         let tops = folders.iter().filter(|folder| !inner.contains(folder));
@@ -457,7 +477,7 @@ impl Maker<'_> {
                 .take_while(|((of, _), _)| *of == folder);
             for ((_, name), &number) in children {
                 let path = path.join(OsStr::from_bytes(name));
-                // Only its name was written: what is below it tells a folder.
+                // Only its name was written: a name below it tells a folder.
                 let inside = names.names.range((number, Vec::new())..).next();
                 let mode = match inside.is_some_and(|((of, _), _)| *of == number) {
                     true => FileType::Directory.as_raw_mode() | 0o700,
@@ -551,7 +571,8 @@ impl Maker<'_> {
             if setxattr(by_descriptor.as_str(), name, value, XattrFlags::empty()).is_err() {
                 self.attributes_lost += 1;
                 if name == ACCESS_ACL {
-                    // What stands for the group is its mask then, and would be the group's rights without it.
+                    // The bits that stand for the group are its mask then, and would be the group's
+                    // rights without it.
                     mode &= !0o070;
                 }
             }
@@ -592,11 +613,12 @@ impl Maker<'_> {
                     if !self.is_there(&layout, object) {
                         continue;
                     }
-                    // (One that the disk does not give has no say in how long the file is.)
+                    // One that the disk does not give has no say in how long the file is.
                     let Ok(fd) = self.pool.open_object(&layout, object, Access::Read) else {
                         continue;
                     };
-                    // What lies behind the segment was there before another one took its place.
+                    // Bytes that lie behind the segment were there before another one took its
+                    // place.
                     let share = segment.shape.share(index, range.end() - segment.origin.0);
                     let data = ranges(&fd).unwrap_or_default();
                     let last = data.iter().rev().find(|data| data.start.0 < share);
@@ -707,7 +729,8 @@ impl Maker<'_> {
         Ok(assemble(file, &pieces))
     }
 
-    /// Parts of a range of which no named object has a byte. What one on a member that is away has is not known.
+    /// Parts of a range of which no named object has a byte. The bytes of one on a member that is
+    /// away are not known.
     fn free_parts(&self, layout: &Layout, range: ByteRange) -> Result<Vec<ByteRange>, PoolError> {
         let mut free = Vec::new();
         let mut at = range.start.0;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks of objects that no byte is in and that nobody reserves any more: what a move that was interrupted had asked for and did not get to, what was
-//! taken for a reservation that did not fit, and what a client had reserved behind the end of a file that he then cut.
+//! Blocks of objects that no byte is in and that nobody reserves any more: those that a move that
+//! was interrupted had asked for and did not get to, those that were taken for a reservation that
+//! did not fit, and those that a client had reserved behind the end of a file that it then cut.
 //!
-//! Where the record leads elsewhere nobody writes but a move, and where a block has no data nothing is lost with it. What is led to stays as it is:
-//! whoever writes the file may have reserved it, behind its end, too. What is not done here: giving back bytes, which fsck compares first.
+//! Where the record leads elsewhere nobody writes but a move, and where a block has no data nothing
+//! is lost with it. Blocks that are led to stay as they are: a program that writes the file may
+//! have reserved them, behind its end, too. This module does not give back bytes, which fsck
+//! compares first.
 
 use crate::data::data_ranges;
 use crate::error::PoolError;
@@ -21,12 +24,12 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 /// An object in more extents is left as it is.
 const EXTENT_COUNT_MAX: usize = 1 << 20;
 
-/// What an object has reserved.
+/// The reservations of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Reserved {
     /// How long the object is. Units: bytes.
     size: u64,
-    /// What may go within that, in order: whole blocks.
+    /// The ranges that may go within that, in order: whole blocks.
     within: Vec<ByteRange>,
     /// And behind it.
     behind: Vec<ByteRange>,
@@ -35,9 +38,10 @@ pub(crate) struct Reserved {
 }
 
 impl Reserved {
-    /// What may go of an object. None: nothing, or nobody can say.
+    /// The blocks of an object that may go. None: nothing, or nobody can say.
     ///
-    /// `length`  the object's as the file's has it: what is reserved behind that may go, too. None: as much as the record leads to stays
+    /// `length`  the object's as the file's has it: blocks that are reserved behind that may go,
+    /// too. None: as much as the record leads to stays
     pub(crate) fn of(
         fd: &OwnedFd,
         led: &Led,
@@ -113,8 +117,10 @@ impl Reserved {
         let status = fstat(fd)?;
         self.within.iter().try_for_each(|one| punch(fd, *one))?;
         if !self.behind.is_empty() {
-            // Behind an object's end nothing can be made a hole (ext4 does nothing there); what is to be cut there goes with its end, also with the same
-            // one. Where something in between is to stay the object becomes so long first, by zeroes that it is read as anyway.
+            // Behind an object's end nothing can be made a hole (ext4 does nothing there); blocks
+            // that are to be cut there go with its end, also with the same one. Where something in
+            // between is to stay the object becomes so long first, by zeroes that it is read as
+            // anyway.
             if self.stays_until > self.size {
                 ftruncate(fd, self.stays_until)?;
                 self.behind.iter().try_for_each(|one| punch(fd, *one))?;
@@ -226,7 +232,8 @@ fn with_whole_blocks(part: ByteRange, others: &[ByteRange], block: u64) -> ByteR
     ByteRange::new(start, end - start)
 }
 
-/// What objects of a file had of a range before somebody takes room for it, who may have to give that back.
+/// The blocks that objects of a file had of a range before a caller takes room for it; the caller
+/// may have to give that back.
 #[derive(Debug)]
 pub struct RoomBefore {
     range: ByteRange,
@@ -278,10 +285,11 @@ impl Pool {
         }
     }
 
-    /// What was taken for a range, and no byte came into, is room again: blocks of objects that had none there before, and objects that were made for
-    /// what is behind the end of the file.
+    /// Room that was taken for a range, and no byte came into, is room again: blocks of objects
+    /// that had none there before, and objects that were made for bytes behind the end of the file.
     ///
-    /// `is_used_beside`  by somebody who sees how long an object is, and may store to it: then none becomes longer for it, and what is within stays
+    /// `is_used_beside`  by somebody who sees how long an object is, and may store to it: then none
+    /// becomes longer for it, and blocks within stay
     /// Assumes  exclusive, as [`Pool::set_layout`]; objects have all that is acknowledged; `size`: the file's
     pub fn give_back_since(
         &self,
@@ -343,8 +351,8 @@ impl Pool {
         self.shorten(stub, layout, next)
     }
 
-    /// The most that could be given to bytes of a file: room of all members that may take some, or have some of it. What the file systems keep for root
-    /// is in it.
+    /// The most that could be given to bytes of a file: room of all members that may take some, or
+    /// have some of it. The file systems' reserve for root is in it.
     ///
     /// Units    bytes
     pub fn room_at_most(&self, stub: BorrowedFd<'_>, layout: Option<&Layout>) -> u64 {
@@ -372,7 +380,7 @@ impl Pool {
         room
     }
 
-    /// What objects have reserved behind the end of their file.
+    /// The bytes that objects have reserved behind the end of their file.
     ///
     /// Units    bytes
     pub fn reserved_behind(&self, layout: &Layout, size: ByteCount) -> u64 {
@@ -402,7 +410,7 @@ impl Pool {
     }
 }
 
-/// What of a range is in none of others, of which there may be many.
+/// The parts of a range that are in none of others, of which there may be many.
 ///
 /// Assumes  as [`near`]
 fn gaps(range: ByteRange, others: &[ByteRange]) -> Vec<ByteRange> {

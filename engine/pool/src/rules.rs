@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which of a pool's rules a name falls under. What rules are core/pool says; patterns are the daemon's (`[[rule]]`, docs/reference/config.md), by
-//! the same library in the same way, so that one pattern means one thing.
+//! Which of a pool's rules a name falls under. core/pool says what rules are; patterns are the
+//! daemon's (`[[rule]]`, docs/reference/config.md), by the same library in the same way, so that
+//! one pattern means one thing.
 
 use globset::{Candidate, GlobBuilder, GlobSet, GlobSetBuilder};
 use rushes_core::pool::Rule;
@@ -61,7 +62,8 @@ impl Rules {
     }
 }
 
-/// The same letters in one way, as the daemon's rules have them. What is no UTF-8 stays as it is.
+/// The same letters in one way, as the daemon's rules have them. A path that is no UTF-8 stays as
+/// it is.
 fn composed(path: &Path) -> Cow<'_, Path> {
     match path.to_str() {
         Some(text) if !is_nfc(text) => Cow::Owned(text.nfc().collect::<String>().into()),
@@ -69,7 +71,8 @@ fn composed(path: &Path) -> Cow<'_, Path> {
     }
 }
 
-/// `*` stays within a folder, `**` crosses them. (A set of one: what becomes too large for the library it says, where a single matcher panics.)
+/// `*` stays within a folder, `**` crosses them. It is a set of one: the set says when a pattern
+/// becomes too large for the library, where a single matcher panics.
 fn compile(pattern: &str) -> Result<GlobSet, String> {
     let letters: String = pattern.nfc().collect();
     let glob = GlobBuilder::new(&letters).literal_separator(true).build();
@@ -124,7 +127,7 @@ mod tests {
         check("take?.wav", b"take/.wav", false);
         check("take[0-9].wav", b"take7.wav", true);
         check("take[!0-9].wav", b"take7.wav", false);
-        // (Alone of all: what is not one of these may be a `/`.)
+        // Alone of all: a character that is not one of these may be a `/`.
         check("take[!0-9]wav", b"take/wav", true);
         check("a[*]b", b"a*b", true);
         check("a[*]b", b"axb", false);

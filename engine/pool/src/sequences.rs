@@ -27,7 +27,7 @@ struct Key {
     suffix: String,
 }
 
-/// What a file may be a frame of, and its number there.
+/// The sequences of which a file may be a frame, and its number there.
 ///
 /// Which digits of its name are the number the name alone does not say: those that change from file to file are (as in
 /// `rushes_core::stream::SequenceTracker`, which follows readers). So there is a reading for each run of digits.

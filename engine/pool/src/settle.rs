@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Files whose first objects nobody has made durable yet.
 //!
-//! Who makes a file waits for no disk: its objects are made, and its record names them, without a flush of either. The record says so
-//! ([`Layout::is_unsettled`]). It says so no longer before anything of the file is told to be durable, and some time later in any case.
+//! A program that makes a file waits for no disk: its objects are made, and its record names them,
+//! without a flush of either. The record says so ([`Layout::is_unsettled`]). It says so no longer
+//! before anything of the file is told to be durable, and some time later in any case.
 
 use crate::data::has_data;
 use crate::error::{ObjectFault, PoolError};
@@ -14,7 +15,8 @@ use rustix::fs::{fstat, fsync};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 impl Pool {
-    /// Its objects are durable, and its record says so. To make that durable is the caller's: he syncs the stub.
+    /// Its objects are durable, and its record says so. To make that durable is the caller's: it
+    /// syncs the stub.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]
     pub fn settle(&self, stub: BorrowedFd<'_>, layout: &mut Layout) -> Result<(), PoolError> {
@@ -60,8 +62,9 @@ impl Pool {
         Ok(())
     }
 
-    /// See whether a power cut has left the record of an unsettled file and not its objects. Then it has none from now on, and reads as zeroes: nobody
-    /// had synced it. (What is there of them stays on its members.) An object that lacks its mark gets that.
+    /// See whether a power cut has left the record of an unsettled file and not its objects. Then
+    /// it has none from now on, and reads as zeroes: nobody had synced it. Parts of them that are
+    /// there stay on their members. An object that lacks its mark gets that.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]
     /// Returns  true: it had lost them
@@ -117,7 +120,7 @@ impl Pool {
                 Ok(fd) => {
                     let failed = |error| PoolError::system("look at an object", "", error);
                     let block_count = fstat(&fd).map_err(failed)?.st_blocks;
-                    // (Blocks without bytes may be those of bytes that a daemon has still to write.)
+                    // Blocks without bytes may be those of bytes that a daemon has still to write.
                     is_blank &= block_count == 0 && !has_data(&fd).map_err(failed)?;
                 }
                 Err(PoolError::Object {

@@ -17,7 +17,7 @@ use std::time::SystemTime;
 /// Its name.
 const FILE: &str = "tidied";
 
-/// What a pool did to tidy itself.
+/// The work that a pool did to tidy itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tidied {
     /// It was not interrupted.
@@ -31,7 +31,7 @@ pub struct Tidied {
     /// Files that could not be read or moved; they count as gone through.
     #[serde(default)]
     pub failed: Failed,
-    /// What went wrong with the pool as a whole, as a sentence.
+    /// The trouble with the pool as a whole, as a sentence.
     pub trouble: Option<String>,
 }
 
@@ -41,7 +41,7 @@ impl Pool {
         self.format().tidy
     }
 
-    /// What it did the last time, and when that ended. None: nothing yet.
+    /// The work that it did the last time, and when that ended. None: nothing yet.
     pub fn tidied(&self) -> Option<(SystemTime, Tidied)> {
         let path = self.catalogue().path().join(FILE);
         let ended = fs::metadata(&path).ok()?.modified().ok()?;

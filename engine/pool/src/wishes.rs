@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where files are wished to go, as files, folders and the pool say it, and how busy devices are, as a door heard it of the daemon.
+//! Where files are wished to go, as files, folders and the pool say it, and how busy devices are,
+//! as the daemon told it to a door.
 //!
-//! What comes of both is core/pool's: here they are only read and kept.
+//! The effect of both is core/pool's: here they are only read and kept.
 
 use crate::change::write;
 use crate::create::refused;
@@ -17,7 +18,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// What was told of loads is not believed any longer.
+/// Loads that were told are not believed any longer.
 const LOADS_LIVE: Duration = Duration::from_secs(10);
 
 /// Bandwidth of devices that nobody was promised, and when that was told.
@@ -37,7 +38,7 @@ impl Loads {
     }
 }
 
-/// What is to be said of a pool from now on.
+/// The policy of a pool from now on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyChange {
     /// Of files that say nothing themselves. None: as it is.
@@ -49,17 +50,17 @@ pub struct PolicyChange {
 }
 
 impl Pool {
-    /// What it says of files that say nothing themselves.
+    /// Its wish for files that say nothing themselves.
     pub fn wish(&self) -> Wish {
         self.format().wish
     }
 
-    /// What it says of files that are made under names of a pattern; the first that matches counts.
+    /// Its rules for files that are made under names of a pattern; the first that matches counts.
     pub fn rules(&self) -> Vec<Rule> {
         self.format().rules.iter().cloned().collect()
     }
 
-    /// What its rules say of a file that is made now. None: nothing.
+    /// The wish of its rules for a file that is made now. None: nothing.
     ///
     /// `path`   of that file below the root of the tree; asked for only where there are rules. None: not known
     pub fn rule_for(&self, path: impl FnOnce() -> Option<PathBuf>) -> Option<Wish> {
@@ -71,7 +72,8 @@ impl Pool {
         (rule != Wish::default()).then_some(rule)
     }
 
-    /// What a file wishes, and where it says nothing the pool. A text that is no wish says nothing: doors take none.
+    /// The wish of a file, and where it says nothing that of the pool. A text that is no wish says
+    /// nothing: doors take none.
     ///
     /// Assumes  `stub`: opened (not O_PATH)
     pub fn wish_of(&self, stub: BorrowedFd<'_>) -> Wish {
@@ -187,7 +189,7 @@ fn give_classes(
     Ok(())
 }
 
-/// What the pool, or a rule of it, asks for and no member is of, as a sentence.
+/// The class that the pool, or a rule of it, asks for and no member is of, as a sentence.
 pub(crate) fn lacks_any(format: &CatalogueFormat) -> Option<String> {
     let classes = || format.members.iter().map(|entry| entry.class.as_ref());
     lacks(&format.wish, classes()).or_else(|| {
@@ -212,7 +214,7 @@ mod tests {
         assert_eq!(loads.of(now + LOADS_LIVE / 2, 8), Some(0));
         assert_eq!(loads.of(now, 9), None);
         assert_eq!(loads.of(now + LOADS_LIVE, 7), None);
-        // What is told anew replaces all of it.
+        // Loads that are told anew replace all of it.
         loads.set(now + LOADS_LIVE, [(9, 5)].into());
         assert_eq!(loads.of(now + LOADS_LIVE, 9), Some(5));
         assert_eq!(loads.of(now + LOADS_LIVE, 7), None);

@@ -153,7 +153,7 @@ fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays()
     let mut other = Written::new(&pool, "other");
     other.write(&pool, 0, &pattern(0, 9 * MIB)).unwrap();
     set_draining(&pool, MemberNumber(0), true).unwrap();
-    // What has room goes all the same.
+    // A file that has room goes all the same.
     put(&pool, "small", MIB);
     let (_, failed) = drain(&pool, MemberNumber(0), |_| {}).unwrap();
     assert_eq!((failed.count, failed.first[0].file.as_str()), (1, "other"));
@@ -203,9 +203,12 @@ fn add_refuses_what_it_must_not_take_and_an_interrupted_one_is_finished_by_repea
     };
     create(&other, |_, _| {}).unwrap();
     try_add(&[&other.members[0]], "a folder belongs to one pool");
-    let newer = r#"{"rushes_pool": "member", "format_version": 2, "colour": "blue"}"#;
+    let newer = r#"{"rushes_pool": "member", "format_version": 9, "colour": "blue"}"#;
     fs::write(new.join("rushes-pool"), newer).unwrap();
-    try_add(&[&new], "format version 2");
+    try_add(&[&new], "format version 9");
+    // This pool's own member, where its disk was mounted by mistake.
+    fs::copy(member.join("rushes-pool"), new.join("rushes-pool")).unwrap();
+    try_add(&[&new], "of this very pool, which is expected at");
     fs::remove_file(new.join("rushes-pool")).unwrap();
     fs::write(new.join("letter"), "dear").unwrap();
     try_add(&[&new], "is not empty");
@@ -264,7 +267,7 @@ fn a_member_goes_only_when_nothing_is_on_it_and_a_dead_one_only_when_nothing_was
     remove(&again(), MemberNumber(1), Parting::Empty, &Nobody).unwrap();
     assert_eq!(numbers(&again()), [0, 2]);
     let pool = again();
-    // What cannot be emptied is not marked as if it were.
+    // A member that cannot be emptied is not marked as if it were.
     let mark = place.path.join("member0/rushes-pool");
     fs::rename(&mark, mark.with_extension("away")).unwrap();
     let error = set_draining(&pool, MemberNumber(0), true).unwrap_err();
@@ -322,7 +325,7 @@ fn a_member_that_is_read_only_can_be_emptied() {
     assert_eq!(done.moved_bytes, 2 * MIB as u64);
     check(&pool, "f", 2 * MIB);
     remount("rw");
-    // What could not be removed there is proved to be a copy.
+    // The object that could not be removed there is proved to be a copy.
     assert_eq!(objects_on(&pool), 2);
     assert_eq!(fsck(&pool, true, |_| {}).unwrap().left_count(), 0);
     assert_eq!(objects_on(&pool), 1);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What fsck finds in pools that were damaged by hand or interrupted, and that mending loses no byte.
+//! The findings of fsck in pools that were damaged by hand or interrupted, and that mending loses
+//! no byte.
 
 #![allow(
     clippy::unwrap_used,
@@ -60,7 +61,8 @@ fn check(pool: &Pool, below: &str, length: usize) {
     assert!(file.read(pool, 0, length) == pattern(0, length), "{below}");
 }
 
-/// A copy that no record leads to is room that nobody gives back. (Torture: seed 800, round 0; seed 1000, round 28.)
+/// A copy that no record leads to is room that nobody gives back. Found by torture, seed 800, round
+/// 0, and seed 1000, round 28.
 #[test]
 fn a_spill_that_fails_behind_its_copy_leaves_nothing_in_an_object_that_was_there() {
     let Some(mut place) = Place::new() else {
@@ -229,7 +231,7 @@ fn bytes_that_nobody_names_get_a_name_and_room_that_nobody_needs_is_given_back()
         .unwrap();
     let copy = copied.locate(rushes_pool::ByteOffset(0)).unwrap().object;
     assert_ne!(copy, before.objects()[0], "the whole MiB moved");
-    // (Its source has a hole there now: put it back as it was.)
+    // Its source has a hole there now: put it back as it was.
     let was = path_of(&pool, before.objects()[0]);
     fs::copy(path_of(&pool, copy), &was).unwrap();
     let mark = {
@@ -358,7 +360,7 @@ fn zeroes_that_a_hole_leaves_in_its_last_block_are_no_bytes() {
     let fd = pool
         .open_object(&file.layout, first, Access::Write)
         .unwrap();
-    // What is moved here and away again leaves a hole of all but this.
+    // Bytes that are moved here and away again leave a hole of all but this.
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::io::pwrite(&fd, &vec![0; MIB], 1000).unwrap();
     assert_eq!(look(&pool), [("copied", State::Mendable)]);
@@ -383,7 +385,7 @@ fn move_and_keep(pool: &Pool, file: &mut Written, mut one: Move, piece: u64) {
         .is_some()
     {}
     for object in objects {
-        // (Nothing is done where it is still there: both are names of one file.)
+        // Nothing is done where it is still there: both are names of one file.
         fs::rename(kept(object), path_of(pool, object)).unwrap();
         let _ = fs::remove_file(kept(object));
     }

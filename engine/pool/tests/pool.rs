@@ -45,7 +45,7 @@ fn a_file_spills_over_unequal_members_until_all_are_full_and_every_byte_is_there
     for at in (0..size).step_by(PIECE) {
         assert_eq!(file.read(&pool, at, PIECE), pattern(at, PIECE), "at {at}");
     }
-    // What the record says is what the door knows.
+    // The record says what the door knows.
     let kept = pool.layout(file.stub.as_fd()).unwrap();
     assert_eq!(kept.as_ref(), Some(&file.layout));
 
@@ -85,7 +85,8 @@ fn bytes_that_come_back_to_a_member_never_show_what_was_there_before() {
     assert_eq!(file.read(&pool, 0, MIB as usize), pattern(0, MIB as usize));
     assert_eq!(spill(&mut file, MIB / 2), first);
     assert_eq!(file.read(&pool, 0, MIB as usize), pattern(0, MIB as usize));
-    // What follows the last byte goes elsewhere; then the old object has bytes there of another time, as a crash may leave them.
+    // The part behind the last byte goes elsewhere; then the old object has bytes there of another
+    // time, as a crash may leave them.
     assert_eq!(objects_on(&pool), 1, "the other one is named no longer");
     assert_eq!(spill(&mut file, 2 * MIB).member, second.member);
     let old = pool

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A catalogue that is lost is made anew from the members: what the log of names knows, and what it does not.
+//! A catalogue that is lost is made anew from the members: all that the log of names knows, and
+//! what it does not.
 
 #![allow(
     clippy::unwrap_used,
@@ -10,8 +11,9 @@ mod place;
 
 use place::{Place, Written, fill, pattern};
 use rushes_pool::{
-    ByteCount, ByteRange, INODE_ATTRIBUTE, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE,
-    ObjectName, Pool, PoolError, Rescued, SpillReason, State, fsck, newest_log, rescue,
+    ByteCount, ByteRange, INODE_ATTRIBUTE, Layout, MemberNumber, MemberState, NameLog,
+    OBJECT_ATTRIBUTE, ObjectName, Pool, PoolError, Rescued, SpillReason, State, fsck, newest_log,
+    rescue,
 };
 use rustix::fs::{XattrFlags, setxattr};
 use std::fs;
@@ -19,6 +21,7 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::{Duration, UNIX_EPOCH};
 
 const MIB: usize = 1 << 20;
@@ -117,6 +120,14 @@ fn lose(place: &mut Place, pool: Pool) -> PathBuf {
     place.unmount(&catalogue);
     place.mount(&catalogue, 16);
     catalogue
+}
+
+/// After the loss of that one, too.
+fn rescued_again(place: &mut Place, catalogue: PathBuf, members: &[PathBuf]) -> (Pool, Rescued) {
+    let pool = Pool::serve(&catalogue).unwrap();
+    log(&pool);
+    let catalogue = lose(place, pool);
+    rescued(&catalogue, members)
 }
 
 fn rescued(catalogue: &Path, members: &[PathBuf]) -> (Pool, Rescued) {
@@ -331,9 +342,9 @@ fn rescue_refuses_what_would_do_harm_and_changes_nothing_then() {
     let twice = [members[0].clone(), members[1].clone(), copy.clone()];
     refused(&new, &twice, "are both member 0");
     refused(&new, &[members[0].clone(), members[0].clone()], "at once");
-    let newer = r#"{"rushes_pool": "member", "format_version": 2, "colour": "blue"}"#;
+    let newer = r#"{"rushes_pool": "member", "format_version": 9, "colour": "blue"}"#;
     fs::write(copy.join("rushes-pool"), newer).unwrap();
-    refused(&new, &twice, "format version 2");
+    refused(&new, &twice, "format version 9");
     let text = fs::read_to_string(members[0].join("rushes-pool")).unwrap();
     let of_other = text.replace(&text[text.find("pool_id").unwrap() + 11..][..8], "deadbeef");
     fs::write(copy.join("rushes-pool"), of_other).unwrap();
@@ -343,7 +354,15 @@ fn rescue_refuses_what_would_do_harm_and_changes_nothing_then() {
     fs::remove_file(new.join("letter")).unwrap();
     assert_eq!(fs::read_dir(&new).unwrap().count(), 0);
     // Its catalogue is there, only not given.
+    let format = |member: &PathBuf| fs::read(member.join("rushes-pool")).unwrap();
+    let formats = || members.iter().map(format).collect::<Vec<_>>();
+    let before = formats();
     refused(&new, &members, "the catalogue of this pool is there");
+    assert_eq!(formats(), before, "no member was taken over");
+    assert!(
+        Pool::serve(&old).is_ok(),
+        "it is the pool's catalogue still"
+    );
     // An object of which nobody is sure stays what it is.
     let stranger = ObjectName::of(rushes_pool::ObjectId(5));
     fs::write(members[0].join(stranger.as_str()), "bytes").unwrap();
@@ -508,6 +527,155 @@ fn bytes_that_were_cut_off_while_a_member_was_away_do_not_come_back_into_the_fil
         &format!("lost+found/0.{:016x}", object.id.0),
         2 * MIB,
     );
+}
+
+/// Two catalogues would give the same room twice, and each would take the other's objects for nobody's.
+#[test]
+fn the_catalogue_before_a_rescue_is_no_pools_any_more() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[16, 16]);
+    put(&pool, "a", MIB);
+    let members = paths(&pool);
+    log(&pool);
+    let old = pool.catalogue().path().parent().unwrap().join("old");
+    let copied = Command::new("cp")
+        .args(["-a", "--preserve=all"])
+        .args([pool.catalogue().path(), &old])
+        .status();
+    assert!(copied.unwrap().success());
+    assert!(Pool::look(&old).is_ok(), "nothing tells them apart yet");
+    let catalogue = lose(&mut place, pool);
+    unplug(&members[1]);
+    let (pool, _) = rescued(&catalogue, &members[..1]);
+    let refuses = || {
+        for opened in [Pool::serve(&old), Pool::look(&old)] {
+            let error = opened.err().map(|error| error.to_string());
+            let error = error.expect("it would write beside the new one");
+            let says = "belongs to a later catalogue of this pool";
+            assert!(error.contains(says) && error.contains("rm -r"), "{error}");
+        }
+    };
+    refuses();
+    // A member that was away knows it as soon as the new one is served.
+    drop(pool);
+    plug_in(&members[1]);
+    drop(Pool::serve(&catalogue).unwrap());
+    unplug(&members[0]);
+    refuses();
+    plug_in(&members[0]);
+    let (again, _) = rescued_again(&mut place, catalogue, &members);
+    check(&again, "a", MIB);
+}
+
+/// All that a member's folder has, with the bytes of its format file.
+fn untouched(member: &Path) -> (Vec<String>, Vec<u8>) {
+    let format = fs::read(member.join("rushes-pool")).unwrap();
+    (shown(member), format)
+}
+
+fn refuses_with(catalogue: &Path, words: &str) {
+    for opened in [Pool::serve(catalogue), Pool::look(catalogue)] {
+        let error = opened.err().map(|error| error.to_string());
+        let error = error.expect("it would have members of another one");
+        assert!(error.contains(words), "{error}");
+    }
+}
+
+/// Each would take the other's member for its own, with files that it does not know.
+#[test]
+fn two_rescues_of_different_members_do_not_mix_and_one_of_all_makes_one_pool_again() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[24, 24]);
+    let on = ["a", "b"].map(|name| put(&pool, name, MIB).layout.objects()[0].member.0);
+    assert_eq!(on, [0, 1]);
+    let members = paths(&pool);
+    log(&pool);
+    lose(&mut place, pool);
+    let catalogues = ["first", "second"].map(|name| place.disk(name, 16));
+    let mut files = Vec::new();
+    for (own, other) in [(0, 1), (1, 0)] {
+        unplug(&members[other]);
+        let (pool, _) = rescued(&catalogues[own], &members[own..=own]);
+        let file = put(&pool, ["c", "d"][own], 2 * MIB + own);
+        files.push(file.layout.file);
+        log(&pool);
+        drop(pool);
+        plug_in(&members[other]);
+    }
+    assert_eq!(files[0].number, files[1].number);
+    assert_ne!(files[0].generation, files[1].generation);
+    let before = members
+        .iter()
+        .map(|member| untouched(member))
+        .collect::<Vec<_>>();
+
+    for (own, other) in [(0, 1), (1, 0)] {
+        let catalogue = &catalogues[own];
+        let path = members[other].display();
+        refuses_with(
+            catalogue,
+            &format!("member {other} in {path} belongs to another catalogue of this pool"),
+        );
+        refuses_with(catalogue, &format!("expected {}", catalogue.display()));
+        refuses_with(catalogue, "all members of both");
+        // One that comes while its place is in use.
+        unplug(&members[other]);
+        let pool = Pool::serve(catalogue).unwrap();
+        check(&pool, ["c", "d"][own], 2 * MIB + own);
+        plug_in(&members[other]);
+        let state = pool.members()[other].status().state;
+        let MemberState::Missing(why) = state else {
+            panic!("{state:?}");
+        };
+        assert!(why.contains("belongs to another catalogue"), "{why}");
+    }
+    assert_eq!(
+        members
+            .iter()
+            .map(|member| untouched(member))
+            .collect::<Vec<_>>(),
+        before
+    );
+
+    // As the sentence says: both out of the way, and all members.
+    let third = place.disk("third", 16);
+    let error = rescue(&third, &members, |_| {}).unwrap_err().to_string();
+    assert!(
+        error.contains("the catalogue of this pool is there"),
+        "{error}"
+    );
+    for catalogue in &catalogues {
+        unplug(catalogue);
+    }
+    let (pool, done) = rescued(&third, &members);
+    assert_eq!(done.fsck.left_count(), 0, "{:?}", done.fsck.issues);
+    for name in ["a", "b"] {
+        check(&pool, name, MIB);
+    }
+    // Names are of one of the two; the other one's file has its number, which is the same.
+    for (own, name) in ["c", "d"].into_iter().enumerate() {
+        let file = files[own];
+        let lost = format!("lost+found/{}.{:08x}", file.number, file.generation);
+        let is_there = third.join("tree").join(name).exists();
+        let found = if is_there { name } else { &lost };
+        check(&pool, found, 2 * MIB + own);
+    }
+    assert!(fsck(&pool, false, |_| {}).unwrap().issues.is_empty());
+    drop(pool);
+    drop(Pool::serve(&third).unwrap());
+    for catalogue in &catalogues {
+        plug_in(catalogue);
+        for (own, other) in [(0, 1), (1, 0)] {
+            unplug(&members[other]);
+            refuses_with(catalogue, &format!("member {own} in "));
+            refuses_with(catalogue, "belongs to a later catalogue");
+            plug_in(&members[other]);
+        }
+    }
 }
 
 #[test]

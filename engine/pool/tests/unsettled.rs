@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that nobody has synced, or that a record says so of for too long: whatever becomes of them, no byte that is there is removed.
+//! Files that nobody has synced, or that a record says so of for too long: no byte that is there is
+//! removed, whatever becomes of them.
 
 #![allow(
     clippy::unwrap_used,
@@ -49,7 +50,7 @@ fn found(pool: &Pool) -> Vec<PathBuf> {
     names.map(|name| name.unwrap().path()).collect()
 }
 
-/// What the one file in `lost+found` has, and that it has all of a pattern but what was on this object of a stripe.
+/// The one file in `lost+found` has all of a pattern but what was on this object of a stripe.
 fn check_but(pool: &Pool, length: usize, members: usize, gone: usize) {
     let names = found(pool);
     assert_eq!(names.len(), 1, "{names:?}");
@@ -159,7 +160,7 @@ fn a_file_that_was_synced_and_moved_behind_the_log_is_whole_after_a_rescue() {
     let stub = file.stub.as_fd();
     pool.spill(stub, &mut file.layout, whole, SpillReason::Full)
         .unwrap();
-    // (Its old place has a rest of the file without a byte: a move would have removed it.)
+    // Its old place has a rest of the file without a byte: a move would have removed it.
     fs::remove_file(path_of(&pool, before)).unwrap();
     let pool = rescued(&mut place, pool);
     let (stub, layout) = record(&pool, "f");

@@ -35,13 +35,13 @@ fn rules(said: &[(&str, &str)]) -> RuleChange {
     }
 }
 
-/// What the pool's rules say of a file that is made there.
+/// The policy that the pool's rules give a file that is made there.
 fn said_of(pool: &Pool, path: &str) -> String {
     let wish = pool.rule_for(|| Some(PathBuf::from(path)));
     wish.unwrap_or_default().to_string()
 }
 
-/// What is said from now on, and the pool opened anew.
+/// The pool with this change from now on, opened anew.
 fn changed(pool: Pool, change: PolicyChange) -> Pool {
     let catalogue = pool.catalogue().path().to_path_buf();
     change_policy(pool, change).unwrap();
@@ -122,7 +122,7 @@ fn files_of_a_class_are_on_its_members_and_the_next_hears_that_they_are_full() {
     };
     assert!(matches!(end, PoolError::ClassFull { .. }), "{end}");
     assert!(count >= 12, "only {count} of 15 MiB were taken");
-    // Who wishes nothing has all the room there is.
+    // A file without a policy has all the room there is.
     let change = PolicyChange {
         wish: Some(Wish::default()),
         ..PolicyChange::default()
@@ -233,7 +233,7 @@ fn rules_are_in_the_format_file_only_where_there_are_some() {
     let patterns: Vec<&str> = patterns.iter().map(Rule::pattern).collect();
     assert_eq!(patterns, ["keep/**", "**/*.proxy.mov", "**"]);
 
-    // What else is said of the pool leaves them alone.
+    // Another change of the pool's policy leaves them alone.
     let change = PolicyChange {
         wish: wish("choose=round_robin"),
         ..PolicyChange::default()
@@ -268,7 +268,7 @@ fn a_change_of_rules_is_whole_or_not_there() {
     let pool = changed(pool, first);
     let (path, before) = format_file(&pool);
     drop(pool);
-    // What does not hold together changes nothing, also not what would.
+    // A change that does not hold together changes nothing, also not the part that would.
     let check = |rules: RuleChange, classes: Vec<(MemberNumber, Option<Class>)>, said: &str| {
         let change = PolicyChange {
             wish: wish("choose=per_user"),
@@ -294,7 +294,7 @@ fn a_change_of_rules_is_whole_or_not_there() {
     let many: Vec<(&str, &str)> = many.iter().map(|name| (&**name, "single")).collect();
     check(rules(&many), Vec::new(), "65 rules; expected 64 at most");
 
-    // Who was interrupted while he wrote has left a part of the next file beside it.
+    // A command that was interrupted while it wrote has left a part of the next file beside it.
     let temporary = path.with_file_name("rushes-pool.tmp");
     fs::write(&temporary, &before.as_bytes()[..before.len() / 2]).unwrap();
     let pool = Pool::serve(&catalogue).unwrap();

@@ -230,6 +230,14 @@ uint64_t rushes_generation(int fd);
 bool rushes_has_reserve(const struct rushes_facts *facts, dev_t device,
 			ino_t inode, uint64_t *before);
 
+/*
+ * True: the kernel may have been unable to write some of the file's bytes, of
+ * which the daemon has a copy as long as it lives, and may let them go. Hold
+ * the file before it is read plainly. As rushes_fact_of otherwise.
+ */
+bool rushes_is_loose(const struct rushes_facts *facts, dev_t device,
+		     ino_t inode);
+
 /* The daemon is hung: take it for dead. */
 void rushes_lose(struct rushes_client *client);
 

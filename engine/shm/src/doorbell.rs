@@ -14,9 +14,9 @@
 //!
 //! Each side writes its own word and then reads the other's. Without the fences both reads may be
 //! served before both writes are seen (x86 keeps stores in a buffer), the consumer sleeps and the
-//! producer does not ring. With them at least one side sees the other's write. The swap makes it one
-//! ring for each sleep, whoever resets the flag. The tests check it under
-//! every interleaving and reordering that the memory model allows (loom).
+//! producer does not ring. With them at least one side sees the other's write. The swap makes it
+//! one ring for each sleep, whichever side resets the flag. The tests check it under every
+//! interleaving and reordering that the memory model allows (loom).
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 

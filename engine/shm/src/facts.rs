@@ -21,7 +21,7 @@ const LOOK_COUNT: u32 = 100;
 /// It died between them.
 const PATIENCE: Duration = Duration::from_ms(200);
 
-/// What is known of a file.
+/// The facts of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileFact {
     /// Its length as it was acknowledged. Units: bytes.
@@ -142,7 +142,8 @@ impl FactsTable {
         let _ = std::fs::remove_file(folder.join("facts"));
     }
 
-    /// What is said stays said, and nobody is at it any more: this daemon ends, and could not write all of it.
+    /// The facts stay, and nobody is at them any more: this daemon ends, and could not write all of
+    /// the data.
     pub fn leave(&self) {
         self.word(LEFT_AT, 0).store(1, Release);
     }
@@ -160,7 +161,7 @@ impl FactsTable {
         }
     }
 
-    /// What is said of a file; of a daemon that died what it said last.
+    /// The fact of a file; of a daemon that died the last one that it set.
     pub fn get(&self, device: u64, inode: u64) -> Option<FileFact> {
         let place = self.places.get(&(device, inode));
         let start = place.filter(|place| place.is_told)?.start;
@@ -192,9 +193,13 @@ impl FactsTable {
         self.places.iter().filter(others).count()
     }
 
-    /// Say that blocks lie behind a file's end that are ours. (Without room for that doors show the file system's word.)
+    /// Say that blocks lie behind a file's end that are ours. Without room for that doors show the
+    /// file system's word.
     pub fn set_reserved(&mut self, device: u64, inode: u64) {
-        let mark = reserved_mark(device);
+        self.set_mark(reserved_mark(device), inode);
+    }
+
+    fn set_mark(&mut self, mark: u64, inode: u64) {
         if !self.is_told(mark, inode) {
             let fact = FileFact {
                 size: 0,
@@ -205,7 +210,7 @@ impl FactsTable {
         }
     }
 
-    /// What the file took on its disk before; the first word counts.
+    /// The blocks that the file had on its disk before; the first word counts.
     pub fn set_taken_before(&mut self, device: u64, inode: u64, bytes: u64) {
         let mark = reserved_mark(device);
         let known = self.told(mark, inode);
@@ -222,6 +227,15 @@ impl FactsTable {
     /// They were given back.
     pub fn clear_reserved(&mut self, device: u64, inode: u64) {
         self.clear(reserved_mark(device), inode);
+    }
+
+    /// Say that bytes of a file may be in the kernel's cache alone, or are no longer. Without room
+    /// for that doors take the file system's word.
+    pub fn set_loose(&mut self, device: u64, inode: u64, is_loose: bool) {
+        match is_loose {
+            true => self.set_mark(loose_mark(device), inode),
+            false => self.clear(loose_mark(device), inode),
+        }
     }
 
     /// Where something is told of a file.
@@ -273,7 +287,7 @@ impl FactsTable {
         true
     }
 
-    /// No more of a file's bytes are taken. What is told of it stays until it is cleared.
+    /// No more of a file's bytes are taken. Its fact stays until it is cleared.
     pub fn let_go(&mut self, device: u64, inode: u64) {
         if let Some(place) = self.places.get_mut(&(device, inode)) {
             place.is_kept = false;
@@ -351,8 +365,9 @@ pub struct NoPlainChanges {
 }
 
 impl NoPlainChanges {
-    /// Wait until all that have begun have ended, at most so long; those that come wait until this is dropped. (Two locks: who
-    /// overlaps with others for ever would never leave one alone.) Both files are made if there are none.
+    /// Wait until all that have begun have ended, at most so long; those that come wait until this
+    /// is dropped. There are two locks: changes that overlap with others for ever would never leave
+    /// one alone. Both files are made if there are none.
     ///
     /// Errors   TimedOut: some goes on for longer.
     pub fn wait(folder: &Path, patience: Duration) -> io::Result<NoPlainChanges> {
@@ -410,7 +425,7 @@ impl FactsView {
         FactsView::find(runtime_dir).ok()?
     }
 
-    /// The same for whoever must not take a table that cannot be read for none.
+    /// The same for a caller that must not take a table that cannot be read for none.
     ///
     /// Errors   it may be there: too few descriptors, no right to read it.
     pub fn find(runtime_dir: &Path) -> io::Result<Option<FactsView>> {
@@ -440,7 +455,7 @@ impl FactsView {
         self.locks.as_ref().is_none_or(|locks| {
             let shared = FlockOperation::NonBlockingLockShared;
             let begun = flock(&locks.gate, shared).is_ok() && flock(&locks.changes, shared).is_ok();
-            // Cannot fail: it is an open file. (Had it not been locked it does no harm.)
+            // Cannot fail: it is an open file. Had it not been locked it does no harm.
             let _ = flock(&locks.gate, FlockOperation::NonBlockingUnlock);
             begun
         })
@@ -462,7 +477,8 @@ impl FactsView {
         })
     }
 
-    /// What a door must know of a file beyond what the file system says. None: nothing.
+    /// The fact that a door must know of a file beyond the answer of the file system. None:
+    /// nothing.
     pub fn of(&self, device: u64, inode: u64) -> Option<FileFact> {
         let bucket = key_in(&self.table).bucket_of(device, inode);
         (0..WAYS).find_map(|way| self.entry(bucket + way * ENTRY_WORDS * 8, device, inode))
@@ -473,6 +489,11 @@ impl FactsView {
         Some(self.of(reserved_mark(device), inode)?.size)
     }
 
+    /// Bytes of it may be in the kernel's cache alone, which may have to give them up: the daemon that lives is asked before the file is read past it.
+    pub fn is_loose(&self, device: u64, inode: u64) -> bool {
+        self.of(loose_mark(device), inode).is_some()
+    }
+
     /// True when every file system knows everything.
     pub fn is_empty(&self) -> bool {
         (0..BYTES).step_by(ENTRY_WORDS * 8).all(|start| {
@@ -481,9 +502,15 @@ impl FactsView {
         })
     }
 
-    /// Whoever set it has ended, and could not write all of it.
+    /// The daemon that set it has ended, and could not write all of it.
     pub fn is_left(&self) -> bool {
         self.table.word64(LEFT_AT).load(Acquire) == 1
+    }
+
+    /// Files of these devices of which bytes may be in the kernel's cache alone.
+    pub fn loose_count_on(&self, devices: &[u64]) -> usize {
+        let marks: Vec<u64> = devices.iter().map(|device| loose_mark(*device)).collect();
+        self.count_on(&marks)
     }
 
     /// Files of these devices whose bytes their file systems do not have yet.
@@ -549,6 +576,28 @@ mod tests {
         fn drop(&mut self) {
             let _ = std::fs::remove_dir_all(&self.0);
         }
+    }
+
+    #[test]
+    fn marks_of_loose_bytes_are_no_facts_and_not_those_of_reserved_blocks() {
+        let folder = Folder::new();
+        let mut table = FactsTable::open(&folder.0).unwrap();
+        let view = FactsView::map(table.session_fd()).unwrap();
+        table.set_loose(5, 77, true);
+        table.set_loose(5, 77, true);
+        assert!(view.is_loose(5, 77) && !view.is_loose(5, 78) && !view.is_loose(6, 77));
+        assert_eq!((view.of(5, 77), view.reserved(5, 77)), (None, None));
+        assert!(view.is_empty() && table.count() == 0 && view.count_on(&[5]) == 0);
+        assert_eq!(
+            (view.loose_count_on(&[5]), view.loose_count_on(&[6])),
+            (1, 0)
+        );
+        table.set_loose(5, 77, false);
+        assert!(!view.is_loose(5, 77));
+        // One that a dead daemon left is nobody's.
+        table.set_loose(5, 77, true);
+        table.keep_only(&HashSet::from([(5, 77), (reserved_mark(5), 77)]));
+        assert!(!view.is_loose(5, 77));
     }
 
     #[test]
@@ -638,7 +687,7 @@ mod tests {
         drop(first);
         let mut second = FactsTable::open(&folder.0).unwrap();
         assert!(!view.is_left(), "somebody is at it again");
-        // What it was before may be all that anybody was told.
+        // The former facts may be all that anybody was told.
         assert_eq!(second.count(), 2);
         assert_eq!(
             (view.of(1, 2), view.of(1, 3)),
@@ -660,7 +709,7 @@ mod tests {
         std::fs::create_dir(&folder).unwrap();
         let wait = || NoPlainChanges::wait(&folder, Duration::from_ms(20)).ok();
         assert!(FactsView::open(&runtime.0).is_none());
-        // What cannot be read is not taken for nothing.
+        // A table that cannot be read is not taken for none.
         std::os::unix::fs::symlink("elsewhere", folder.join("facts")).unwrap();
         assert!(FactsView::find(&runtime.0).is_err());
         std::fs::remove_file(folder.join("facts")).unwrap();
@@ -680,7 +729,7 @@ mod tests {
         assert!(!door.plain_changes_begin());
         drop(starting);
         assert!(door.plain_changes_begin());
-        // Who overlaps with himself for ever keeps nobody out: while a daemon waits none of them begins.
+        // Changes that overlap for ever keep nobody out: while a daemon waits none of them begins.
         std::thread::scope(|scope| {
             let waiting = || NoPlainChanges::wait(&folder, Duration::from_s(10)).is_ok();
             let starts = scope.spawn(waiting);
@@ -690,7 +739,7 @@ mod tests {
             door.plain_changes_end();
             assert!(starts.join().unwrap());
         });
-        // What a session was given is the daemon's own.
+        // The table that a session was given is the daemon's own.
         let given = FactsView::map(table.session_fd()).unwrap();
         assert!(given.plain_changes_begin());
     }

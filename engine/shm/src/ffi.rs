@@ -136,7 +136,7 @@ fn reason_of(error: ConnectError) -> *const c_char {
 fn errno_of(error: &ConnectError) -> c_int {
     match error {
         ConnectError::Silent => libc::ETIMEDOUT,
-        // His queue is full.
+        // Its queue is full.
         ConnectError::NoDaemon(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
             libc::ETIMEDOUT
         }
@@ -636,7 +636,7 @@ pub unsafe extern "C" fn rushes_timed(
     })
 }
 
-/// What is known of files beyond what file systems say of them. C sees only its address.
+/// The facts of files beyond the answers of file systems. C sees only its address.
 pub struct rushes_facts(FactsView);
 
 /// # Safety
@@ -742,6 +742,18 @@ pub unsafe extern "C" fn rushes_has_reserve(
     // SAFETY: the caller's promise.
     unsafe { before.write(bytes) };
     true
+}
+
+/// # Safety
+/// `facts` is null or of rushes_facts_open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rushes_is_loose(
+    facts: *const rushes_facts,
+    device: dev_t,
+    inode: ino_t,
+) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { facts.as_ref() }.is_some_and(|facts| facts.0.is_loose(device, inode))
 }
 
 /// # Safety

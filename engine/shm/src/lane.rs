@@ -6,10 +6,11 @@
 //! FOLDER/00000017.table   the daemon's alone: `rushes_core::format::lane`
 //! ```
 //!
-//! Both are files on tmpfs in a folder that only root can enter: they outlive daemon and session, and nothing else does. The daemon never
-//! touches the bytes through its mapping (a session that cut its file short would kill it by SIGBUS): the kernel reads them for
-//! the device, and copies go through `pread`. What may be a hole of the table is read by `pread`, too: a look at it through a mapping takes
-//! memory, and is a SIGBUS where there is none.
+//! Both are files on tmpfs in a folder that only root can enter: they outlive daemon and session,
+//! and nothing else does. The daemon never touches the bytes through its mapping, as a session that
+//! cut its file short would kill it by SIGBUS: the kernel reads them for the device, and copies go
+//! through `pread`. A part of the table that may be a hole is read by `pread`, too: a look at it
+//! through a mapping takes memory, and is a SIGBUS where there is none.
 
 use rushes_core::format::lane::*;
 use rushes_core::units::LaneId;
@@ -42,7 +43,7 @@ pub struct LaneFile {
     ready_count: Cell<u32>,
 }
 
-/// What of a lane cannot be used.
+/// The fault of a lane that cannot be used.
 #[derive(Debug)]
 pub enum LaneFault {
     /// A call failed.
@@ -197,7 +198,7 @@ impl LaneFile {
         })
     }
 
-    /// What its head says.
+    /// The contents of its head.
     pub fn head(&self) -> Head {
         self.head
     }
@@ -267,7 +268,8 @@ impl LaneFile {
             .load(Acquire)
     }
 
-    /// Make a piece's bytes acknowledged: from here on they will be written, whoever dies.
+    /// Make a piece's bytes acknowledged: from here on they will be written, whichever process
+    /// dies.
     pub fn publish(&self, record: u32, piece: &PieceRecord) {
         let words = piece_words(State::Committed, piece);
         self.store_last_first(piece_place(record), &words);
@@ -311,7 +313,7 @@ impl LaneFile {
         self.table.word64(file_place(record)).store(0, Release);
     }
 
-    /// What file that is.
+    /// The file of that record.
     pub fn file(&self, record: u32) -> Result<Option<FileRecord>, LaneFault> {
         if record >= FILE_COUNT {
             return Ok(None);
@@ -384,7 +386,7 @@ impl LaneFile {
 
     /// A record that is free becomes one that is there.
     fn store_last_first(&self, start: usize, words: &[u64]) {
-        // What was there is gone before anything of the new one is seen.
+        // The old entry is gone before anything of the new one is seen.
         self.table.word64(start).store(0, Relaxed);
         fence(Release);
         self.store_all(start, words);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes_core::format`'s structures as the bytes of packets and the words of rings.
 //!
-//! Pure: bytes in, values or a sentence out. What a packet must look like is said here once, for both
-//! ends.
+//! Pure: bytes in, values or a sentence out. The form of a packet is said here once, for both ends.
 
 use rushes_core::format::{
     ConnectMessage, FoundMessage, MAGIC, MessageHead, NAME_BYTES_MAX, OpenMessage, PATH_BYTES_MAX,
@@ -143,14 +142,14 @@ fn whole<T>(value: Option<T>) -> Result<T, PeerError> {
     value.ok_or_else(|| broken("read a packet that ends early"))
 }
 
-/// What a client says of itself.
+/// A client's description of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Connect {
     /// One of `rushes_core::format::door`.
     pub door: u32,
     /// The share's name.
     pub share: String,
-    /// Who is connected.
+    /// The user that is connected.
     pub user: String,
     /// From where.
     pub client: String,
@@ -410,7 +409,8 @@ pub(crate) fn read_found(bytes: &[u8]) -> Result<(u64, u32), PeerError> {
     Ok((number, errno))
 }
 
-/// Who has a handle. What is no name (anybody may call his program what he likes) is made one.
+/// The user and client of a handle. A text that is no name is made one, as anybody may call a
+/// program anything.
 pub(crate) fn write_station(handle: u32, user: &str, client: &str) -> Vec<u8> {
     let mut bytes = head(message::STATION);
     bytes.extend(handle.to_le_bytes());

@@ -5,9 +5,10 @@
 //! Listener ── accept ──▶ Newcomer ── receive, welcome ──▶ ServerSession ── next_event, reply, flush
 //! ```
 //!
-//! Everything returns at once; what to wait for is [`Listener::fd`], [`Newcomer::fd`] and a session's
-//! [`ServerSession::socket`] and [`ServerSession::doorbell`]. Whoever breaks a rule gets a
-//! [`PeerError`], after which the session is dropped: that closes its socket, by which the client knows.
+//! Everything returns at once; the descriptors to wait for are [`Listener::fd`], [`Newcomer::fd`]
+//! and a session's [`ServerSession::socket`] and [`ServerSession::doorbell`]. A client that breaks
+//! a rule gets a [`PeerError`], after which the session is dropped: that closes its socket, by
+//! which the client knows.
 //!
 //! A driver's turn for a session:
 //!
@@ -99,7 +100,7 @@ pub struct Newcomer {
     peer: Peer,
 }
 
-/// What a session is given.
+/// The terms of a session.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionTerms {
     /// Its number.
@@ -115,19 +116,20 @@ pub struct SessionTerms {
     pub sweeps: bool,
 }
 
-/// What a session that may write is given besides.
+/// The terms of a session that may write, besides.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneTerms<'a> {
     /// Its number, pages and secret.
     pub head: Head,
     /// Its bytes.
     pub bytes: &'a OwnedFd,
-    /// What doors must know of files.
+    /// The facts that doors must know of files.
     pub facts: &'a OwnedFd,
 }
 
 impl Newcomer {
-    /// Who it is, as the kernel says. Data sessions are for uid 0 only; the check is the caller's.
+    /// Its process and user, as the kernel says. Data sessions are for uid 0 only; the check is the
+    /// caller's.
     pub fn peer(&self) -> Peer {
         self.peer
     }
@@ -137,7 +139,7 @@ impl Newcomer {
         &self.socket
     }
 
-    /// What it says of itself, once it has.
+    /// Its own description of itself, once it has sent one.
     pub fn receive(&mut self) -> Result<Option<Connect>, PeerError> {
         let mut buffer = [0; PACKET_BYTES_MAX];
         let Some(packet) = socket::receive(&*self.socket, &mut buffer)? else {
@@ -234,9 +236,9 @@ pub enum ClientEvent {
         path: PathBuf,
         /// Which part of the file of that path; not otherwise checked.
         part: FilePart,
-        /// Whatever it sent: see `rushes_sys::file::reopen_vetted`.
+        /// The file that it sent, unvetted: see `rushes_sys::file::reopen_vetted`.
         file: OwnedFd,
-        /// Who writes, if he does.
+        /// The user that writes, if one does.
         writer: Writer,
     },
     /// It named a file, and this process has no descriptor left for it: what it wants of that is answered [`ReplyBody::Plain`].
@@ -331,7 +333,7 @@ pub enum ClientEvent {
         request: RequestId,
         /// Which lane it had.
         lane: LaneId,
-        /// What it was told of that lane.
+        /// The secret of that lane that it was given.
         secret: u64,
         /// Under which number it gave the write over.
         then: RequestId,
@@ -428,7 +430,7 @@ impl ServerSession {
         &self.request_bell
     }
 
-    /// Who it is.
+    /// Its process and user.
     pub fn peer(&self) -> Peer {
         self.peer
     }
@@ -883,7 +885,8 @@ impl ServerSession {
     }
 }
 
-/// It had descriptors, of which the kernel could give us none: we have as many as we may have. (Of more than a packet may bring we would have the first.)
+/// It had descriptors, of which the kernel could give us none: we have as many as we may have. Of
+/// more than a packet may bring we would have the first.
 fn is_without_room(packet: &Packet) -> bool {
     packet.fds.is_empty() && packet.fds_cut
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can still be told of a lane's table, damaged or not: for an operator who has to decide about it.
+//! The records of a lane's table that can still be read, damaged or not: for an operator who has to
+//! decide about it.
 //!
 //! Each record has a checksum of its own, so one that is damaged says nothing against the others. The table is read as a file, not
 //! mapped: nothing of it is changed, and one that is too short is no harm. A table of another version is not
@@ -37,7 +38,7 @@ pub struct Survey {
 pub struct SurveyedPiece {
     /// Whether its bytes are still to be written.
     pub state: State,
-    /// What its record says.
+    /// Its record.
     pub piece: PieceRecord,
     /// The file it belongs to. None: that record is damaged, or not there.
     pub file: Option<FileRecord>,
@@ -118,7 +119,7 @@ impl Survey {
         Ok(())
     }
 
-    /// What a piece's file is. One that cannot be told is damage, once.
+    /// The file of a piece. One that cannot be told is damage, once.
     fn file_of(&mut self, table: &Table, record: u32) -> io::Result<Option<FileRecord>> {
         let at = file_place(record);
         let damage = match table.record(at, file_of)? {
@@ -293,7 +294,7 @@ mod tests {
         let (pieces, damage) = folder.told(lane);
         assert_eq!(pieces, [all[0], (500, None)]);
         assert_eq!(damage, [("piece", 1), ("file", 1)]);
-        // Whatever becomes of the head.
+        // Damage of the head changes nothing of the pieces.
         folder.change(lane, place::HEAD + 20);
         assert_eq!(folder.told(lane).0, pieces);
         let head = survey(&folder.0, lane).unwrap().expect("there").head;

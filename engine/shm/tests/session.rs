@@ -517,7 +517,7 @@ fn nobody_is_waited_for_at_the_socket_of_a_process_that_has_ended() {
     let kind = SocketType::SEQPACKET;
     let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).unwrap();
     bind(&socket, &SocketAddrUnix::new(&path).unwrap()).unwrap();
-    // Whoever listens is who the kernel names to those that connect.
+    // The kernel names the process that listens to those that connect.
     let status = std::process::Command::new("python3")
         .args(["-c", "import socket; socket.socket(fileno=0).listen(8)"])
         .stdin(std::process::Stdio::from(socket.try_clone().unwrap()))

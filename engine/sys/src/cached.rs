@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What of a file is in the kernel's cache.
+//! The parts of a file that are in the kernel's cache.
 
 use rushes_core::units::ByteRange;
 use rustix::param::page_size;
@@ -43,7 +43,7 @@ pub fn cached_pages(file: impl AsFd, range: ByteRange) -> io::Result<CachedPages
         length: range.length.0,
     };
     if range.length == 0 {
-        // (For the kernel that is all up to the end.)
+        // For the kernel that is all up to the end.
         return Ok(CachedPages::default());
     }
     let mut found = Cachestat::default();
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn pages_are_seen_dirty_then_clean_then_gone() {
-        // (Not in memory: a file there is nothing but its cache.)
+        // Not in memory: a file there is nothing but its cache.
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = open(env!("CARGO_MANIFEST_DIR"), flags, Mode::RWXU).expect("a file");
         let file = std::fs::File::from(file);

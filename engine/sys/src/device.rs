@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel says of the block device under a file system (sysfs).
+//! The kernel's facts of the block device under a file system, from sysfs.
 
 use std::io;
 use std::path::{Path, PathBuf};

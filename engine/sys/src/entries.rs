@@ -11,11 +11,11 @@ const HEAD_BYTES: usize = 19;
 /// One name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// What it leads to.
+    /// The inode that it leads to.
     pub inode: u64,
     /// Where the directory goes on behind it, as lseek(2) takes it.
     pub next: u64,
-    /// What it leads to, as the type bits of a mode; 0: the file system does not say.
+    /// The type of that inode, as the type bits of a mode; 0: the file system does not say.
     pub mode: u32,
     /// The name.
     pub name: &'a CStr,

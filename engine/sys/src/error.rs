@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What went wrong outside: operation, what it was about, and the kernel's answer.
+//! A failure outside: the operation, its subject, and the kernel's answer.
 
 use rushes_core::server::Errno;
 use std::fmt;
@@ -8,11 +8,11 @@ use std::io;
 /// A system call that failed, with enough said to act on it.
 #[derive(Debug)]
 pub struct SysError {
-    /// What was tried, as a verb: "lock the cache in memory".
+    /// The operation, as a verb: "lock the cache in memory".
     pub operation: &'static str,
     /// On what: a path, a size, a session. May be empty.
     pub about: String,
-    /// What the kernel answered.
+    /// The kernel's answer.
     pub source: io::Error,
 }
 

@@ -24,7 +24,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MountId(pub u64);
 
-/// What the kernel knows of a descriptor without asking its file system.
+/// The kernel's facts of a descriptor, got without asking its file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FdInfo {
     /// The mount it was opened through.
@@ -126,7 +126,7 @@ impl From<rustix::io::Errno> for Unserved {
     }
 }
 
-/// What statx says of a regular file.
+/// The facts that statx gives of a regular file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStatus {
     /// Device and inode, as stat(2) gives them.
@@ -283,8 +283,8 @@ pub fn open_beneath(folder: impl AsFd, name: &Path) -> Result<PrivateFile, Unser
 
 /// Open the folder that holds an open file, by the file's present name. None: the file has none.
 ///
-/// The folder is checked to be on the same mount; whether the file found there is still the same one
-/// is for the caller to see when he opens it.
+/// The folder is checked to be on the same mount; whether the file found there is still the same
+/// one is for the caller to see when it opens it.
 pub fn folder_of(
     fd: impl AsFd,
     mount: MountId,
@@ -308,7 +308,7 @@ fn open_reading(
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     match open(flags | OFlags::DIRECT) {
         Ok(fd) => Ok((fd, true)),
-        // What open(2) says where direct I/O is not supported.
+        // The answer of open(2) where direct I/O is not supported.
         Err(rustix::io::Errno::INVAL) => Ok((open(flags)?, false)),
         Err(error) => Err(error),
     }

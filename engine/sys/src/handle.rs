@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Persistent names of inodes: the file handles of name_to_handle_at(2) and open_by_handle_at(2).
 //!
-//! A handle survives rename, the closing of every descriptor and a restart, and costs no descriptor. It
-//! tells nobody where the file lies, and whoever may open by it (CAP_DAC_READ_SEARCH) passes every
-//! directory's permissions: a handle comes from our own file system, never from a peer.
+//! A handle survives rename, the closing of every descriptor and a restart, and costs no
+//! descriptor. It tells nobody where the file lies, and a process that may open by it
+//! (CAP_DAC_READ_SEARCH) passes every directory's permissions: a handle comes from our own file
+//! system, never from a peer.
 
 use rustix::fs::OFlags;
 use std::ffi::CStr;
@@ -17,7 +18,7 @@ const HANDLE_BYTES_MAX: usize = 128;
 /// FILEID_INO32_GEN of linux/exportfs.h: a 32-bit inode number, then its generation.
 const KIND_INODE_AND_GENERATION: i32 = 1;
 
-/// What the kernel reads and writes: `struct file_handle` of open_by_handle_at(2).
+/// The structure that the kernel reads and writes: `struct file_handle` of open_by_handle_at(2).
 ///
 /// | offset | size | meaning |
 /// |---|---|---|
@@ -117,7 +118,7 @@ impl Handle {
         (self.kind, &self.bytes)
     }
 
-    /// What [`Handle::parts`] gave.
+    /// The handle of which [`Handle::parts`] gave these.
     pub fn from_parts(kind: i32, bytes: &[u8]) -> Handle {
         Handle {
             kind,

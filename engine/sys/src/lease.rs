@@ -8,12 +8,14 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 /// `F_SETSIG` of fcntl(2), which the libc crate lacks.
 const F_SETSIG: libc::c_int = 10;
 
-/// Have a file for ourselves: nobody else has it open, and who opens it waits until we have closed it (with O_NONBLOCK he hears EWOULDBLOCK).
+/// Have a file for ourselves: nobody else has it open, and a program that opens it waits until we
+/// have closed it; with O_NONBLOCK it gets EWOULDBLOCK.
 ///
 /// Assumes  the caller owns the file, or has CAP_LEASE
 /// Errors   EAGAIN: somebody has it open, or mapped; EINVAL: the file system knows no leases
 pub(crate) fn take(file: impl AsFd) -> io::Result<()> {
-    // Who waits is told to us by a signal, and the usual one, SIGIO, would end us. This one is ignored.
+    // The kernel tells us by a signal of a program that waits, and the usual one, SIGIO, would end
+    // us. This one is ignored.
     control(&file, F_SETSIG, libc::SIGURG)?;
     control(&file, libc::F_SETLEASE, libc::F_WRLCK)
 }

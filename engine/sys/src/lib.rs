@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The few system calls Rushes needs, behind types that cannot be misused.
 //!
-//! Nothing here decides: no policy, no retry beyond what the call itself needs, no logging. What a
-//! kernel lacks is reported as a value, so that the daemon can say it once and go on. `unsafe` is
-//! allowed here and in `engine/shm`, nowhere else; every block says why it is sound.
+//! Nothing here decides: no policy, no retry beyond what the call itself needs, no logging. A
+//! feature that a kernel lacks is reported as a value, so that the daemon can say it once and go
+//! on. `unsafe` is allowed here and in `engine/shm`, nowhere else; every block says why it is
+//! sound.
 #![allow(unsafe_code)]
 
 pub mod bell;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a process may have of the machine.
+//! The resources that a process may have of the machine.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -36,7 +36,7 @@ pub fn lift_file_size_limit() -> Result<(), Errno> {
             current: limit.maximum,
             ..limit
         };
-        // (What it may be without anybody's leave.)
+        // The most that it may be without anybody's leave.
         let _ = setrlimit(Resource::Fsize, most);
     })
 }

@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// What the mapping may be used for.
+/// The accesses that the mapping may be used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Reading; a store would be a fault, so [`Mapping::word32`] must only be loaded from.
@@ -179,7 +179,8 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         // SAFETY: start and length are those of our own mapping; no reference into it outlives
-        // `self` (the words borrow it). Who hands `start` to the kernel keeps `self` alive.
+        // `self` (the words borrow it). A caller that hands `start` to the kernel keeps `self`
+        // alive.
         let _ = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

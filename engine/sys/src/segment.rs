@@ -42,7 +42,7 @@ pub enum SegmentHome<'a> {
     File(&'a Path),
 }
 
-/// What is not as it should be, though the segment works.
+/// A fault of a segment that works all the same.
 #[derive(Debug)]
 pub enum SegmentWarning {
     /// mlock was refused: under memory pressure the cache may be swapped out, and reads be late.
@@ -359,7 +359,7 @@ fn tmpfs_file(path: &Path, bytes: u64) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let fd = open(path, flags, Mode::RUSR | Mode::WUSR)?;
     flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
-    // To nothing and up again: all zero, whoever used it before.
+    // To nothing and up again: all zero, no matter which process used it before.
     ftruncate(&fd, 0)?;
     ftruncate(&fd, bytes)?;
     // Taken now, or a full tmpfs would be a SIGBUS later.

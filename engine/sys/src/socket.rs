@@ -20,7 +20,7 @@ use std::path::Path;
 /// Descriptors that one packet can bring; the kernel closes what is beyond and says so.
 pub const PACKET_FDS_MAX: usize = 8;
 
-/// Who connected, as the kernel recorded it at connect(2).
+/// The process that connected, as the kernel recorded it at connect(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
     /// Process id; 0 when it is in a process namespace that we cannot see into.
@@ -63,7 +63,8 @@ pub fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     }
     // fchmod on a socket before bind(2) gives the file its mode from its first moment (unix(7)).
     rustix::fs::fchmod(&socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
-    // Under its name from the moment on that it listens: who is turned away by a socket does not soon try the same one again.
+    // Under its name from the moment on that it listens: a client that is turned away by a socket
+    // does not soon try the same one again.
     match std::fs::remove_file(new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -106,7 +107,7 @@ pub fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     )?)
 }
 
-/// Who is at the other end (SO_PEERCRED).
+/// The process at the other end, by SO_PEERCRED.
 pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     // Not rustix: its Pid is never 0, but the kernel says 0 across process namespaces.
     let mut found = libc::ucred {
@@ -135,8 +136,9 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
     })
 }
 
-/// Whether the process at the other end is known to have ended. (Its sockets may outlive it for a while: a ring of io_uring that has one is
-/// undone late, and until then who connects waits in the queue of nobody.) False also where it cannot be seen from here.
+/// Whether the process at the other end is known to have ended. Its sockets may outlive it for a
+/// while: a ring of io_uring that has one is undone late, and until then a client that connects
+/// waits in the queue of nobody. False also where it cannot be seen from here.
 pub fn peer_has_ended(socket: impl AsFd) -> bool {
     let Some(pid) = peer(socket).ok().and_then(|peer| Pid::from_raw(peer.pid)) else {
         return false;

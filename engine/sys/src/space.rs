@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writing for others: our own descriptors of a file that somebody may write, blocks for it on his account, its times.
+//! Writing for others: our own descriptors of a file that somebody may write, blocks for it on the
+//! client's account, its times.
 
 mod xfs;
 
@@ -21,7 +22,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// What a descriptor allows. Asks nobody but the kernel's table of descriptors.
+/// The access that a descriptor allows. Asks nobody but the kernel's table of descriptors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allows {
     /// Reading.
@@ -31,7 +32,7 @@ pub struct Allows {
 }
 
 impl Allows {
-    /// What this one allows.
+    /// The access that this one allows.
     pub fn of(fd: impl AsFd) -> Allows {
         let Ok(flags) = fcntl_getfl(fd) else {
             return Allows::default();
@@ -55,7 +56,8 @@ pub struct WriteFile {
     pub buffered: Arc<OwnedFd>,
 }
 
-/// What `statfs` calls file systems that write to a new place each time (linux/magic.h, and bcachefs's own).
+/// The numbers that `statfs` gives file systems that write to a new place each time: of
+/// linux/magic.h, and bcachefs's own.
 const NEW_PLACES: [u64; 2] = [0x9123_683e, 0xca45_1a4e];
 
 /// Why a file is written by its client and not by us.
@@ -96,7 +98,7 @@ pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFil
     if status(&direct)?.key != key {
         return Err(io::Error::from_raw_os_error(libc::ESTALE));
     }
-    // (What happened before is not told of our first write.)
+    // An error that happened before is no error of our first write.
     let _ = untold_error(&direct);
     Ok(Ok(WriteFile {
         direct: Arc::new(direct),
@@ -138,7 +140,7 @@ impl Reserves {
     }
 }
 
-/// What is tried. Units: bytes.
+/// The length of a trial. Units: bytes.
 const TRIAL_BYTES: u64 = 1 << 16;
 
 fn try_reserving(file: &OwnedFd) -> Reserves {
@@ -260,7 +262,7 @@ pub fn tells_what_is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Resu
     }
 }
 
-/// What ext4's count of its faults says. One that nobody could read is no count of 0.
+/// The verdict of ext4's count of its faults. One that nobody could read is no count of 0.
 fn has_no_faults(counted: io::Result<u64>) -> io::Result<()> {
     match counted {
         Ok(0) => Ok(()),
@@ -273,7 +275,7 @@ fn has_no_faults(counted: io::Result<u64>) -> io::Result<()> {
     }
 }
 
-/// What ext4 has counted in its superblock.
+/// The faults that ext4 has counted in its superblock.
 fn faults_counted(root: impl AsFd) -> io::Result<u64> {
     let device = fstat(root)?.st_dev;
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -327,7 +329,7 @@ fn open_raw(mount: impl AsFd, (kind, handle): (i32, &[u8]), flags: i32) -> io::R
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// What became of blocks that a former daemon reserved for a file.
+/// The state of blocks that a former daemon reserved for a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GivenBack {
     /// Nothing of the file lies behind its end any more.
@@ -341,8 +343,8 @@ pub enum GivenBack {
 /// Give back what lies behind the end of a file that nobody has open, by its kernel handle. `mount`: any open descriptor of its file
 /// system.
 ///
-/// Only a lease makes that safe: giving back is cutting, and who lengthens the file at the same moment would lose bytes. While it
-/// is held whoever opens the file waits.
+/// Only a lease makes that safe: giving back is cutting, and a program that lengthens the file at
+/// the same moment would lose bytes. While it is held a program that opens the file waits.
 ///
 /// Errors   the file system, or it knows no leases.
 pub fn give_back(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<GivenBack> {
@@ -368,10 +370,10 @@ pub fn give_back(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<Given
     Ok(GivenBack::Done)
 }
 
-/// Do something on another's account: his quota counts, and neither what is reserved for root nor root's freedom from quotas
-/// is his. Only this thread changes, and changes back.
+/// Do something on another user's account: that user's quota counts, and neither the reserve for
+/// root nor root's freedom from quotas applies. Only this thread changes, and changes back.
 ///
-/// Errors   the thread cannot become him; nothing is done then.
+/// Errors   the thread cannot become that user; nothing is done then.
 fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
     let before = capabilities(None)?;
     let mut without = before;
@@ -432,12 +434,12 @@ pub fn reserve(
     Ok(extents::of(&file, extent_count_max)?.extents)
 }
 
-/// What a file takes on its disk; 0 when that cannot be told. Units: bytes.
+/// The blocks of a file on its disk; 0 when that cannot be told. Units: bytes.
 pub fn taken(file: impl AsFd) -> u64 {
     fstat(file).map_or(0, |found| found.st_blocks as u64 * 512)
 }
 
-/// What may be reserved ahead: a 16th of what the file system has left. Units: bytes.
+/// The space that may be reserved ahead: a 16th of the free space of the file system. Units: bytes.
 fn spare(file: impl AsFd) -> io::Result<u64> {
     let found = rustix::fs::fstatvfs(file)?;
     Ok(found.f_bavail / 16 * found.f_frsize)
@@ -508,8 +510,8 @@ pub fn write_out(file: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// What the kernel could not write of a file and has not told this descriptor yet; it tells each once. Waits for nothing, as it asks about
-/// a place behind the end of any file.
+/// The error of writes of a file by the kernel that this descriptor has not got yet; the kernel
+/// tells each once. Waits for nothing, as it asks about a place behind the end of any file.
 ///
 /// Errors   what the device said
 pub fn untold_error(file: impl AsFd) -> io::Result<()> {

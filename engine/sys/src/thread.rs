@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Doing one call as somebody else: user, group and umask of a single thread.
 //!
-//! What a file system makes of a new file (its owner, its group in a setgid directory, its mode under a
-//! default ACL, whose quota counts) hangs on who asks. So a door that works as root asks as the caller.
-//! The C library changes credentials of all threads at once; the kernel does it for one, which is why
-//! these calls go past the library. What root may do stays allowed meanwhile: whether the caller may was
-//! asked before.
+//! The properties that a file system gives a new file hang on the user that asks: its owner, its
+//! group in a setgid directory, its mode under a default ACL, and the quota that counts. So a door
+//! that works as root asks as the caller. The C library changes credentials of all threads at once;
+//! the kernel does it for one, which is why these calls go past the library. Root's rights stay
+//! allowed meanwhile: whether the caller may was asked before.
 
 use rustix::fs::Mode;
 use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, set_capabilities, unshare_unsafe};
@@ -59,7 +59,8 @@ impl Drop for ActingAs {
         let Some((ours, effective)) = self.before else {
             return;
         };
-        // A thread that stayed somebody else would make the next caller's files in his name.
+        // A thread that stayed somebody else would make the next caller's files in that user's
+        // name.
         take_on(ours, effective).expect("a thread may always become itself again");
     }
 }

@@ -6,7 +6,8 @@
 //! handle (FAN_REPORT_FID), which is compared with the handles of the files we watch: nothing is
 //! opened or asked of the file system, as the variant with event descriptors would.
 //!
-//! What fanotify does not see: stores through a writable mmap, and writes by io_submit(2) (docs/decisions/0038-looks.md).
+//! Changes that fanotify does not see: stores through a writable mmap, and writes by io_submit(2).
+//! See docs/decisions/0038-looks.md.
 
 use crate::error::errno_of;
 use rushes_core::server::{Errno, FileKey};
@@ -25,7 +26,8 @@ pub enum Change {
         /// By whom. Sessions report their own writes, so theirs may be ignored.
         pid: i32,
     },
-    /// Something else about it changed: its names, its owner, its times. Whoever did it.
+    /// Something else about it changed: its names, its owner, its times. The author of the change
+    /// does not matter.
     Attributes {
         /// Which file.
         key: FileKey,

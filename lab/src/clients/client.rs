@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// What each hidden subcommand begins with: read a job, connect, say `ready`, hear when to begin.
+/// The beginning of each hidden subcommand: read a job, connect, say `ready`, hear when to begin.
 ///
 /// Returns  job, connection, and the instant. Units: ns, CLOCK_MONOTONIC
 /// Errors   no such job, a server that refuses us, or no instant
@@ -56,7 +56,7 @@ impl Client {
             }
             // It has no cache.
             Address::Nfs { .. } => Command::new(program),
-            // Page cache belongs to who reads: local clients live in the server's purse.
+            // Page cache belongs to the reader: local clients live in the server's purse.
             Address::Local(_) | Address::Rushes { .. } => server.cgroup().command(&program),
         };
         let mut child = command

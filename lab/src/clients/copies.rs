@@ -27,7 +27,7 @@ const PIPE_READ_BYTES: usize = 1 << 20;
 const NFS_READ_BYTES: usize = 1 << 20;
 const NFS_READ_COUNT: usize = 16;
 
-/// What all copiers did.
+/// The work of all copiers.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Bytes that arrived.
@@ -36,7 +36,7 @@ pub struct Tally {
     pub bytes_wrong: u64,
     /// Whole files.
     pub file_count: u64,
-    /// What failed.
+    /// The errors.
     pub failures: Vec<String>,
 }
 
@@ -62,7 +62,7 @@ struct Shared {
 pub struct Reel {
     /// Below the share.
     pub path: String,
-    /// What must arrive; `None`: bytes are only counted.
+    /// The bytes that must arrive; `None`: they are only counted.
     pub clip: Option<Clip>,
     /// Units: bytes.
     pub bytes: u64,

@@ -40,7 +40,7 @@ pub enum Address {
     Nfs {
         /// TCP port on 127.0.0.1.
         port: u16,
-        /// What it is called.
+        /// Its name.
         export: String,
     },
     /// A folder.
@@ -51,7 +51,7 @@ pub enum Address {
         root: PathBuf,
         /// The daemon's session socket.
         socket: PathBuf,
-        /// What the daemon calls the folder.
+        /// The daemon's name for the folder.
         share: String,
     },
 }

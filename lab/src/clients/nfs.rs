@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An NFSv4.0 client as small as a player or a recorder needs (RFC 7530, 7531): it opens files of an export and reads or writes them, one request at
-//! a time. What it writes is not stable until it asks for that ([`Nfs::commit`]), as a kernel's client does at fsync and close.
+//! An NFSv4.0 client as small as a player or a recorder needs (RFC 7530, 7531): it opens files of
+//! an export and reads or writes them, one request at a time. Bytes that it writes are not stable
+//! until it asks for that ([`Nfs::commit`]), as a kernel's client does at fsync and close.
 //!
 //! It keeps nothing: no cache, no reading ahead. A thread with a connection of its own renews its lease, as a request may take longer than
 //! that lasts (a COMMIT of all that a slow disk has to write).
@@ -78,7 +79,7 @@ impl Renewer {
         let (end, ended) = mpsc::channel();
         let renew = move || {
             while ended.recv_timeout(RENEW_EVERY) == Err(RecvTimeoutError::Timeout) {
-                // Who has lost it hears so from his own next request.
+                // A client that has lost it learns so from its own next request.
                 if nfs.ask(&Ops::default().op(RENEW).u64(client)).is_err() {
                     return;
                 }
@@ -213,7 +214,8 @@ impl Nfs {
         }
     }
 
-    /// Connect to a server on this machine as root, who has `export` (a name without slashes) for his root.
+    /// Connect to a server on this machine as root, with `export`, a name without slashes, as the
+    /// client's root.
     ///
     /// Errors   nobody listens, or it refuses us
     pub fn connect(port: u16, export: &str) -> Result<Nfs> {
@@ -231,7 +233,8 @@ impl Nfs {
         Ok(nfs)
     }
 
-    /// Become a client who may open files. Not before the first open: who then waited for his beginning would lose his lease.
+    /// Become a client that may open files. Not before the first open: a client that then waited
+    /// for its beginning would lose its lease.
     fn register(&mut self) -> Result<()> {
         // A process may be several clients; one that comes by the name of another would end what that has open.
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -340,7 +343,7 @@ impl Nfs {
             status => bail!("the NFS server does not open {name}: status {status}"),
         }
         let state: [u8; 16] = answer.fixed()?;
-        // What changed in the folder: a flag and two numbers.
+        // The change of the folder: a flag and two numbers.
         answer.fixed::<20>()?;
         let flags = answer.u32()?;
         answer.skip_bitmap()?;
@@ -537,7 +540,8 @@ fn stream_to(port: u16) -> Result<TcpStream> {
         bound,
         "no port from {PORTS:?} is free (or we are not root): NFS clients come from those"
     );
-    // What was asked is answered when it is closed. A port that is kept for a minute then would be gone for copiers, who come with a dozen for each file.
+    // All requests are answered when it is closed. A port that is kept for a minute then would be
+    // gone for copiers, who come with a dozen for each file.
     rustix::net::sockopt::set_socket_linger(&socket, Some(Duration::ZERO))?;
     rustix::net::connect(&socket, &SocketAddr::from(([127, 0, 0, 1], port)))
         .with_context(|| format!("no NFS server listens on 127.0.0.1:{port}"))?;

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// What a player is to do; handed to it as one line of JSON on its standard input.
+/// The work of a player; handed to it as one line of JSON on its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     /// Which stream of the stage.
@@ -40,11 +40,11 @@ pub struct Job {
     pub preroll_ns: u64,
     /// How long past the last frame's deadline to go on. Units: ns.
     pub grace_ns: u64,
-    /// What the bytes must be.
+    /// The content that the bytes must have.
     pub content: Content,
 }
 
-/// What a player compares with.
+/// The content that a player compares with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Content {
     /// Footage made up by the lab.
@@ -53,7 +53,7 @@ pub enum Content {
     Hashes(Vec<u64>),
 }
 
-/// What became of it; one line of JSON on its standard output.
+/// The result of a player; one line of JSON on its standard output.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Playback {
     /// Which stream of the stage.
@@ -71,7 +71,7 @@ pub struct Playback {
     pub bytes_wrong: u64,
     /// Bytes received.
     pub bytes: u64,
-    /// What went wrong, first of its kind.
+    /// The first error of its kind.
     pub error: Option<String>,
     /// CPU time of this process.
     pub cpu_s: f64,
@@ -131,7 +131,7 @@ fn finish(shared: &Mutex<Playback>) -> Result<()> {
     let mut playback = shared.lock().unwrap_or_else(PoisonError::into_inner);
     playback.cpu_s = cpu_s();
     let line = serde_json::to_string(&*playback)?;
-    // The lock stays held: whoever comes second must not print another line.
+    // The lock stays held: a thread that comes second must not print another line.
     println!("{line}");
     std::io::stdout().flush()?;
     std::process::exit(0)

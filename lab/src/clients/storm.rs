@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 
-/// What a storm client is to do; one line of JSON on its standard input.
+/// The work of a storm client; one line of JSON on its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     /// Where.
@@ -27,7 +27,7 @@ pub struct Job {
     pub seed: u64,
 }
 
-/// What it did; one line of JSON on its standard output.
+/// The result of it; one line of JSON on its standard output.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Done {
     /// Look-ups answered.
@@ -79,7 +79,8 @@ fn storm(door: &Door, job: &Job, begin: u64, done: &mut Done) -> Result<()> {
             done.list_ms_max = done.list_ms_max.max((now_ns() - asked) as f64 / 1e6);
         }
         sleep_until_ns(next_stat.min(end));
-        // What a slow answer cost is not caught up with in a burst: the rate is an upper bound.
+        // The time that a slow answer cost is not caught up with in a burst: the rate is an upper
+        // bound.
         next_stat = next_stat.max(now_ns().saturating_sub(step)) + step;
         let asked = now_ns();
         door.stat(&Plan::entry_path(dice.below(job.entry_count)))?;

@@ -49,7 +49,7 @@ pub fn set_end_of_file(port: u16, share: &str, path: &str, bytes: u64) -> Result
     wire.close(&file)
 }
 
-/// Bring an existing file of the share to the disk; whoever wrote it.
+/// Bring an existing file of the share to the disk, no matter which client wrote it.
 ///
 /// Errors   the same
 pub fn flush(port: u16, share: &str, path: &str) -> Result<()> {

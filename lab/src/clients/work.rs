@@ -15,18 +15,18 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// Generations of content lie so far apart that no other clip is met.
 const GENERATION: u64 = 1 << 32;
 
-/// What a worker is to do; one line of JSON on its standard input.
+/// The work of a worker; one line of JSON on its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     /// Where.
     pub address: Address,
     /// Which file below the share; a folder for metadata.
     pub path: String,
-    /// What it holds: seed and number.
+    /// The clip that it holds: seed and number.
     pub clip: (u64, u64),
     /// How much of it is used. Units: bytes.
     pub file_bytes: u64,
-    /// What kind.
+    /// The kind of load.
     pub load: Load,
     /// Of offsets and sizes.
     pub seed: u64,
@@ -135,7 +135,7 @@ impl Scattered {
     }
 }
 
-/// What was done; one line of JSON on its standard output.
+/// The result of a worker; one line of JSON on its standard output.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Done {
     /// How long it took.

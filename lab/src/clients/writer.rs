@@ -5,8 +5,9 @@
 //! acknowledged it. `start` is when its open returned. Frames are made before the clock is waited for, so making
 //! them delays nothing. The process ends at a hard limit whatever the server does.
 //!
-//! libsmbclient has no flush. A writer closes its file, and bringing the bytes to the disk is the affair of whoever started it; a writer that
-//! is to flush does so over a connection of its own ([`crate::clients::wire`]).
+//! libsmbclient has no flush. A writer closes its file, and bringing the bytes to the disk is the
+//! affair of the process that started it; a writer that is to flush does so over a connection of
+//! its own ([`crate::clients::wire`]).
 
 use crate::clients::client;
 use crate::clients::door::{Address, Door, Opened};
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a writer is to do; handed to it as one line of JSON on its standard input.
+/// The work of a writer; handed to it as one line of JSON on its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     /// Where.
@@ -50,7 +51,7 @@ pub struct Target {
     pub path: String,
 }
 
-/// What a client does before it writes a file whose size it knows.
+/// The call of a client before it writes a file whose size it knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Extend {
     /// Nothing.
@@ -74,12 +75,12 @@ impl Extend {
     }
 }
 
-/// What became of it; one line of JSON on its standard output.
+/// The result of a writer; one line of JSON on its standard output.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Done {
     /// Those that were opened, in order.
     pub files: Vec<Recorded>,
-    /// What went wrong first; nothing was written after it.
+    /// The first error; nothing was written after it.
     pub error: Option<String>,
     /// CPU time of this process.
     pub cpu_s: f64,
@@ -141,7 +142,7 @@ fn finish(shared: &Mutex<Done>) -> Result<()> {
     let mut done = lock(shared);
     done.cpu_s = cpu_s();
     let line = serde_json::to_string(&*done)?;
-    // The lock stays held: whoever comes second must not print another line.
+    // The lock stays held: a thread that comes second must not print another line.
     println!("{line}");
     std::io::stdout().flush()?;
     std::process::exit(0)

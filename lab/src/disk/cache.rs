@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The memory of the drive that writes go to first: volatile, destaged in order of position.
 //!
-//! What lies here is acknowledged and not on the medium. A flush is a line drawn between what came before and
-//! what comes after ([`WriteCache::close_epoch`]); it is done when nothing from before the line is left. When the power
-//! goes, any part of it may have reached the medium, in any order ([`WriteCache::lose`]): pages are whole
-//! or not there, and nothing else is promised.
+//! Bytes that lie here are acknowledged and not on the medium. A flush is a line drawn between what
+//! came before and what comes after ([`WriteCache::close_epoch`]); it is done when nothing from
+//! before the line is left. When the power goes, any part of it may have reached the medium, in any
+//! order ([`WriteCache::lose`]): pages are whole or not there, and nothing else is promised.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What a medium writes whole or not at all. Units: bytes.
+/// The unit that a medium writes whole or not at all. Units: bytes.
 pub const ATOM_BYTES: u64 = 4096;
 
 /// Bytes somebody wrote.
@@ -92,7 +92,7 @@ impl WriteCache {
         self.bytes == 0
     }
 
-    /// Full enough that the medium had better begin, whoever else wants it.
+    /// Full enough that the medium had better begin, whatever else waits for it.
     pub fn is_pressing(&self) -> bool {
         self.bytes >= self.capacity / 4 * 3 && self.bytes > 0
     }

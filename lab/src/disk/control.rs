@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What can be said to a running slow disk and what it tells of itself: the two faces of the `control` file.
+//! Commands to a running slow disk and its answers: the two faces of the `control` file.
 //!
 //! Commands are lines of text, so that a shell can give them (`echo timing off > …/control`); the answer
 //! to a read is one JSON object. No command waits for the disk.
@@ -70,7 +70,7 @@ pub(super) enum Command {
     Stamps(Option<NonZeroU64>),
     /// `record on`, `record off`: every change from now on goes into a log as well.
     Record(bool),
-    /// `mark N`: a word of whoever records, between what came before and what comes after.
+    /// `mark N`: a word of the program that records, between what came before and what comes after.
     Mark(u64),
 }
 
@@ -174,7 +174,7 @@ impl FromStr for Command {
     }
 }
 
-/// What went one way.
+/// The traffic in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Flow {
     /// Requests served, failed ones included.
@@ -206,8 +206,8 @@ impl Flow {
     }
 }
 
-/// What a slow disk tells of itself: counted since it was put up or since the last reset, and only while
-/// the timing was on.
+/// The statistics of a slow disk: counted since it was put up or since the last reset, and only
+/// while the timing was on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
     /// Size of the disk.
@@ -247,7 +247,7 @@ pub struct Statistics {
     /// Runs of stamped pages that found no room in the log of arrivals.
     #[serde(default)]
     pub stamps_lost_count: u64,
-    /// What goes wrong on purpose now.
+    /// The faults on purpose that act now.
     pub faults: Vec<Fault>,
     /// The last command that was not understood.
     pub last_error: Option<String>,

@@ -43,7 +43,7 @@ const STAMPS: u64 = 4;
 /// Attributes never change, except that the two text files have no size worth asking for.
 const FOR_EVER: Duration = Duration::from_secs(86_400);
 
-/// What is behind the door.
+/// The file behind the door.
 pub(super) trait OneFile: Send + Sync + 'static {
     /// Size of the file. Units: bytes.
     fn size(&self) -> u64;
@@ -55,9 +55,9 @@ pub(super) trait OneFile: Send + Sync + 'static {
     fn discard(&self, offset: u64, length: u64) -> io::Result<()>;
     /// A flush.
     fn sync(&self, reply: SyncedReply);
-    /// What the control file says.
+    /// The text of the control file.
     fn describe(&self) -> Vec<u8>;
-    /// What the file of stamps says.
+    /// The text of the file of stamps.
     fn arrivals(&self) -> Vec<u8>;
     /// Lines written to the control file.
     fn command(&self, text: &str) -> Result<(), String>;
@@ -139,7 +139,7 @@ pub(super) fn mount(file: Arc<dyn OneFile>, folder: &Path) -> io::Result<Mounted
 
 struct Door {
     file: Arc<dyn OneFile>,
-    /// What a reader of a text file saw when it opened it.
+    /// The text that a reader of a file saw when it opened it.
     snapshots: Mutex<Snapshots>,
 }
 
@@ -237,7 +237,7 @@ impl Filesystem for Door {
     }
 
     fn open(&self, _request: &Request, inode: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
-        // Direct, whoever opens it: the page cache must not hide the disk's timing.
+        // Direct for every program that opens it: the page cache must not hide the disk's timing.
         let flags = FopenFlags::FOPEN_DIRECT_IO | FopenFlags::FOPEN_PARALLEL_DIRECT_WRITES;
         let text = match inode.0 {
             CONTROL => self.file.describe(),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a disk was told, in order: every write with its bytes, every flush and discard, and marks that the workload sets.
+//! The requests to a disk, in order: every write with its bytes, every flush and discard, and marks
+//! that the workload sets.
 //!
 //! From it any state can be made that a power cut may leave ([`crate::power`]). It knows nothing of what the bytes mean. Each record says when,
 //! by a clock that all disks of a machine share: so the logs of several have one order.
@@ -63,7 +64,7 @@ pub enum Change<'a> {
     Flush,
     /// The workload said something.
     Mark {
-        /// What.
+        /// The number of the mark.
         number: u64,
     },
 }
@@ -101,7 +102,8 @@ impl Recorder {
         })
     }
 
-    /// One more, that was done now. What goes wrong is told by [`Recorder::complaint`]: the disk itself did nothing wrong.
+    /// One more, that was done now. An error is told by [`Recorder::complaint`]: the disk itself
+    /// did nothing wrong.
     pub(super) fn note(&mut self, change: Change, now: Instant) {
         if self.complaint.is_some() {
             return;

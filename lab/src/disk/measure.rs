@@ -81,7 +81,7 @@ pub struct Table {
     pub sequential_read_mbps: f64,
 }
 
-/// What to measure.
+/// The plan of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
     /// Time for each cell.

@@ -35,8 +35,8 @@ const PAGE_BYTES: u64 = 4096;
 /// Longest run that goes from the write cache to the medium before anybody else gets a turn. Units: bytes.
 pub(super) const DESTAGE_BYTES: u64 = 4 << 20;
 
-/// After so long without a request the disk begins to empty its write cache. (What goes into it is none: a head that has
-/// nothing else to do need not wait until there is more.)
+/// After so long without a request the disk begins to empty its write cache. A write that goes into
+/// the cache is none: a head that has nothing else to do need not wait until there is more.
 const IDLE: Duration = Duration::from_ms(100);
 
 /// How often a backing file on a real disk is written out.
@@ -108,7 +108,7 @@ struct Stalled {
     reply: WrittenReply,
 }
 
-/// What the head does next.
+/// The next work of the head.
 enum Work {
     /// A request; `None`: answer it at once.
     Serve(Request, Waiting, Option<Instant>),
@@ -276,7 +276,7 @@ impl State {
             }
             Command::Stamps(Some(_)) => self.stamps = stamps::Log::default(),
             Command::Stamps(None) => {}
-            // What they do to the cache needs the backing file: see `Server::command`.
+            // Their work on the cache needs the backing file: see `Server::command`.
             Command::PowerOff(_) => self.powerless = true,
             Command::PowerOn => {
                 self.powerless = false;
@@ -314,7 +314,7 @@ impl State {
         done.into_iter().map(|(_, reply)| reply).collect()
     }
 
-    /// Writes that fit now are taken; who is to be told so.
+    /// Writes that fit now are taken; returns the writers to be told so.
     fn take_stalled(&mut self) -> Vec<(WrittenReply, u32)> {
         let mut taken = Vec::new();
         while let Some(first) = self.stalled.front()
@@ -348,7 +348,8 @@ impl Server {
     fn keep_memory_free(&self) {
         loop {
             std::thread::sleep(KEEP_FREE);
-            // What cannot be written out stays in memory; who reads or writes it next is told.
+            // Bytes that cannot be written out stay in memory; the next reader or writer of them is
+            // told.
             if rustix::fs::fdatasync(&self.backing).is_ok() {
                 let advice = rustix::fs::Advice::DontNeed;
                 let _ = rustix::fs::fadvise(&self.backing, 0, None, advice);
@@ -375,7 +376,7 @@ impl Server {
         }
     }
 
-    /// Answer whoever has waited for the cache and need not any more.
+    /// Answer each request that has waited for the cache and need not any more.
     fn settle_cache(&self) {
         let mut state = self.lock();
         let taken = state.take_stalled();
@@ -466,8 +467,8 @@ impl Server {
         Work::Destage(service.done)
     }
 
-    /// The backing file is memory: what cannot be stored there is a machine out of memory, and whoever wrote was
-    /// told long ago that all is well.
+    /// The backing file is memory: a failure to store there is a machine out of memory, and the
+    /// writer was told long ago that all is well.
     fn store_or_complain(&self, offset: u64, bytes: &[u8]) {
         if let Err(error) = self.store(offset, bytes) {
             eprintln!(
@@ -513,8 +514,9 @@ impl Server {
     /// Sleeps until the model's instant. Returns false when a command ended it before.
     fn wait(&self, until: Instant) -> bool {
         let begun = now();
-        // No request of a healthy disk takes so long: here something goes wrong on purpose, and who does
-        // that may end it. Waiting for that as well would cost the others their precision.
+        // No request of a healthy disk takes so long: here something goes wrong on purpose, and the
+        // program that does that may end it. Waiting for that as well would cost the others their
+        // precision.
         let mut left = until.since(begun);
         while left > LONG {
             let state = self.lock();
@@ -602,7 +604,8 @@ impl Server {
 }
 
 impl Server {
-    /// Makes bytes of the backing file zero and gives their memory back. (Takes no lock: who destages has it.)
+    /// Makes bytes of the backing file zero and gives their memory back. Takes no lock: a caller
+    /// that destages has it.
     fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.backing, flags, offset, length) {
@@ -674,7 +677,7 @@ impl Server {
         self.recorder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What a command does to the log.
+    /// The effect of a command on the log.
     fn obey_with_recorder(&self, command: Command) -> Result<(), String> {
         match command {
             Command::Record(true) if self.timing.write_cache_bytes > 0 => Err(String::from(
@@ -701,7 +704,7 @@ impl Server {
         }
     }
 
-    /// What a command does to the cache.
+    /// The effect of a command on the cache.
     fn obey_with_cache(&self, state: &mut State, command: Command) {
         match command {
             // Without timing the medium is as fast as the cache.
@@ -773,7 +776,8 @@ impl OneFile for Server {
         let Some(reply) = self.write_cached(offset, bytes, &mut seen, reply) else {
             return;
         };
-        // What fails is not stored. (A disk may do either; but whoever forgets that it failed is found out by old bytes alone.)
+        // A write that fails is not stored. A disk may do either; but a program that forgets that
+        // it failed is found out by old bytes alone.
         let failing = self.is_failing(&request);
         if !failing
             && let Err(error) = self.recorded(Change::Write { offset, bytes }, || {

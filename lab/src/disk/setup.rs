@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Puts a slow disk up and takes it down: server process, FUSE mount, loop device, file systems on it.
 //!
-//! Nothing may stay behind, however a run ends. So each disk has a folder below [`ROOT`] that says what
-//! belongs to it, and three parties can take it down: the owner (`close`, drop), the server itself when
-//! its standard input ends because the owner was killed, and `rushes-lab disk clean` when both are gone.
-//! What is taken down is found in the kernel's own tables (`/sys/block`, mountinfo), not in our notes.
+//! Nothing may stay behind, however a run ends. So each disk has a folder below [`ROOT`] that says
+//! what belongs to it, and three parties can take it down: the owner (`close`, drop), the server
+//! itself when its standard input ends because the owner was killed, and `rushes-lab disk clean`
+//! when both are gone. The things to take down are found in the kernel's own tables (`/sys/block`,
+//! mountinfo), not in our notes.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -37,7 +38,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a folder may be without a record before it counts as left behind.
 const RECORD_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What kind of slow disk.
+/// The kind of a slow disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DiskSpec {
     /// Its name; made up when empty.
@@ -65,7 +66,7 @@ impl DiskSpec {
     }
 }
 
-/// What went wrong with a slow disk: which step, on what, why.
+/// An error of a slow disk: which step, on what, why.
 #[derive(Debug)]
 pub struct DiskError {
     step: &'static str,
@@ -146,13 +147,14 @@ fn is_zombie(pid: u32) -> bool {
         .unwrap_or(true)
 }
 
-/// What belongs to a disk, as noted in its folder.
+/// The parts that belong to a disk, as noted in its folder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) spec: DiskSpec,
     /// The file behind it.
     pub(super) backing: PathBuf,
-    /// Who takes it down; `None`: whoever calls `disk down`. While a disk is put up, who does that.
+    /// The process that takes it down; `None`: the caller of `disk down` does. While a disk is put
+    /// up, the process that does that.
     owner: Option<Process>,
     server: Option<Process>,
 }
@@ -284,7 +286,8 @@ impl Room {
             }
         };
         if server.is_some_and(Process::lives) {
-            // What is still to be written goes fast; a server that is on its way out may refuse.
+            // Bytes that are still to be written go fast; a server that is on its way out may
+            // refuse.
             let _ = self.command(&[control::Command::Clear, control::Command::Timing(false)]);
         }
         for device in self.loop_devices() {
@@ -636,7 +639,7 @@ impl SlowDisk {
         self.room.command(&[control::Command::Timing(on)])
     }
 
-    /// What it has done since it was put up or since [`SlowDisk::reset_statistics`].
+    /// The statistics since it was put up or since [`SlowDisk::reset_statistics`].
     pub fn statistics(&self) -> Result<Statistics, DiskError> {
         self.room.statistics()
     }
@@ -646,13 +649,13 @@ impl SlowDisk {
         self.room.command(&[control::Command::Reset])
     }
 
-    /// Notes from now on when pages stamped with this key come (`crate::stage::take`); `None`: no more. What was noted before is
-    /// forgotten with each new key.
+    /// Notes from now on when pages stamped with this key come (`crate::stage::take`); `None`: no
+    /// more. Earlier notes are forgotten with each new key.
     pub fn watch_stamps(&self, key: Option<NonZeroU64>) -> Result<(), DiskError> {
         self.room.command(&[control::Command::Stamps(key)])
     }
 
-    /// What was noted, in order of time.
+    /// The notes, in order of time.
     pub fn arrivals(&self) -> Result<Vec<Arrival>, DiskError> {
         self.room.arrivals()
     }
@@ -786,7 +789,7 @@ pub fn clean(all: bool) -> Result<Vec<String>, DiskError> {
     Ok(names)
 }
 
-/// What the server prints, before the name of the device, when that can be used.
+/// The word that the server prints, before the name of the device, when that can be used.
 const READY: &str = "ready ";
 
 /// Puts a loop device over the file and gives it the queue of a rotating disk. Returns the device.
@@ -839,7 +842,7 @@ pub(super) fn serve(name: &str, detached: bool) -> Result<(), DiskError> {
         log_beside(&record.backing),
     )
     .map_err(|error| {
-        // Whoever cleaned us away meanwhile did not know of this file.
+        // A process that cleaned us away meanwhile did not know of this file.
         let _ = fs::remove_file(&record.backing);
         failed("mount", room.mount())(error)
     })?;
@@ -875,7 +878,7 @@ fn wait_for_the_end(detached: bool) {
     if !detached {
         let told = told.clone();
         std::thread::spawn(move || {
-            // Whatever comes, only the end matters.
+            // The input does not matter, only its end.
             let _ = io::copy(&mut io::stdin(), &mut io::sink());
             let _ = told.send(());
         });

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! When stamped pages (`crate::stage::take`) came to the disk: a log that grows while somebody wants it.
 //!
-//! A page has come when the disk has answered for it: from then on it is the disk's affair. What its own
-//! memory does with it afterwards is not asked here. One entry for each run of pages that follow one another in a file and
-//! came in one request.
+//! A page has come when the disk has answered for it: from then on it is the disk's affair. The
+//! later way of the page in the disk's own memory is not asked here. One entry for each run of
+//! pages that follow one another in a file and came in one request.
 
 use std::fmt;
 use std::str::FromStr;
@@ -109,7 +109,7 @@ pub(super) fn scan(key: u64, offset: u64, bytes: &[u8]) -> Vec<Seen> {
     seen
 }
 
-/// What came since the key was set.
+/// The pages that came since the key was set.
 #[derive(Debug, Default)]
 pub(super) struct Log {
     arrivals: Vec<Arrival>,

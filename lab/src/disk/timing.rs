@@ -22,7 +22,7 @@ pub enum Direction {
     Write,
 }
 
-/// What one direction costs: `k · positioning + size / rate`.
+/// The cost of one direction: `k · positioning + size / rate`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DirectionTiming {
@@ -40,7 +40,7 @@ pub struct DirectionTiming {
 pub struct Seek {
     /// At the shortest distance that is not contiguous.
     pub shortest: f64,
-    /// What the whole disk adds.
+    /// The time that the whole disk adds.
     pub span: f64,
     /// *p*.
     pub power: f64,
@@ -227,7 +227,7 @@ impl Request {
     }
 }
 
-/// What the mechanics did with a request.
+/// The work of the mechanics on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Service {
     /// When its bytes are there (never before it came).
@@ -247,7 +247,7 @@ pub struct Mechanics {
     head: u64,
     /// When it ended, by the model.
     head_at: Instant,
-    /// What it was: only reads are followed by read-ahead.
+    /// The direction of that request: only reads are followed by read-ahead.
     last: Option<Direction>,
 }
 
@@ -317,7 +317,7 @@ impl Mechanics {
     }
 }
 
-/// What waits for the head, and who is next.
+/// The requests that wait for the head, and which is next.
 #[derive(Debug)]
 pub struct Queue<T> {
     waiting: Vec<(Request, T)>,
@@ -363,7 +363,8 @@ impl<T> Queue<T> {
         Some(self.waiting.remove(index))
     }
 
-    /// Whether whoever is next here goes before a write that is to be destaged at `offset`.
+    /// Whether the request that is next here goes before a write that is to be destaged at
+    /// `offset`.
     pub fn goes_before(&self, offset: u64, head: u64, now: Instant, patience: Duration) -> bool {
         if self.overdue(now, patience).is_some() {
             return true;

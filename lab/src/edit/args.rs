@@ -95,7 +95,7 @@ pub struct EditArgs {
 }
 
 impl EditArgs {
-    /// What they ask for.
+    /// The edit that they ask for.
     ///
     /// Errors   no such workload or list, or one that is none
     pub fn edit(&self) -> Result<Edit> {

@@ -20,12 +20,12 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Between two looks at a file that does not have the frame yet.
 const GROWING_STEP: Duration = Duration::from_millis(10);
 
-/// What an editor is to do; handed to it as one line of JSON on its standard input.
+/// The work of an editor; handed to it as one line of JSON on its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     /// Where.
     pub address: Address,
-    /// What.
+    /// The script.
     pub script: Script,
     /// Of the content.
     pub seed: u64,
@@ -37,7 +37,7 @@ pub struct Job {
     pub grace_ns: u64,
 }
 
-/// What became of it; one line of JSON on its standard output.
+/// The result of an editor; one line of JSON on its standard output.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Edited {
     /// When it began. Units: ns, CLOCK_MONOTONIC.
@@ -62,7 +62,7 @@ pub struct Edited {
     pub written: Vec<(usize, u64, u64)>,
     /// Of real files.
     pub hashed: Vec<Hashed>,
-    /// What went wrong, first of its kind.
+    /// The first error of its kind.
     pub error: Option<String>,
     /// CPU time of this process.
     pub cpu_s: f64,
@@ -126,7 +126,7 @@ fn finish(shared: &Mutex<Edited>) -> Result<()> {
     edited.end_ns = now_ns();
     edited.cpu_s = cpu_s();
     let line = serde_json::to_string(&*edited)?;
-    // The lock stays held: whoever comes second must not print another line.
+    // The lock stays held: a thread that comes second must not print another line.
     println!("{line}");
     std::io::stdout().flush()?;
     std::process::exit(0)

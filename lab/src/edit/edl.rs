@@ -12,9 +12,9 @@ use anyhow::{Context, Result, bail, ensure};
 pub struct Event {
     /// Index of its clip, in the order in which clips appear; `None`: black.
     pub clip: Option<usize>,
-    /// What that is called.
+    /// The name of that.
     pub name: String,
-    /// What it was on.
+    /// The reel that it was on.
     pub reel: String,
     /// Line of the list.
     pub line: usize,

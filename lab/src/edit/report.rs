@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What an edit says: one JSON object of all runs whose field names are promised, and a table for people.
+//! The report of an edit: one JSON object of all runs whose field names are promised, and a table
+//! for people.
 //!
 //! Of several runs counts are told as medians with the lowest and the highest; waits of all runs are thrown together before a percentile is taken of
 //! them. Percentiles are never averaged.
@@ -25,7 +26,7 @@ pub struct EditReport {
     pub disk: String,
     /// How many disks.
     pub disks: u64,
-    /// What makes one place of them.
+    /// The layer that makes one place of them.
     pub layout: String,
     /// `ext4`, for instance.
     pub file_system: String,
@@ -94,15 +95,15 @@ pub struct EditRun {
     pub stolen_cpu_s: f64,
     /// The most memory that the server held, cache included. Units: bytes.
     pub server_memory_bytes_peak: u64,
-    /// What went wrong.
+    /// The errors.
     pub errors: Vec<String>,
     /// Settings that distinguish the server.
     pub settings: Value,
-    /// What the slow disk counted.
+    /// The counts of the slow disk.
     pub disk_statistics: Value,
-    /// What Rushes knew of the device.
+    /// The model of the device that Rushes had.
     pub device_model: Value,
-    /// What `rushes status` said last while clients worked.
+    /// The last `rushes status` while clients worked.
     pub status: Value,
 }
 
@@ -168,7 +169,7 @@ pub struct ClientRow {
     pub lateness_ms: Option<Vec<(f32, f32)>>,
     /// Bytes that differ, or are missing.
     pub bytes_wrong: u64,
-    /// What went wrong.
+    /// The error.
     pub error: Option<String>,
 }
 

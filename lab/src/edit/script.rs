@@ -38,7 +38,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// What its bytes must be.
+    /// The content that its bytes must have.
     pub fn clip(&self, seed: u64) -> Clip {
         Clip {
             seed,

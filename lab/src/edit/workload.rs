@@ -41,7 +41,7 @@ const LAYERS_MAX: u64 = 8;
 /// A way of working.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// In one line.
     pub about: String,
@@ -172,7 +172,7 @@ struct Copy {}
 /// The footage that a client finds, and for how long it works.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene<'a> {
-    /// What lies on the stage.
+    /// The files on the stage.
     pub plan: &'a Plan,
     /// Real files in place of made-up footage; none: it is made up.
     pub originals: &'a [Original],
@@ -187,7 +187,7 @@ pub struct Part {
     pub client: u64,
     /// As the workload, with its role where that has several.
     pub kind: String,
-    /// What it does.
+    /// Its work.
     pub script: Script,
 }
 
@@ -302,7 +302,7 @@ impl Workload {
         }
     }
 
-    /// What client `client` does. The same dice throw the same.
+    /// The work of client `client`. The same dice throw the same.
     fn draw(&self, scene: &Scene<'_>, client: u64, dice: &mut Dice) -> Vec<Part> {
         let one = |script: Script| {
             vec![Part {
@@ -702,7 +702,7 @@ impl Shuttle {
         let last = scene.plan.frame_count as i64 - 1;
         let run = |(at, stride, shown, period_ns): (i64, i64, u64, u64)| {
             let from = (base + at).clamp(0, last);
-            // In a file that is too short for it he stays at its end.
+            // In a file that is too short for it the client stays at its end.
             let left = match stride {
                 0 => shown,
                 forward if forward > 0 => ((last - from) / forward) as u64 + 1,
@@ -946,7 +946,7 @@ impl Mix {
         self.0.iter().any(|(workload, _)| workload.writes())
     }
 
-    /// What they need beside the footage, each file once.
+    /// The files that they need beside the footage, each once.
     pub fn material(&self, scene: &Scene<'_>) -> Vec<Source> {
         let all = self
             .0

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Several servers at several stream counts, interleaved and repeated, with every raw report kept.
 //!
-//! Interleaving (each server once, then each again) spreads whatever else the machine does over all of them.
-//! What is printed are medians with the lowest and the highest value; percentiles are never averaged.
+//! Interleaving (each server once, then each again) spreads whatever else the machine does over all
+//! of them. The figures printed are medians with the lowest and the highest value; percentiles are
+//! never averaged.
 
 use crate::experiments::play::Play;
 use crate::reports::plot::{Line, Marks, Plot};

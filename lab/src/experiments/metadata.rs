@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// What is done to every file, in this order; rename may be left out.
+/// The operations on every file, in this order; rename may be left out.
 const OPERATIONS: [&str; 5] = ["create", "stat", "readdir", "rename", "unlink"];
-/// What is in a file that is not empty. Units: bytes.
+/// The length of a file that is not empty. Units: bytes.
 const SOME_BYTES: usize = 4096;
 
 /// A folder and what it is called.
@@ -167,7 +167,8 @@ impl Metadata {
                         let begin = &begin;
                         scope.spawn(move || {
                             begin.wait();
-                            // By who works: whoever waits for him may be told late that he has begun.
+                            // By the thread that works: one that waits for it may be told late that
+                            // it has begun.
                             let begun = Instant::now();
                             self.all(folder, operation)?;
                             Ok::<_, anyhow::Error>((begun, Instant::now()))

@@ -29,7 +29,7 @@ pub struct MostReport {
     pub disk: String,
     /// How many disks.
     pub disks: u64,
-    /// What makes one place of them.
+    /// The layer that makes one place of them.
     pub layout: String,
     /// Units: bits a second.
     pub bitrate: u64,

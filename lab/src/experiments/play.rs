@@ -28,7 +28,8 @@ pub const REEL_BYTES_OVER_CACHE: u64 = 128 << 20;
 const LOOKS: u64 = 2;
 /// Copiers run for so long before the first player starts: nobody joins a quiet server.
 pub const COPIES_LEAD: Duration = Duration::from_millis(1500);
-/// A pool tidies itself for so long before the first player starts: he comes to disks that are at work.
+/// A pool tidies itself for so long before the first player starts: it comes to disks that are at
+/// work.
 const TIDY_LEAD: Duration = Duration::from_secs(3);
 /// Storms rage for so long before the first player starts: what they take from the disk can be known.
 const STORM_LEAD: Duration = Duration::from_secs(10);
@@ -94,7 +95,7 @@ pub struct Play {
     pub tidy: Option<Tidy>,
 }
 
-/// What came of one, before the files that were written are looked at.
+/// The results of one, before the files that were written are looked at.
 struct Performance {
     report: Report,
     recorded: Option<Performed>,
@@ -459,7 +460,7 @@ impl Play {
     }
 }
 
-/// What each of so many copiers copies.
+/// The files that each of so many copiers copies.
 pub fn reels(stage: &Stage, copier_count: u64) -> Vec<Vec<Reel>> {
     let plan = stage.plan();
     (0..copier_count)
@@ -503,7 +504,7 @@ fn progress(play: &Play, quiet: bool) -> ProgressBar {
     bar
 }
 
-/// What the daemon said of its streams in the course of a run.
+/// The daemon's entries of its streams in the course of a run.
 #[derive(Debug, Default)]
 struct Ledger {
     /// By path below the share, with the part of a striped file; of a sequence its folder.
@@ -517,7 +518,8 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// What was said of a stream that the daemon knows by these names: of several the one that fared worst.
+    /// The entries of a stream that the daemon knows by these names: of several the one that fared
+    /// worst.
     fn of(&self, names: &[String]) -> (Vec<String>, bool) {
         let standings = |name: &String| self.standings.get(name).cloned().unwrap_or_default();
         let worst = names

@@ -80,7 +80,7 @@ pub struct Record {
     pub stagger: Duration,
     /// How long a collapsed run goes on.
     pub grace: Duration,
-    /// What is done to a file before.
+    /// The call on a file before.
     pub extend: Extend,
     /// Each file is flushed before it is closed.
     pub flush: bool,
@@ -97,7 +97,7 @@ pub struct Begun {
     blocks: BlockStatistics,
 }
 
-/// What is known when the disk has everything and the server still runs.
+/// The facts when the disk has everything and the server still runs.
 #[derive(Debug)]
 pub struct Performed {
     writers: Vec<writer::Done>,

@@ -33,7 +33,7 @@ const PAGE: u64 = PAGE_BYTES as u64;
 /// The stage's only file.
 const FILE: u64 = 0;
 
-/// Who writes.
+/// The programs that write.
 #[derive(Clone, Debug)]
 pub enum Writers {
     /// Clients of a server.
@@ -112,9 +112,9 @@ pub struct ScatterReport {
     pub errors: Vec<String>,
     /// Settings that distinguish the server.
     pub settings: Value,
-    /// What the slow disk counted during the run.
+    /// The counts of the slow disk during the run.
     pub disk_statistics: Value,
-    /// What the kernel counted of the block device during the run.
+    /// The kernel's counts of the block device during the run.
     pub block_statistics: Value,
     /// Last status of the daemon.
     pub status: Value,
@@ -198,8 +198,9 @@ impl Scatter {
         Ok(report)
     }
 
-    /// Somebody has written to the file and read all of it before. (The first write to a file has smbd set an attribute of it,
-    /// which looks like a stranger's change to who opens it next: what was cached of it would be dropped.)
+    /// Somebody has written to the file and read all of it before. The first write to a file has
+    /// smbd set an attribute of it, which looks like a stranger's change to the client that opens
+    /// it next: bytes that were cached of it would be dropped.
     fn warm(&self, stage: &Stage, server: &Server) -> Result<()> {
         let first_write = Load::Scatter {
             places: self.scattered(0),
@@ -387,7 +388,7 @@ impl Scatter {
         arguments
     }
 
-    /// What each client wrote follows from how many writes of it were acknowledged.
+    /// The bytes that each client wrote follow from how many writes of it were acknowledged.
     fn wrong_bytes(&self, stage: &Stage, done: &[work::Done], quiet: bool) -> Result<u64> {
         let bytes = file_bytes(stage);
         let mut generations = vec![0; bytes.div_ceil(PAGE) as usize];

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What one call costs: frames and small writes of one program, one after the other, in some folders, in turn.
+//! The cost of one call: frames and small writes of one program, one after the other, in some
+//! folders, in turn.
 //!
 //! Nobody else works there and disks are to be quick, so that what is measured is the way to them: crossings, copies, turns. All folders are measured in each
 //! round, another one first each time, so that what the machine does meanwhile meets all of them.
@@ -16,12 +17,12 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What direct I/O wants of memory and lengths. Units: bytes.
+/// The alignment that direct I/O wants of memory and lengths. Units: bytes.
 const DIRECT_BYTES: usize = 4096;
-/// So many frames a second are recorded by who does not go as fast as it goes.
+/// So many frames a second are recorded by a program that does not go as fast as it can.
 const PACE: u32 = 24;
 
-/// What is measured, in this order: those that read need what those before them wrote.
+/// The ways that are measured, in this order: those that read need what those before them wrote.
 const WAYS: [Way; 7] = [
     Way::WriteDirect,
     Way::ReadDirect,
@@ -95,7 +96,7 @@ pub struct StrokesReport {
     pub rows: Vec<StrokeRow>,
 }
 
-/// What one way costs in one folder.
+/// The cost of one way in one folder.
 #[derive(Clone, Debug, Serialize)]
 pub struct StrokeRow {
     /// Which folder.
@@ -171,7 +172,7 @@ impl Strokes {
             if way.is_last_of_frames() {
                 fs::remove_file(path)?;
             } else if way == Way::WriteBuffered {
-                // What is read next is not to be in the kernel's cache.
+                // Bytes that are read next are not to be in the kernel's cache.
                 let file = File::open(path)?;
                 file.sync_all()?;
                 fadvise(&file, 0, None, Advice::DontNeed)?;
@@ -250,7 +251,7 @@ fn read_frame(path: &Path, flags: OFlags, bytes: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// What frames are full of.
+/// The byte that frames are full of.
 const FILLED: u8 = 0x5a;
 
 /// A frame's bytes where direct I/O wants them.
@@ -300,7 +301,7 @@ mod tests {
 
     #[test]
     fn every_way_is_measured_in_each_round_and_nothing_is_left() {
-        // (On a disk: a tmpfs has no direct I/O before Linux 6.6.)
+        // On a disk: a tmpfs has no direct I/O before Linux 6.6.
         let folder = Path::new("/var/tmp").join(format!("rushes-strokes-{}", std::process::id()));
         fs::create_dir(&folder).expect("a temporary folder");
         let load = Strokes {

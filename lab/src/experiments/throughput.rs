@@ -2,8 +2,9 @@
 //! Clients that read and write files of their own from end to end, as fast as it goes, all at once: how much is that together, how
 //! even, and what does it cost?
 //!
-//! What is timed compares one page of each block, so that the lab does not measure itself. Afterwards everything that was read is read
-//! once more through the same door, and what was written from the disks, and every byte is compared.
+//! The timed reads compare one page of each block, so that the lab does not measure itself.
+//! Afterwards everything that was read is read once more through the same door, and what was
+//! written from the disks, and every byte is compared.
 
 use crate::clients::client::{Client, Crowd};
 use crate::clients::player::now_ns;
@@ -39,7 +40,7 @@ pub struct Throughput {
     pub file_bytes: u64,
     /// Of one request. Units: bytes.
     pub block_bytes: u64,
-    /// Everybody stops then; 0: at the end of his file. Units: s.
+    /// Everybody stops then; 0: at the end of its file. Units: s.
     pub seconds: f64,
 }
 
@@ -58,7 +59,7 @@ pub struct ThroughputReport {
     pub disk: String,
     /// How many disks.
     pub disks: u64,
-    /// What makes one place of them.
+    /// The layer that makes one place of them.
     pub layout: String,
     /// As in a report of `record`.
     pub file_system: String,
@@ -72,7 +73,7 @@ pub struct ThroughputReport {
     pub file_bytes: u64,
     /// Of one request. Units: bytes.
     pub block_bytes: u64,
-    /// Everybody stopped then; 0: at the end of his file. Units: s.
+    /// Everybody stopped then; 0: at the end of its file. Units: s.
     pub seconds: f64,
     /// Bytes that came.
     pub bytes_read: u64,
@@ -86,7 +87,7 @@ pub struct ThroughputReport {
     pub mb_per_s: f64,
     /// All bytes by `wall_s` and `final_sync_s`.
     pub mb_per_s_synced: f64,
-    /// Mean of the clients, each by his own time.
+    /// Mean of the clients, each by its own time.
     pub client_mb_per_s_mean: f64,
     /// Slowest client.
     pub client_mb_per_s_min: f64,
@@ -112,9 +113,9 @@ pub struct ThroughputReport {
     pub errors: Vec<String>,
     /// Settings that distinguish the server.
     pub settings: Value,
-    /// What the modelled disks counted during the run.
+    /// The counts of the modelled disks during the run.
     pub disk_statistics: Value,
-    /// What the kernel counted of the block devices during the run.
+    /// The kernel's counts of the block devices during the run.
     pub block_statistics: Value,
     /// Last status of the daemon.
     pub status: Value,
@@ -122,14 +123,14 @@ pub struct ThroughputReport {
     pub environment: Value,
 }
 
-/// What was done, and what it took.
+/// The work of a run, and its cost.
 struct Performed {
     report: ThroughputReport,
     written: Vec<u64>,
 }
 
 impl Throughput {
-    /// What has to be on the stage; beside it room for [`Throughput::written_bytes`].
+    /// The files that have to be on the stage; beside it room for [`Throughput::written_bytes`].
     pub fn plan(&self, seed: u64) -> Plan {
         crate::experiments::trials::plan(seed, self.reader_count, self.file_bytes)
     }

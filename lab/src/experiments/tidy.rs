@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool that needs tidying, and tidies itself while others play and record: who is late, how much is moved, and is it right afterwards?
 //!
-//! Before the run files are put on the pool beside the footage: cut in pieces that lie among each other (to be defragmented), or whole before members
-//! are added (to be spread, or striped wider). The mount tidies from just before the first player's start to the last one's end. Afterwards every byte of
-//! these files and of the footage is read, past all caches. What is not done here: judging frames, which the players do.
+//! Before the run files are put on the pool beside the footage: cut in pieces that lie among each
+//! other (to be defragmented), or whole before members are added (to be spread, or striped wider).
+//! The mount tidies from just before the first player's start to the last one's end. Afterwards
+//! every byte of these files and of the footage is read, past all caches. Frames are not judged
+//! here: the players do that.
 
 use crate::stage::Stage;
 use crate::stage::footage::Clip;
@@ -24,7 +26,7 @@ const CLIP_BASE: u64 = 1 << 21;
 /// Where they are, below the share.
 const FOLDER: &str = "shots";
 
-/// What there is to tidy.
+/// The disorder that there is to tidy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Untidy {
     /// Members are added that have nothing; the others are fuller
@@ -46,10 +48,10 @@ impl Untidy {
     }
 }
 
-/// What is put there, and how.
+/// The files that are put there, and how.
 #[derive(Clone, Debug)]
 pub struct Tidy {
-    /// What for.
+    /// The disorder.
     pub untidy: Untidy,
     /// Files beside the footage.
     pub file_count: u64,
@@ -61,7 +63,7 @@ pub struct Tidy {
     pub seed: u64,
 }
 
-/// What came of it. Fields may be added, never renamed or given another unit.
+/// The results. Fields may be added, never renamed or given another unit.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct TidyReport {
     /// `rebalance`, `defrag` or `grow`.
@@ -199,7 +201,7 @@ fn wrong_bytes(path: &Path, clip: Clip, bytes: u64) -> Result<u64> {
         let wanted = (bytes - at).min(BUFFER_BYTES as u64) as usize;
         let got = file.read(&mut buffer[..wanted])?;
         if got == 0 {
-            // What is not there is wrong.
+            // Bytes that are not there are wrong.
             return Ok(wrong + bytes - at);
         }
         wrong += clip.wrong_bytes(at, &buffer[..got]);

@@ -39,7 +39,7 @@ const METADATA_FOLDER: &str = "archive";
 /// One measured quantity of two servers.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// What was measured, with its unit.
+    /// The quantity that was measured, with its unit.
     pub what: String,
     /// Of the server on trial: lowest, median, highest.
     pub ours: (f64, f64, f64),
@@ -47,11 +47,11 @@ pub struct Row {
     pub stock: (f64, f64, f64),
     /// Median of the ratios of neighbouring runs: ours by stock's.
     pub ratio: f64,
-    /// What the ratio should be.
+    /// The ratio that is wanted.
     pub wanted: String,
 }
 
-/// What a trial found.
+/// The findings of a trial.
 #[derive(Clone, Debug, Serialize)]
 pub struct Trial {
     /// Its name.
@@ -459,7 +459,7 @@ fn mixed_once(
     Ok(mixed)
 }
 
-/// What a trial needs on its stage: so many files, and a folder.
+/// The needs of a trial on its stage: so many files, and a folder.
 pub fn plan(seed: u64, file_count: u64, file_bytes: u64) -> Plan {
     Plan {
         seed,

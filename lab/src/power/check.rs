@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::history::{FileHistory, History, Occupant, Version, possible};
 use super::sector::{SECTOR_BYTES, Stamp, describe};
 
-/// What lies at a path.
+/// The entry at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Node {
     /// A folder.
@@ -23,7 +23,7 @@ pub enum Node {
     Unreadable(String),
 }
 
-/// What was read from a file system after a cut, by path.
+/// The contents of a file system after a cut, by path.
 pub type Tree = BTreeMap<String, Node>;
 
 /// Which promise is broken.
@@ -53,9 +53,9 @@ pub struct Finding {
     pub path: String,
     /// Whose path it is; 0 where it is no file's.
     pub file: u64,
-    /// What could have been there.
+    /// The contents that could have been there.
     pub expected: String,
-    /// What was there.
+    /// The contents that were there.
     pub read: String,
 }
 
@@ -87,7 +87,8 @@ pub fn strangers(histories: &[History], tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// What was put aside because nobody knew its name: of each, all bytes are one file's, of whatever time.
+/// The files that were put aside because nobody knew their names: of each, all bytes are one
+/// file's, of whatever time.
 pub fn orphans(histories: &[History], found: &Tree) -> Vec<Finding> {
     let wrong = found.iter().filter_map(|(path, node)| {
         let (file, read) = mixed(histories, node)?;
@@ -228,7 +229,7 @@ fn vanished(
     })
 }
 
-/// What is wrong with the content of a file, first place first.
+/// The fault in the content of a file, first place first.
 fn content_of(file: &FileHistory, done: usize, path: &str, bytes: &[u8]) -> Option<Finding> {
     let finding = |rule, expected: String, read: String| {
         let path = path.to_owned();

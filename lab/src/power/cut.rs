@@ -19,7 +19,7 @@ use crate::disk::log::Change;
 /// Sectors of ext4's superblock, whatever the size of its blocks.
 const SUPERBLOCK: Range<u64> = 2..4;
 
-/// What a disk does that it may not. With it the checks are checked.
+/// An act of a disk that it may not do. With it the checks are checked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Lie {
     /// Nothing.
@@ -47,7 +47,7 @@ pub struct Cut {
     seed: u64,
 }
 
-/// What is lost of one disk.
+/// The loss of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
     /// Of writes after the last flush so many in a hundred are kept.
@@ -165,7 +165,7 @@ impl Loss {
     }
 }
 
-/// What is kept of one write.
+/// The part that is kept of one write.
 enum Keep<'a> {
     Whole,
     Nothing,
@@ -189,7 +189,7 @@ impl Keep<'_> {
     }
 }
 
-/// What became of the writes after the last flush.
+/// The fate of the writes after the last flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fate {
     /// Whole on the medium.
@@ -270,7 +270,7 @@ mod tests {
     const BLOCK: u64 = 4096;
     const BLOCKS: u64 = 64;
 
-    /// What a disk was told, and when; without bytes a flush, or a mark of that number.
+    /// The requests to a disk, and when; without bytes a flush, or a mark of that number.
     fn disk(told: &[(u64, u64, &[u8])]) -> RecordedDisk {
         let mut bytes = b"RUSHLOG\x02".to_vec();
         bytes.extend((BLOCK * BLOCKS).to_le_bytes());

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What each file and each path was after every step of a lane, and from which step on a power cut may not take it back.
+//! The state of each file and each path after every step of a lane, and from which step on a power
+//! cut may not take it back.
 //!
 //! It is computed from the steps alone. `done` is how many steps had been acknowledged before the cut; the step after
 //! those may have begun. So at a cut every file has a *floor*, its last sync among the done, and may show that
 //! or whatever later steps made of it; and every path has one, the last change of it that was made safe.
 //!
-//! What makes a change of a name safe: a sync of its folder; fsync of the file itself; for a file that is new, fdatasync as well, since
-//! nobody could get at the data otherwise. That is more than POSIX says and what ext4 and XFS, whose journals are in order, do.
+//! A change of a name is made safe by a sync of its folder; by fsync of the file itself; for a file
+//! that is new, by fdatasync as well, since nobody could get at the data otherwise. That is more
+//! than POSIX says and what ext4 and XFS, whose journals are in order, do.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -16,7 +18,7 @@ use super::sector::{SECTOR_BYTES, Stamp};
 
 const SECTOR: u64 = SECTOR_BYTES as u64;
 
-/// What a sector was.
+/// The contents of a sector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Version {
     /// Nothing, or made so.
@@ -53,7 +55,7 @@ pub struct Since<T> {
     pub step: usize,
     /// Number of the step after whose end no cut takes this back.
     pub safe_by: Option<usize>,
-    /// What was true.
+    /// The state.
     pub what: T,
 }
 
@@ -67,7 +69,8 @@ impl<T> Since<T> {
     }
 }
 
-/// What may be true after a cut, of something that changed so: the last that is safe, and all after it that may have begun.
+/// The states that may be true after a cut, of something that changed so: the last that is safe,
+/// and all after it that may have begun.
 ///
 /// Returns these, and whether the first of them is safe; if not, what was before all of them is possible as well.
 pub fn possible<T>(changes: &[Since<T>], done: usize) -> (&[Since<T>], bool) {
@@ -79,7 +82,7 @@ pub fn possible<T>(changes: &[Since<T>], done: usize) -> (&[Since<T>], bool) {
     (&begun[floor.unwrap_or(0)..], floor.is_some())
 }
 
-/// Who has a path.
+/// The occupant of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occupant {
     /// Nobody.
@@ -93,13 +96,13 @@ pub enum Occupant {
 /// Of one file.
 #[derive(Clone, Debug)]
 pub struct FileHistory {
-    /// Who it is.
+    /// Its number.
     pub file: u64,
     created: usize,
     sizes: Vec<(usize, u64)>,
     sectors: BTreeMap<u64, Vec<(usize, Version)>>,
     syncs: Vec<usize>,
-    /// What it was called; `None`: removed.
+    /// Its names; `None`: removed.
     pub names: Vec<Since<Option<String>>>,
     /// Bytes at which something that was done to it began or ended.
     edges: BTreeSet<u64>,
@@ -149,8 +152,9 @@ impl FileHistory {
             })
     }
 
-    /// What a sector may be after a cut, the safe one first. Zeros are possible as well where there was nothing when the file was synced:
-    /// the size may have reached the disk with a later write.
+    /// The contents that a sector may have after a cut, the safe one first. Zeros are possible as
+    /// well where there was nothing when the file was synced: the size may have reached the disk
+    /// with a later write.
     pub fn versions(&self, index: u64, done: usize) -> Vec<Version> {
         let floor = self.floor(done);
         let all = self.sectors.get(&index).map_or(&[][..], |all| all);

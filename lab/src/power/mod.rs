@@ -63,7 +63,7 @@ pub enum Server {
     None,
 }
 
-/// What they work on.
+/// The ground that they work on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Layout {
     /// A file system.
@@ -73,7 +73,7 @@ pub enum Layout {
     Pool,
 }
 
-/// What to do.
+/// The plan of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// On which file system; of a pool most members.
@@ -294,7 +294,7 @@ enum Source {
     Kept(PathBuf),
 }
 
-/// What lanes work on.
+/// The ground that lanes work on.
 struct Ground {
     places: Vec<Place>,
     pool: Option<PoolGround>,
@@ -469,7 +469,7 @@ fn place_file(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.place"))
 }
 
-/// What is needed and not there.
+/// The needs that are not there.
 pub fn missing(file_system: FileSystem, layout: Layout, server: Server) -> Option<String> {
     let tools = match file_system {
         FileSystem::Ext4 => ["mkfs.ext4", "e2fsck"],

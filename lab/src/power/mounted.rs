@@ -42,7 +42,7 @@ pub fn run(command: &mut Command) -> Result<String> {
     Ok(said(&output.stdout))
 }
 
-/// What is mounted, and how.
+/// The file system that is mounted, and how.
 #[derive(Clone, Debug)]
 pub struct How {
     /// Which file system.
@@ -118,7 +118,7 @@ impl Drop for Mounted {
         if let Some(point) = self.point.take()
             && unmount(&point).is_err()
         {
-            // Whoever still holds it must not hold us.
+            // A process that still holds it must not hold us.
             let _ = rustix::mount::unmount(&point, UnmountFlags::DETACH);
         }
     }
@@ -136,7 +136,7 @@ fn unmount(point: &Path) -> io::Result<()> {
     }
 }
 
-/// Everything below `root`. What cannot be read is part of the answer.
+/// Everything below `root`. An entry that cannot be read is part of the answer.
 pub fn read_tree(root: &Path) -> Tree {
     let mut tree = Tree::new();
     read_folder(root, "", &mut tree);

@@ -2,8 +2,9 @@
 //! A pool under power cuts: lanes work on its mount, with a daemon or without one, while all of its disks are recorded; after a cut our
 //! own tools look at what is left.
 //!
-//! Meanwhile somebody disturbs it: members are filled, so that files go on elsewhere, and emptied, files are moved and brought together, and
-//! whoever does that is interrupted. Folders differ in how their files are spread.
+//! Meanwhile somebody disturbs it: members are filled, so that files go on elsewhere, and emptied,
+//! files are moved and brought together, and the command that does that is interrupted. Folders
+//! differ in how their files are spread.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -47,7 +48,7 @@ const BRANCH: &str = "pool";
 /// Where the kernel has the pool's tree.
 const UNION: &str = "union";
 
-/// What takes a member's room.
+/// The file that takes a member's room.
 const BALLAST: &str = "ballast";
 
 /// How files of a lane may be spread.
@@ -221,7 +222,8 @@ impl PoolGround {
         })
     }
 
-    /// What our tools make of what came back. `mend_first`: fsck is what an operator does first; else the mount is.
+    /// The recovery by our tools after a cut. `mend_first`: fsck is what an operator does first;
+    /// else the mount is.
     pub fn recover(&self, mend_first: bool) -> Result<Recovered> {
         let mut recovered = Recovered::default();
         if !mend_first {
@@ -273,7 +275,7 @@ impl PoolGround {
                     .filter(|finding| finding["state"] == "mended")
                     .count() as u64;
             }
-            // What the first look could not mend, the second one finds.
+            // A fault that the first look could not mend, the second one finds.
             let left = findings.iter().filter(|_| !repair);
             recovered.complaints.extend(left.map(|finding| Finding {
                 rule: Rule::Inconsistent,
@@ -416,7 +418,7 @@ impl PoolLane<'_> {
         }
     }
 
-    /// A FUSE mount has no syncfs: who wants everything synced syncs each.
+    /// A FUSE mount has no syncfs: a lane that wants everything synced syncs each.
     fn sync_all(&mut self, number: usize) -> io::Result<()> {
         for &file in self.names.keys() {
             let data_only = false;
@@ -491,7 +493,8 @@ impl Disturber {
         }
     }
 
-    /// What the kernel does after 30 s: bytes of a member's objects are on their way to its disk, and nobody waits for them.
+    /// The kernel's work after 30 s: bytes of a member's objects are on their way to its disk, and
+    /// nobody waits for them.
     fn write_back(&mut self) -> Result<()> {
         let number = self.chance.below(MEMBER_COUNT as u64) as usize;
         let folders = fs::read_dir(self.ground.member(number).join("objects"))?;
@@ -551,7 +554,8 @@ impl Disturber {
         self.tell(&["drain"], Some(number), span)
     }
 
-    /// Gives a command that is interrupted after a while. What it says of its work is nobody's affair here.
+    /// Gives a command that is interrupted after a while. Its account of its work is nobody's
+    /// affair here.
     fn tell(&mut self, words: &[&str], member: Option<usize>, span: Duration) -> Result<()> {
         self.count += 1;
         let mut child = Command::new(&self.ground.rushes)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A recording: small disks, one or those of a pool, each with a fresh file system, and the log of everything that each was told while lanes worked on them.
 //!
-//! A disk is written full before its file system is made, with sectors that are nobody's: whatever shows a block that it
-//! has not written shows them. What several disks were told has one order, that of time: a disk notes a change before it answers, so that what
-//! followed from that answer, on whichever disk, is noted later.
+//! A disk is written full before its file system is made, with sectors that are nobody's: a file
+//! system that shows a block that it has not written shows them. Changes of several disks have one
+//! order, that of time: a disk notes a change before it answers, so that what followed from that
+//! answer, on whichever disk, is noted later.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
@@ -29,30 +30,31 @@ use crate::disk::{DiskSpec, FileSystem, Marker, SlowDisk};
 /// How long we wait for others to let go of the disk between two recordings.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Whoever lets lanes at the file systems that are mounted; decided by that seed, where something is left to decide.
+/// The maker of a host that lets lanes at the file systems that are mounted; decided by that seed,
+/// where something is left to decide.
 pub type Door<'a> = &'a dyn Fn(u64) -> Result<Box<dyn Host>>;
 
 /// One disk of a recording.
 #[derive(Debug)]
 pub struct RecordedDisk {
-    /// What is on it.
+    /// The file system on it.
     pub file_system: FileSystem,
     /// The disk before.
     pub base: Arc<Vec<u8>>,
-    /// What it was told then.
+    /// The requests to it then.
     pub log: Log,
 }
 
-/// What was recorded.
+/// The result of a recording.
 #[derive(Debug)]
 pub struct Recording {
     /// All disks. Marks are in the log of the first.
     pub disks: Vec<RecordedDisk>,
     /// Disk and record, of all logs, in the order of time.
     order: Vec<(usize, usize)>,
-    /// What each lane did.
+    /// The work of each lane.
     pub lanes: Vec<History>,
-    /// What the host told of it; nothing is known of one that was kept.
+    /// The host's account of it; nothing is known of one that was kept.
     pub told: Told,
 }
 
@@ -141,7 +143,7 @@ impl Recording {
         let mut order: Vec<(usize, usize)> = all
             .flat_map(|(disk, one)| (0..one.log.len()).map(move |record| (disk, record)))
             .collect();
-        // (A stable sort: what one disk has noted at one instant stays in its order.)
+        // A stable sort: what one disk has noted at one instant stays in its order.
         order.sort_by_key(|&(disk, record)| disks[disk].log.when(record));
         Recording {
             disks,
@@ -229,7 +231,7 @@ impl Studio {
         let mounted = self.mount()?;
         let host = door(seed)?;
         let played = self.play(seed, &*host);
-        // What it writes out then is part of the recording.
+        // Bytes that it writes out then are part of the recording.
         let told = host.close();
         let mut disks = Vec::new();
         for stand in &self.stands {

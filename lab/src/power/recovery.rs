@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What comes back after a cut: images that the kernel mounts and recovers, read whole; of a pool, what our own tools make of them.
+//! The state after a cut: images that the kernel mounts and recovers, read whole; of a pool, what
+//! our own tools make of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,23 +14,23 @@ use super::pooled::PoolGround;
 use crate::disk::FileSystem;
 use crate::stage::room::Room;
 
-/// What came back after a cut.
+/// The contents that came back after a cut.
 #[derive(Debug, Default)]
 pub struct Recovered {
     /// As it was read, once or again after it was mended; none: it could not be.
     pub trees: Vec<Tree>,
     /// Files without a name that were put aside.
     pub orphans: Tree,
-    /// What did not fit in a pool and was mended.
+    /// The misfits in a pool that were mended.
     pub mended: u64,
-    /// What is wrong with all of it.
+    /// The faults of all of it.
     pub complaints: Vec<Finding>,
 }
 
 /// How to look at it.
 #[derive(Clone, Copy, Debug)]
 pub struct Looking<'a> {
-    /// What is on each image, and where it is mounted.
+    /// The file system on each image, and where it is mounted.
     pub places: &'a [Place],
     /// They are a pool's.
     pub pool: Option<&'a PoolGround>,
@@ -116,7 +117,7 @@ pub fn unreadable(expected: &str, error: &anyhow::Error) -> Finding {
     }
 }
 
-/// What the file system's own checker says.
+/// The complaint of the file system's own checker.
 fn complaint(kind: FileSystem, image: &Path) -> Option<Finding> {
     let mut command = match kind {
         FileSystem::Ext4 => {

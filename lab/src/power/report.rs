@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `rushes lab power-cuts` says: counts, and each violation with how to see it again.
+//! The report of `rushes lab power-cuts`: counts, and each violation with how to see it again.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -58,11 +58,11 @@ pub struct PowerReport {
     pub bytes_read: u64,
     /// Points after which the file system's own checker looked as well.
     pub fsck_points: u64,
-    /// What did not fit in a pool after cuts and `rushes pool fsck --repair` has mended.
+    /// The misfits in a pool after cuts that `rushes pool fsck --repair` has mended.
     pub findings_mended: u64,
     /// Files of a pool in `lost+found` after that.
     pub orphans: u64,
-    /// What is wrong; the first ones.
+    /// The first violations.
     pub violations: Vec<Violation>,
     /// All that is wrong.
     pub violation_count: u64,
@@ -83,7 +83,7 @@ pub struct Violation {
     pub record: usize,
     /// Steps of each lane that were acknowledged.
     pub steps_done: Vec<usize>,
-    /// What was expected and what was read.
+    /// The contents that were expected and those that were read.
     #[serde(flatten)]
     pub finding: Finding,
     /// The command that does this point again.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a workload does, step by step: decided by a seed before anything is done.
+//! The steps of a workload: decided by a seed before anything is done.
 //!
 //! Several lanes work side by side, each in a folder of its own, so that one syncs while another is in the middle
 //! of something; within a lane steps follow each other. Each lane has its own taste: some kinds of step never happen in it, others often.
@@ -21,7 +21,7 @@ const FILE_BYTES_MAX: u64 = 512 << 10;
 
 const PAGE: u64 = 4096;
 
-/// One step. Paths are relative to the root of the file system. What is written is
+/// One step. Paths are relative to the root of the file system. The bytes written are
 /// [`super::sector::content`] with the step's number plus one as generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
@@ -105,16 +105,16 @@ pub enum Step {
     Rename {
         /// This one.
         file: u64,
-        /// What it was called.
+        /// Its former path.
         from: String,
-        /// What it is called now.
+        /// Its path now.
         to: String,
     },
     /// A file is removed.
     Unlink {
         /// This one.
         file: u64,
-        /// What it was called.
+        /// Its former path.
         path: String,
     },
 }

@@ -16,17 +16,18 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::chance::Chance;
 
-/// What a disk writes whole or not at all.
+/// The unit that a disk writes whole or not at all.
 pub const SECTOR_BYTES: usize = 512;
 
-/// Whoever wrote the disk full before there was a file system: no file may ever show it.
+/// The owner of the sectors that filled the disk before there was a file system: no file may ever
+/// show it.
 pub const NOBODY: u64 = u64::MAX;
 
 const MAGIC: [u8; 8] = *b"RUSHSEC\x01";
 const FILLER: usize = 32;
 const CHECKSUM: usize = SECTOR_BYTES - 8;
 
-/// What a sector says of itself.
+/// The stamp that a sector carries of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Whose it is.
@@ -73,7 +74,7 @@ impl Stamp {
     }
 }
 
-/// What a file has in a range, all of it written by one generation.
+/// The bytes of a file in a range, all of it written by one generation.
 pub fn content(file: u64, generation: u64, offset: u64, length: u64) -> Vec<u8> {
     let size = SECTOR_BYTES as u64;
     let (first, end) = (offset / size, (offset + length).div_ceil(size));
@@ -92,7 +93,7 @@ pub fn content(file: u64, generation: u64, offset: u64, length: u64) -> Vec<u8> 
     bytes
 }
 
-/// In words, for whoever reads of a violation.
+/// In words, for a person who reads of a violation.
 pub fn describe(sector: &[u8]) -> String {
     match Stamp::of(sector) {
         Some(Stamp { file: NOBODY, .. }) => {

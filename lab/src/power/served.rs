@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Lanes whose bytes go through a daemon: what the recorded disk is told is that daemon's write-back, reservations and syncs.
 //!
-//! Names are changed by system calls, as smbd does; around each call the daemon is asked and told what the module for Samba asks and tells it
-//! (doors/smb/rushes_write.c): held before a file is cut, punched or written plainly, told of the change; told whose name was lost; asked
-//! for a sync where it has bytes that the file does not have. What it leaves to its doors is done on the lane's own descriptor.
+//! Names are changed by system calls, as smbd does; around each call the daemon is asked and told
+//! what the module for Samba asks and tells it (doors/smb/rushes_write.c): held before a file is
+//! cut, punched or written plainly, told of the change; told whose name was lost; asked for a sync
+//! where it has bytes that the file does not have. Work that it leaves to its doors is done on the
+//! lane's own descriptor.
 //!
-//! It does not kill the daemon: a power cut ends all at once. What a dying daemon leaves is tried in tests/tests/writing.rs.
+//! It does not kill the daemon: a power cut ends all at once. The remains of a dying daemon are
+//! tried in tests/tests/writing.rs.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -37,7 +40,7 @@ const NAME: &str = "served";
 /// The daemon with its cache, its lanes and its threads. Units: bytes.
 const MEMORY_BYTES: u64 = 1 << 30;
 
-/// What the daemon may keep: more than all that a recording writes. Units: bytes.
+/// The bytes that the daemon may keep: more than all that a recording writes. Units: bytes.
 const WRITE_BUFFER_BYTES: u64 = 64 << 20;
 
 /// The least age that it can be told: what nobody syncs is to be under way too, when the power goes.
@@ -354,7 +357,7 @@ impl Lane<'_> {
 
     fn rename(&mut self, file: u64, from: &str, to: &str) -> io::Result<()> {
         let replaced = self.paths.iter().find(|(_, path)| *path == to);
-        // What is open is not replaced over SMB.
+        // A file that is open is not replaced over SMB.
         if let Some(replaced) = replaced.map(|(&replaced, _)| replaced) {
             self.close(replaced);
             self.paths.remove(&replaced);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who does the steps: a [`Writer`] for each lane, of a [`Host`] for each recording. It returns from a step when that is acknowledged, and keeps
-//! no promise itself.
+//! The hands that do the steps: a [`Writer`] for each lane, of a [`Host`] for each recording. It
+//! returns from a step when that is acknowledged, and keeps no promise itself.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -14,7 +14,7 @@ use rustix::fs::{Advice, FallocateFlags, OFlags};
 use super::script::Step;
 use super::sector::content;
 
-/// Whoever stands between lanes and the file system as long as a recording lasts.
+/// The layer between lanes and the file system as long as a recording lasts.
 pub trait Host: Sync {
     /// For one lane, in the thread that will use it.
     fn writer(&self) -> Result<Box<dyn Writer + '_>>;
@@ -23,7 +23,7 @@ pub trait Host: Sync {
     fn close(self: Box<Self>) -> Result<Told>;
 }
 
-/// What a host has to tell of a recording.
+/// The account that a host gives of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Told {
     /// Writes that a server took.
@@ -40,7 +40,7 @@ pub struct Told {
 
 /// A way to the file system: what a door to be tested must do.
 pub trait Writer {
-    /// Does the step of this number; returns when whoever asked for it would be told that it is done.
+    /// Does the step of this number; returns when its caller would be told that it is done.
     fn act(&mut self, number: usize, step: &Step) -> io::Result<()>;
 }
 
@@ -174,7 +174,8 @@ impl Writer for Plain {
             Step::Sync { file, .. } => self.file(*file)?.sync_all()?,
             Step::SyncFolder { path } => File::open(self.root.join(path))?.sync_all()?,
             Step::SyncAll => rustix::fs::syncfs(File::open(&self.root)?)?,
-            // Whoever does not want these pages any more has them written, and is not told when.
+            // A program that does not want these pages any more has them written, and is not told
+            // when.
             Step::LetGo { file } => {
                 rustix::fs::fadvise(self.file(*file)?, 0, None, Advice::DontNeed)?;
             }

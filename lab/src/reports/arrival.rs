@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 const PAGE: u64 = PAGE_BYTES as u64;
 const NEVER: u64 = u64::MAX;
 
-/// What one writer was told of one file.
+/// The answers that one writer got of one file.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
     /// Of the file.
@@ -60,7 +60,7 @@ struct Pages {
     whole_ns: Vec<u64>,
 }
 
-/// What the disk saw, by file.
+/// The pages that the disk saw, by file.
 #[derive(Clone, Debug, Default)]
 pub struct Arrived(BTreeMap<u64, Pages>);
 

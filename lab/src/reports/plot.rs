@@ -53,7 +53,7 @@ pub struct Plot {
     pub level: Option<(f64, String)>,
     /// How.
     pub marks: Marks,
-    /// What is drawn.
+    /// The lines that are drawn.
     pub lines: Vec<Line>,
 }
 

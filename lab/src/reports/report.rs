@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a run says: one JSON object whose field names are promised, and a table for people.
+//! The report of a run: one JSON object whose field names are promised, and a table for people.
 
 use crate::clients::copies::Tally;
 use crate::clients::player::Playback;
@@ -26,7 +26,8 @@ pub struct Report {
     /// How many disks.
     #[serde(default)]
     pub disks: u64,
-    /// What makes one place of them: `plain`, `pool`, `pool-striped`, `raid0`, `single`, `mergerfs`.
+    /// The layer that makes one place of them: `plain`, `pool`, `pool-striped`, `raid0`, `single`,
+    /// `mergerfs`.
     #[serde(default)]
     pub layout: String,
     /// Players whose files have bytes on each disk; null where all have of all.
@@ -104,7 +105,7 @@ pub struct Report {
     pub errors: Vec<String>,
     /// One row a player.
     pub per_stream: Vec<StreamRow>,
-    /// What storm clients did.
+    /// The results of storm clients.
     pub storm: Vec<storm::Done>,
     /// Storm clients' look-ups a second each, as wanted.
     pub storm_rate: Option<f64>,
@@ -114,9 +115,9 @@ pub struct Report {
     pub cold_metadata: bool,
     /// Settings that distinguish the server.
     pub settings: Value,
-    /// What Rushes knew of the device.
+    /// The model of the device that Rushes had.
     pub device_model: Value,
-    /// What the slow disk counted during the run.
+    /// The counts of the slow disk during the run.
     pub disk_statistics: Value,
     /// Last status of the daemon.
     pub status: Value,
@@ -176,12 +177,12 @@ pub struct StreamRow {
     pub error: Option<String>,
 }
 
-/// What is known of one player after a run.
+/// The facts of one player after a run.
 #[derive(Clone, Debug)]
 pub struct Played {
-    /// What it measured.
+    /// Its measurement.
     pub playback: Playback,
-    /// What the daemon called it, in order of time.
+    /// The daemon's names for its standing, in order of time.
     pub standings: Vec<String>,
     /// It was under contract from its first read on.
     pub admitted: bool,
@@ -440,7 +441,7 @@ impl Processors {
         }
     }
 
-    /// What was spent since then.
+    /// The time that was spent since then.
     pub fn since(self, then: Processors) -> Processors {
         Processors {
             busy_s: self.busy_s - then.busy_s,

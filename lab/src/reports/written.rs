@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What writing says of itself: one JSON object whose field names are promised, and a table for people.
+//! The report of writing: one JSON object whose field names are promised, and a table for people.
 
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,8 @@ pub struct WriteReport {
     pub disk: String,
     /// How many disks.
     pub disks: u64,
-    /// What makes one place of them: `plain`, `pool`, `pool-striped`, `raid0`, `single`, `mergerfs`.
+    /// The layer that makes one place of them: `plain`, `pool`, `pool-striped`, `raid0`, `single`,
+    /// `mergerfs`.
     pub layout: String,
     /// `ext4`, `xfs`; of a folder what it lies on.
     pub file_system: String,
@@ -105,11 +106,11 @@ pub struct WriteReport {
     pub per_file: Vec<FileRow>,
     /// Settings that distinguish the server.
     pub settings: Value,
-    /// What Rushes knew of the device.
+    /// The model of the device that Rushes had.
     pub device_model: Value,
-    /// What the slow disk counted during the run.
+    /// The counts of the slow disk during the run.
     pub disk_statistics: Value,
-    /// What the kernel counted of the block device during the run.
+    /// The kernel's counts of the block device during the run.
     pub block_statistics: Value,
     /// Last status of the daemon.
     pub status: Value,

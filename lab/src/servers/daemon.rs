@@ -41,7 +41,7 @@ pub fn runtime_folder(room: &Room, name: &str) -> PathBuf {
     room.path().join(format!("{name}-run"))
 }
 
-/// What writes out what the daemon called `name` left, should it die.
+/// The command that writes out what the daemon called `name` left, should it die.
 pub fn recover_command(room: &Room, name: &str) -> String {
     let config = config_file(room, name);
     format!("rushes recover --config {}", config.display())
@@ -126,7 +126,7 @@ impl Daemon {
         &self.model
     }
 
-    /// What it tells of itself.
+    /// Its status.
     pub fn status(&self) -> Result<Value> {
         let out = Command::new(&self.binary)
             .args(["status", "--json", "--config"])
@@ -301,7 +301,7 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
     Ok(text)
 }
 
-/// What it serves: the stage, or each member of the pool on it.
+/// The shares: the stage, or each member of the pool on it.
 fn shares(stage: &Stage) -> Vec<(String, PathBuf)> {
     match stage.array() {
         Some(array) if stage.is_pool() => (0..)

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// What it is called, below the server's root.
+/// Its name, below the server's root.
 pub const EXPORT: &str = "media";
 
 const READY_MAX: Duration = Duration::from_secs(60);
@@ -22,7 +22,8 @@ const END_MAX: Duration = Duration::from_secs(15);
 /// How long clients of an earlier server, of whom there are none, may claim what they had; Ganesha's leases are about as long. Units: s.
 const GRACE_S: u64 = 8;
 
-/// What a place that is no pool is exported with; what it does not say is as Ganesha has it.
+/// The configuration that a place that is no pool is exported with; a key that it does not set is
+/// as Ganesha has it.
 fn stock_configuration(folder: &Path, port: u16, state: &Path) -> String {
     format!(
         "NFS_CORE_PARAM {{ Bind_addr = 127.0.0.1; NFS_Port = {port}; Protocols = 4; NLM_Port = 0; Enable_NLM = false; \

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The servers that are compared: Rushes, the same smbd without it, and that one tuned for this or that.
 //!
-//! All get the same smbd, the same disk and the same memory. The rivals' page cache is bounded by a control
-//! group of `data_bytes`; Rushes' daemon and smbd together get that and [`OWN_BYTES`] for everything that is
-//! not cache. What makes one place of several disks in a process of its own (the mount of a pool, mergerfs) is in the group, too.
+//! All get the same smbd, the same disk and the same memory. The rivals' page cache is bounded by a
+//! control group of `data_bytes`; Rushes' daemon and smbd together get that and [`OWN_BYTES`] for
+//! everything that is not cache. A process of its own that makes one place of several disks (the
+//! mount of a pool, mergerfs) is in the group, too.
 
 use crate::clients::door::Address;
 use crate::servers::cgroup::Cgroup;
@@ -100,7 +101,7 @@ impl Way {
     }
 }
 
-/// What to start.
+/// The server to start.
 #[derive(Clone, Debug)]
 pub struct Spec {
     /// Which.
@@ -135,7 +136,8 @@ pub struct Spec {
     pub nameless: bool,
     /// Clients that will come.
     pub client_count: u64,
-    /// What Rushes may hold for writers; a rival's cache is so much larger. 0: clients write by themselves. Units: bytes.
+    /// The bytes that Rushes may hold for writers; a rival's cache is so much larger. 0: clients
+    /// write by themselves. Units: bytes.
     pub write_buffer_bytes: u64,
 }
 
@@ -221,7 +223,7 @@ impl Server {
         if let (Some(daemon), Some(mount)) = (&daemon, &mount) {
             daemon.wait_for_doors(stage.disk_count(), &|| mount.log_tail())?;
         }
-        // (A mount has a read-ahead of its own.)
+        // A mount has a read-ahead of its own.
         let tuned = spec.kind == Kind::StockTuned;
         let read_ahead = spec
             .read_ahead_kib
@@ -317,7 +319,7 @@ impl Server {
         &self.cgroup
     }
 
-    /// What distinguishes it.
+    /// The settings that distinguish it.
     pub fn settings(&self) -> &Value {
         &self.settings
     }

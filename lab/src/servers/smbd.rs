@@ -28,7 +28,7 @@ pub const PASSWORD: &str = "rushes-lab";
 
 const READY_MAX: Duration = Duration::from_secs(20);
 
-/// What to start.
+/// The smbd to start.
 #[derive(Clone, Debug, Default)]
 pub struct Spec {
     /// Folder that the share shows.

@@ -28,13 +28,13 @@ use std::time::{Duration, Instant};
 
 /// Catalogue of a pool: names only. Units: bytes.
 const CATALOGUE_BYTES: u64 = 256 << 20;
-/// What file systems need of a disk for themselves, whatever its size. Units: bytes.
+/// The room that file systems need of a disk for themselves, whatever its size. Units: bytes.
 const DISK_BYTES_BESIDE: u64 = 384 << 20;
 /// Disks are whole multiples of that. Units: bytes.
 const DISK_BYTES_STEP: u64 = 64 << 20;
 const READY_MAX: Duration = Duration::from_secs(30);
 const END_MAX: Duration = Duration::from_secs(60);
-/// What is over several disks.
+/// The name of the layer over several disks.
 const UNION: &str = "files";
 /// Where a branch of mergerfs, and a member of a pool, is on its file system.
 const BRANCH: &str = "files";
@@ -79,7 +79,7 @@ pub struct Array {
     /// The last ones are no members yet.
     added_count: usize,
     idles_soon: bool,
-    /// Who serves the files while no server runs.
+    /// The mount that serves the files while no server runs.
     setup: RefCell<Option<UnionMount>>,
     /// Goes last: it unmounts and detaches what is left in it.
     room: Room,
@@ -143,7 +143,7 @@ impl Array {
 
     fn format(&mut self) -> Result<()> {
         if self.layout.is_btrfs() {
-            // What mkfs.btrfs(8) has for many devices: metadata twice, data as said.
+            // The defaults of mkfs.btrfs(8) for many devices: metadata twice, data as said.
             let metadata = if self.disks.len() > 1 { "raid1" } else { "dup" };
             return run(Command::new("mkfs.btrfs")
                 .args(["-q", "-f", "-K", "-d", self.layout.name(), "-m", metadata])
@@ -249,7 +249,7 @@ impl Array {
             .args(["--tidy", schedule]))
     }
 
-    /// What the pool says of itself.
+    /// The pool's own status.
     pub fn pool_status(&self) -> Result<Value> {
         let out = Command::new(find_rushes()?)
             .args(["pool", "status", "--json"])
@@ -293,7 +293,7 @@ impl Array {
         self.room.path().join(name)
     }
 
-    /// What it is.
+    /// The layout.
     pub fn layout(&self) -> Layout {
         self.layout
     }
@@ -440,7 +440,8 @@ impl Array {
         Ok(Some(counts))
     }
 
-    /// What the daemon of a pool calls the files: as the tree does; of a striped one it says, too, which part each object is.
+    /// The names of the files for the daemon of a pool: as the tree has them; of a striped one it
+    /// says, too, which part each object is.
     pub fn served_names(&self, paths: &[String]) -> Result<Vec<Vec<String>>> {
         let native = self.native_of(paths)?;
         let names = |(path, places): (&String, &Vec<PathBuf>)| match places.len() {
@@ -524,7 +525,7 @@ impl Array {
         Ok(())
     }
 
-    /// What each counted, and of two figures the sum.
+    /// The counts of each, and of two figures the sum.
     pub fn statistics(&self) -> Result<Value> {
         let mut all = Vec::new();
         for disk in self.slow() {
@@ -546,7 +547,7 @@ impl Array {
         Ok(())
     }
 
-    /// What they noted; `None`: they cannot.
+    /// Their notes; `None`: they cannot take any.
     pub fn arrivals(&self) -> Result<Option<Vec<Arrival>>> {
         let mut all = None;
         for disk in self.slow() {
@@ -555,7 +556,7 @@ impl Array {
         Ok(all)
     }
 
-    /// What the kernel counted of all.
+    /// The kernel's counts of all.
     pub fn block_statistics(&self) -> Result<BlockStatistics> {
         let mut all = BlockStatistics::default();
         for disk in &self.disks {

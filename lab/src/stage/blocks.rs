@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel counts of a block device (`/sys/block/*/stat`), for disks that count nothing themselves.
+//! The kernel's counts of a block device (`/sys/block/*/stat`), for disks that count nothing
+//! themselves.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -17,7 +18,7 @@ const WRITE_MERGES: usize = 5;
 const WRITE_SECTORS: usize = 6;
 /// Linux 5.5 and later.
 const FLUSH_COUNT: usize = 15;
-/// Whatever the device's own sectors are.
+/// The same for a device with sectors of any size.
 const SECTOR_BYTES: u64 = 512;
 
 impl BlockStatistics {
@@ -42,7 +43,7 @@ impl BlockStatistics {
         BlockStatistics(words.map_while(|word| word.parse().ok()).collect())
     }
 
-    /// What it did from then to `later`.
+    /// Its work from then to `later`.
     pub fn until(&self, later: &BlockStatistics) -> Value {
         let passed = |field: usize| {
             let at = |counters: &BlockStatistics| counters.0.get(field).copied();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a stage stands on: which disks, how many, and what makes one place for files of them.
+//! The ground of a stage: which disks, how many, and what makes one place for files of them.
 //!
 //! Only what was asked for; [`crate::stage`] and [`crate::stage::array`] put it up.
 
@@ -66,7 +66,7 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// What makes one place for files of the disks.
+/// The layer that makes one place for files of the disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Layout {
     /// One file system on one disk
@@ -108,7 +108,7 @@ impl Layout {
     }
 }
 
-/// What lies under the files of a modelled disk, and how much will be written beside the footage.
+/// The ground under the files of a modelled disk, and how much will be written beside the footage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ground {
     /// Which file system.
@@ -125,9 +125,9 @@ pub struct Ground {
     pub disk_count: u64,
     /// Of each disk; empty: all alike, and as large as need be. Units: bytes.
     pub sizes: Vec<u64>,
-    /// What they are together.
+    /// The layout that they have together.
     pub layout: Layout,
-    /// What the pool wishes for its files, in the words of `rushes pool policy`.
+    /// The pool's policy for its files, in the words of `rushes pool policy`.
     pub wish: Option<String>,
     /// So many of the disks, the last ones, are no members of the pool before it is to be tidied.
     pub added_count: u64,

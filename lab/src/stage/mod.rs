@@ -38,7 +38,7 @@ use std::time::Duration;
 const DISK_BYTES: ByteCount = ByteCount(40 << 30);
 const PLAN: &str = "plan.json";
 const FILLER_BYTES: u64 = 64 << 20;
-/// What servers (1 GiB of cache), clients and the machine need beside the footage. Units: bytes.
+/// Memory for servers (1 GiB of cache), clients and the machine beside the footage. Units: bytes.
 const MEMORY_BESIDE_BYTES: u64 = 3 << 30;
 /// Free space smaller than this is left: no frame of a sequence is tempted by it. Units: bytes.
 const PLUG_BYTES_MIN: u64 = 64 << 10;
@@ -49,7 +49,7 @@ pub const MATERIAL: &str = "material";
 const COPY_CLIP_BASE: u64 = 1 << 20;
 const DIRECT_ALIGN: usize = 4096;
 
-/// What is to be on the disk. Two plans that are equal make the same bytes in the same places.
+/// The files to be on the disk. Two plans that are equal make the same bytes in the same places.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Of all footage.
@@ -92,7 +92,7 @@ impl Plan {
         }
     }
 
-    /// What a stream reads, below the share: a file, or the folder of a sequence.
+    /// The path that a stream reads, below the share: a file, or the folder of a sequence.
     pub fn stream_path(&self, stream: u64) -> String {
         if self.sequence {
             format!("footage/stream{stream:02}")
@@ -430,7 +430,7 @@ impl Stage {
         self.ground.layout.is_pool()
     }
 
-    /// What makes one place of its disks.
+    /// The layer that makes one place of its disks.
     pub fn layout(&self) -> Layout {
         self.ground.layout
     }
@@ -457,7 +457,7 @@ impl Stage {
         }
     }
 
-    /// What the daemon calls these files.
+    /// The daemon's names for these files.
     pub fn served_names(&self, paths: &[String]) -> Result<Vec<Vec<String>>> {
         match &self.array {
             Some(array) if self.is_pool() => array.served_names(paths),
@@ -481,7 +481,7 @@ impl Stage {
         }
     }
 
-    /// What lies on it.
+    /// The plan of its files.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -514,7 +514,7 @@ impl Stage {
         }
     }
 
-    /// What the slow disk counted since then.
+    /// The counts of the slow disk since then.
     pub fn statistics(&self) -> Result<serde_json::Value> {
         match (&self.disk, &self.array) {
             (Some(disk), _) => Ok(serde_json::to_value(disk.statistics()?)?),
@@ -533,7 +533,7 @@ impl Stage {
         }
     }
 
-    /// What it noted; `None`: the disk cannot.
+    /// Its notes; `None`: the disk cannot take any.
     pub fn arrivals(&self) -> Result<Option<Vec<Arrival>>> {
         match (&self.disk, &self.array) {
             (Some(disk), _) => Ok(Some(disk.arrivals()?)),
@@ -542,7 +542,7 @@ impl Stage {
         }
     }
 
-    /// What the kernel counted of the block device so far; nothing where there is none.
+    /// The kernel's counts of the block device so far; nothing where there is none.
     pub fn block_statistics(&self) -> Result<BlockStatistics> {
         if let Some(array) = &self.array {
             return array.block_statistics();
@@ -916,7 +916,7 @@ impl Shelf {
                 return Ok((disk, Some(noted)));
             }
             (Some(disk), _) => disk.close()?,
-            // What a crash or a restart left of it.
+            // The remains after a crash or a restart.
             (None, _) => drop(crate::disk::clean(false)),
         }
         // A half-made stage must not be taken for a whole one.
@@ -1065,8 +1065,8 @@ impl Fillers {
             };
             match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size) {
                 Ok(()) => {}
-                // What it did get stays in the file: given back, it would be free only after the journal's
-                // next commit, in the middle of what is written next.
+                // The space that it did get stays in the file: given back, it would be free only
+                // after the journal's next commit, in the middle of what is written next.
                 Err(rustix::io::Errno::NOSPC) => size /= 2,
                 Err(error) => {
                     return Err(error).context("space cannot be reserved on this file system");
@@ -1356,7 +1356,7 @@ mod tests {
             assert!(told.contains(expect), "{told}");
         }
         assert_eq!(fs::read_dir(&folder).expect("it is there").count(), 0);
-        // What runs write counts as well.
+        // Bytes that runs write count as well.
         let room = ensure_space(&folder, &plan(1 << 20), free, "--disk");
         assert!(room.is_err());
         assert!(ensure_space(&folder, &plan(1 << 20), 0, "--disk").is_ok() || free < 70 << 20);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The folder a run lives in, and the order in which everything in it goes away again.
 //!
-//! A room is locked while its run lives. Whoever finds one unlocked (`rushes lab clean`) may end what
-//! its control groups still hold, unmount what is mounted below it, detach loop devices over files in
-//! it, and remove it.
+//! A room is locked while its run lives. A program that finds one unlocked (`rushes lab clean`) may
+//! end what its control groups still hold, unmount what is mounted below it, detach loop devices
+//! over files in it, and remove it.
 
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};

@@ -32,7 +32,7 @@ pub struct Take {
     pub number: u64,
 }
 
-/// What a page says of itself.
+/// The stamp that a page carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
     /// Of the take.
@@ -72,7 +72,7 @@ impl Take {
     }
 }
 
-/// What this page of a disk says; `None`: it was not recorded under this key.
+/// The stamp of this page of a disk; `None`: it was not recorded under this key.
 pub fn read_stamp(key: u64, page: &[u8]) -> Option<Stamp> {
     let word = |at: usize| Some(u64::from_le_bytes(page.get(at..at + 8)?.try_into().ok()?));
     // Nearly all pages end here.

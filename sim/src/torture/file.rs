@@ -4,17 +4,20 @@
 //! A byte of the simulated world is a [`Cell`]: it knows which change of which file put it where. So a byte that is old, misplaced or another
 //! file's is told from the right one each time, and "this or newer" is a comparison of two numbers.
 //!
-//! Three copies: `native` is what the kernel shows, `disk` what the drive was given, `medium` what survives a power cut. What clients were
-//! told is `flat`; what they were told is safe from power cuts is `floor`.
+//! Three copies: `native` is what the kernel shows, `disk` what the drive was given, `medium` what
+//! survives a power cut. The contents that clients were told are `flat`; those that they were told
+//! are safe from power cuts are `floor`.
 
 use rushes_core::server::*;
 use rushes_core::units::*;
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Range;
 
 /// A byte: change in the upper 32 bits, then 8 bits of file, then 24 of place. 0: nothing was ever written there.
 pub(super) type Cell = u64;
 
-/// What no file ever has.
+/// A value that no file ever has.
 pub(super) const GARBAGE: Cell = u64::MAX;
 
 pub(super) fn change_of(cell: Cell) -> u64 {
@@ -25,13 +28,13 @@ pub(super) fn change_of(cell: Cell) -> u64 {
 pub(super) struct Change {
     pub(super) start: u64,
     pub(super) cells: Vec<Cell>,
-    /// What was there; kept where it may be seen for a while after.
+    /// The cells before; kept where they may be seen for a while after.
     old: Vec<Cell>,
     pub(super) length: u64,
     old_length: u64,
 }
 
-/// What a worker does to a file, one after the other.
+/// The jobs of a worker on a file, one after the other.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Chore {
     Reserve { needed: ByteRange, wished_end: u64 },
@@ -61,11 +64,14 @@ pub(super) struct OneFile {
     pub(super) native: Vec<Cell>,
     pub(super) disk: Vec<Cell>,
     pub(super) medium: Vec<Cell>,
+    /// Doors are told that something of it may be in the kernel's cache alone.
+    pub(super) is_marked_loose: bool,
     /// Pages of the kernel's cache that the drive has not been given.
     pub(super) dirty: BTreeSet<u64>,
     /// Those that it could not be given, and that the kernel takes for written.
     pub(super) lost: BTreeSet<u64>,
-    /// Of those, what is not in its cache any more either: whoever reads sees what the drive has.
+    /// Of those, pages that are not in its cache any more either: a reader sees the bytes that the
+    /// drive has.
     pub(super) let_go: BTreeSet<u64>,
     /// Of those that were lost, what the daemon knows of: it, or the next one, writes them again. And what it is being told of.
     pub(super) told: BTreeSet<u64>,
@@ -76,7 +82,7 @@ pub(super) struct OneFile {
     pub(super) has_error: bool,
     /// Nor the descriptor that writes past its cache.
     pub(super) has_error_past: bool,
-    /// What nobody was told of is that the disk has failed.
+    /// The trouble that nobody was told of is that the disk has failed.
     pub(super) has_failed: bool,
     /// Errors that the descriptor past the cache has told of; so many before the sync under way was asked for.
     pub(super) told_past_count: u64,
@@ -120,7 +126,7 @@ pub(super) struct OneFile {
     pub(super) is_length_unsure: bool,
     /// A former daemon reserved blocks behind its end.
     pub(super) is_left_reserved: bool,
-    /// What a former daemon left of it has not been told yet.
+    /// The bytes that a former daemon left of it have not been told yet.
     pub(super) is_kept: bool,
 }
 
@@ -144,6 +150,7 @@ impl OneFile {
             disk: Vec::new(),
             medium: Vec::new(),
             dirty: BTreeSet::new(),
+            is_marked_loose: false,
             lost: BTreeSet::new(),
             let_go: BTreeSet::new(),
             told: BTreeSet::new(),
@@ -220,7 +227,7 @@ impl OneFile {
             .collect()
     }
 
-    pub(super) fn pages(range: ByteRange) -> std::ops::Range<u64> {
+    pub(super) fn pages(range: ByteRange) -> Range<u64> {
         range.start.0 / PAGE_BYTES..range.end().div_ceil(PAGE_BYTES)
     }
 
@@ -274,7 +281,7 @@ impl OneFile {
         for page in pages {
             self.dirty.insert(page);
             self.loose.insert(page);
-            // (The whole page is written then.)
+            // The whole page is written then.
             self.no_more_lost(page);
         }
         self.touched(now);
@@ -288,7 +295,7 @@ impl OneFile {
         self.lost_before.remove(&page);
     }
 
-    /// Bytes past it, or a stranger's who sees to it himself that his are written.
+    /// Bytes past it, or those of a stranger that itself sees to it that they are written.
     pub(super) fn write_direct(&mut self, start: u64, cells: &[Cell], now: Instant) {
         let end = start + cells.len() as u64;
         self.grow(end);
@@ -346,6 +353,27 @@ impl OneFile {
         self.volatile.insert(page);
     }
 
+    /// The file as a reader of these pages finds it: a page that the kernel could not write is read from the drive where it has been let go,
+    /// or where this reader does not look into the kernel's cache.
+    pub(super) fn seen(
+        &self,
+        pages: Range<u64>,
+        looks_into_the_cache: impl Fn(u64) -> bool,
+    ) -> Cow<'_, [Cell]> {
+        let mut native = Cow::Borrowed(self.native.as_slice());
+        let is_shown = |page: u64| !self.let_go.contains(&page) && looks_into_the_cache(page);
+        for &page in self.lost.range(pages).filter(|page| !is_shown(**page)) {
+            let end = ((page + 1) * PAGE_BYTES).min(self.size()) as usize;
+            let start = ((page * PAGE_BYTES) as usize).min(end);
+            let into = &mut native.to_mut()[start..end];
+            into.fill(0);
+            let there = self.disk.get(start..end.min(self.disk.len()));
+            let there = there.unwrap_or_default();
+            into[..there.len()].copy_from_slice(there);
+        }
+        native
+    }
+
     /// The drive brings what it has to its medium, and the file system its length.
     pub(super) fn flush(&mut self) {
         self.medium.resize(self.disk.len(), 0);
@@ -358,6 +386,7 @@ impl OneFile {
 
     /// One thing goes wrong at a time: what a daemon that dies had a copy of is not lost as well, unless it was told: then the next one has it.
     pub(super) fn keep_what_is_untold(&mut self) {
+        self.is_marked_loose = false;
         self.loose.clear();
         self.covered.clear();
         self.telling.clear();
@@ -404,7 +433,7 @@ impl OneFile {
         self.log_base = self.log_base.max(end);
     }
 
-    /// What was told last was not.
+    /// The last change was not told after all.
     pub(super) fn untell(&mut self, change: u64, flat: Vec<Cell>) {
         self.order[change as usize] = 0;
         self.flat = flat;
@@ -500,7 +529,7 @@ impl OneFile {
         None
     }
 
-    /// What a cell is, for people.
+    /// The name of a cell, for people.
     pub(super) fn name(&self, cell: Cell) -> String {
         match cell {
             0 => "zero".into(),
@@ -521,7 +550,7 @@ impl OneFile {
         if self.floor.len() < kept {
             self.floor.resize(kept, 0);
         }
-        // (A stranger's bytes over ours are his business; ours came before.)
+        // A stranger's bytes over ours are its own business; ours came before.
         for (at, &cell) in then[..kept].iter().enumerate() {
             if self.rank(self.floor[at]) < self.rank(cell) {
                 self.floor[at] = cell;
@@ -529,7 +558,7 @@ impl OneFile {
         }
     }
 
-    /// What of the floor the medium does not have.
+    /// The part of the floor that the medium does not have.
     pub(super) fn not_durable(&self, medium: &[Cell]) -> Option<String> {
         if medium.len() < self.floor.len() {
             return Some(format!(

@@ -22,7 +22,7 @@ pub(super) struct Client {
     pub(super) lane: Option<LaneId>,
 }
 
-/// What somebody does mostly.
+/// The habit of a hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A byte or a few, one behind the other.
@@ -79,7 +79,7 @@ impl Kind {
     }
 }
 
-/// What a client does by itself to a file that it holds.
+/// The changes that a client makes by itself to a file that it holds.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Own {
     Write(ByteRange),
@@ -235,7 +235,7 @@ impl World {
             return;
         }
         if self.files[hand.file].is_kept {
-            // (Nobody is let past what is kept.)
+            // Nobody is let past the kept bytes.
             return self.later(Duration::from_ms(100), What::Think(index, epoch));
         }
         if !hand.is_open {
@@ -282,7 +282,7 @@ impl World {
             path: self.files[hand.file].path.clone(),
             part: FilePart::WHOLE,
         };
-        // (In a session's ring nothing overtakes it: it is told at once.)
+        // In a session's ring nothing overtakes it: it is told at once.
         self.step(event);
         let delay = Duration::from_us(self.random.log_between(100.0, 30_000.0) as u64);
         self.later(delay, What::OpenLook(self.life, index, handle));
@@ -311,7 +311,7 @@ impl World {
         if self.life != life || self.server.is_none() || session == SessionId(0) {
             return;
         }
-        // (Also when it was closed meanwhile.)
+        // Also when it was closed meanwhile.
         let file = self.id_of(at);
         let facts = Ok(FileFacts { file, ..facts });
         let lives = self.step(Event::Opened {
@@ -641,11 +641,11 @@ impl World {
                 }
                 None
             }
-            // (It syncs its own descriptor: nothing of it is ours.)
+            // It syncs its own descriptor: nothing of it is ours.
             (Doing::Syncing { .. }, Outcome::Plain) => None,
             (Doing::Holding { own, .. }, Outcome::Done) => {
                 self.counts.holds += 1;
-                // (It takes its time, and what is wrong is seen at the end as well.)
+                // It takes its time, and what is wrong is seen at the end as well.
                 if request.0.is_multiple_of(4) {
                     self.check_held(at);
                 }
@@ -711,7 +711,7 @@ impl World {
         }
     }
 
-    /// Who changes a file by himself finds all of it there.
+    /// A client that changes a file by itself finds all of it there.
     fn check_held(&mut self, at: usize) {
         let file = &self.files[at];
         let shown = file.differs(&file.native);
@@ -798,7 +798,13 @@ impl World {
                 is_plain: true,
                 ..
             } => {
-                let native = &self.files[at].native;
+                if self.files[at].is_marked_loose {
+                    // A door asks for a hold first, which is checked.
+                    return self.hold(index, Own::Nothing);
+                }
+                let pages = OneFile::pages(range);
+                self.let_some_go(at, pages.clone());
+                let native = self.files[at].seen(pages, |_| true);
                 let end = (range.end() as usize).min(native.len());
                 let got = native.get(range.start.0 as usize..end).unwrap_or(&[]);
                 let got = got.to_vec();
@@ -826,7 +832,7 @@ impl World {
                 let delay = self.turn();
                 self.later(delay, What::Commit(self.life, index, epoch));
             }
-            // (It was told to write by itself.)
+            // It was told to write by itself.
             Doing::Holding { own, .. } => self.hold(index, own),
             Doing::Held { own } => self.change(index, own),
             other => self.hands[index].doing = other,
@@ -897,7 +903,7 @@ impl World {
         let has_bytes = match own {
             Own::Nothing => false,
             Own::Write(_) => true,
-            // (Zeros behind the end, within a page.)
+            // Zeros behind the end, within a page.
             Own::Cut(length) => {
                 length < self.files[at].size() && !length.is_multiple_of(PAGE_BYTES)
             }

@@ -44,7 +44,7 @@ pub struct Torture {
     pub trace: bool,
 }
 
-/// What came of a round.
+/// The result of a round.
 #[derive(Clone, Debug)]
 pub struct Round {
     /// Which.
@@ -53,13 +53,13 @@ pub struct Round {
     pub virtual_ms: u64,
     /// Its fingerprint.
     pub digest: u64,
-    /// What happened.
+    /// The events.
     pub counts: Counts,
-    /// What must not happen.
+    /// The violations.
     pub violations: Vec<String>,
 }
 
-/// What came of all of them.
+/// The results of all of them.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Totals {
     /// Seed.
@@ -68,16 +68,16 @@ pub struct Totals {
     pub rounds: u64,
     /// Virtual hours.
     pub hours: f64,
-    /// What happened.
+    /// The events.
     pub counts: Counts,
-    /// What must not happen, with the command that plays it again.
+    /// The violations, with the command that plays each again.
     pub violations: Vec<String>,
 }
 
 /// A round that is otherwise than it was drawn.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Otherwise {
-    /// What is changed behind everybody's back.
+    /// The value that is changed behind everybody's back.
     pub flip: Option<Flip>,
     /// How long there is work. Units: s.
     pub seconds: Option<u64>,

@@ -25,7 +25,7 @@ fn a_round_is_the_same_each_time_and_without_violations() {
             assert_eq!(first.virtual_ms, again.virtual_ms);
         }
     }
-    // What its name says does happen.
+    // Each event that a count is named after does happen.
     for (name, count) in sum.named() {
         let is_rare = matches!(
             name.as_str(),

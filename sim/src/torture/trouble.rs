@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What goes wrong: daemons, clients and machines that die, disks that fail, hang and fill, and strangers who write beside us.
+//! Troubles: daemons, clients and machines that die, disks that fail, hang and fill, and strangers
+//! who write beside us.
 //!
-//! What is not done, as it may end badly and is said to ([0036](../../../docs/decisions/0036-what-must-be-true-before-an-answer.md)): a daemon that dies
-//! while the kernel has lost bytes of which only that daemon had a copy, and a stranger who writes over bytes of ours that are not on the disk yet, or
-//! that the kernel has lost.
+//! Two troubles are left out, as they may end badly and the documents say so
+//! ([0036](../../../docs/decisions/0036-what-must-be-true-before-an-answer.md)): a daemon that dies
+//! while the kernel has lost bytes of which only that daemon had a copy, and a stranger who writes
+//! over bytes of ours that are not on the disk yet, or that the kernel has lost.
 
 use super::file::{Cell, GARBAGE, OneFile};
 use super::hands::{Client, Doing, Hand, Kind};
@@ -15,7 +17,7 @@ use std::collections::BTreeMap;
 
 /// A disk as its driver sees it.
 pub(super) struct Disk {
-    /// What a request takes in the mean.
+    /// The mean time of a request.
     pub(super) service: Duration,
     pub(super) takes_flushes: bool,
     /// Blocks that nobody has.
@@ -62,7 +64,7 @@ const TROUBLES: [(Trouble, u64); 13] = [
     (Trouble::Crowded, 8),
 ];
 
-/// What is changed behind everybody's back, to see whether that is found.
+/// The value that is changed behind everybody's back, to see whether that is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flip {
     /// A byte of a file, where the kernel shows it.
@@ -77,7 +79,7 @@ pub enum Flip {
     Buffer,
 }
 
-/// What it is then.
+/// The value of a cell then.
 pub(super) const FLIPPED: Cell = 1;
 
 /// A round, as it was drawn.
@@ -112,7 +114,7 @@ impl Plan {
             write_buffer_bytes: pages * PAGE_BYTES,
             write_bytes_max: 100_000,
             write_part_count_max: random.between(4, 40) as u32,
-            // (There are six at most: half of all rounds have no bound.)
+            // There are six at most: half of all rounds have no bound.
             file_count_max: random.below(12) as u32,
             ..Limits::default()
         };
@@ -258,7 +260,7 @@ impl World {
         }
     }
 
-    /// What lies in lanes, in the order in which it was published.
+    /// The contents of lanes, in the order in which they were published.
     fn left(&self, which: impl Fn(bool) -> bool) -> Vec<(u64, LaneId, u32)> {
         let mut left = Vec::new();
         for (lane, memory) in &self.lanes {
@@ -359,7 +361,8 @@ impl World {
         self.tell_left(left, false);
     }
 
-    /// The daemon dies; lanes and clients stay. What was under way may have been done, in any order and in part.
+    /// The daemon dies; lanes and clients stay. Work under way may have been done, in any order and
+    /// in part.
     pub(super) fn kill(&mut self) {
         if self.server.take().is_none() {
             return;
@@ -504,7 +507,8 @@ impl World {
             if self.hands[index].client != client {
                 continue;
             }
-            // What it changed, and did not come to tell of, was noticed and is told after a while.
+            // A change that it made, and did not come to tell of, was noticed and is told after a
+            // while.
             if let Doing::Changed { .. } = self.hands[index].doing {
                 let delay = Duration::from_ms(self.random.between(1, 2000));
                 self.later(delay, What::Foreign(self.life, self.hands[index].file));
@@ -583,8 +587,8 @@ impl World {
             .hands
             .iter()
             .any(|hand| hand.file == at && hand.writes(range));
-        // (When the kernel cannot write something of it, all that may be lost is written again, over what a stranger wrote there meanwhile:
-        // nobody can tell which was later.)
+        // When the kernel cannot write something of it, all that may be lost is written again, over
+        // what a stranger wrote there meanwhile: nobody can tell which was later.
         let file = &self.files[at];
         let is_loose = |page: u64| {
             let sets = [
@@ -784,7 +788,7 @@ impl World {
                 });
                 pieces.for_each(|cell| *cell = FLIPPED);
             }
-            // (When somebody has one.)
+            // When somebody has one.
             Flip::Buffer => {}
         }
     }

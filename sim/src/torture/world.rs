@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A world that is tortured: the daemon's part around one server, with real lanes, buffers and files.
 //!
-//! What the daemon does at once it does here at once; what a worker, a device or a door does takes its time. No action is answered in the
-//! step that asked for it. Lanes outlive the server, as files in a runtime folder do, and are gone with the power.
+//! Steps that the daemon takes at once happen here at once; the work of a worker, a device or a
+//! door takes its time. No action is answered in the step that asked for it. Lanes outlive the
+//! server, as files in a runtime folder do, and are gone with the power.
 
 use super::file::{Cell, Chore, GARBAGE, OneFile};
-use super::hands::{Client, Hand};
+use super::hands::{Client, Doing, Hand};
 use super::trouble::{Disk, Plan};
 use crate::digest::Digest;
 use crate::prng::Prng;
@@ -14,6 +15,7 @@ use rushes_core::server::*;
 use rushes_core::units::*;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Errors that a worker may find.
 pub(super) const NO_SUCH_FILE: Errno = Errno(2);
@@ -29,7 +31,7 @@ const MEETS_EVERY: Duration = Duration::from_s(1);
 const CHECKED_STEPS: u64 = 3000;
 const CHECKED_EVERY: u64 = 5;
 
-/// What happened, in numbers.
+/// The events, in numbers.
 #[expect(missing_docs, reason = "each is a count of what its name says")]
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Counts {
@@ -100,7 +102,7 @@ pub(super) struct Record {
     pub(super) file: usize,
     pub(super) range: ByteRange,
     pub(super) runs: Runs,
-    /// What was left there has not been told to the server that is there now.
+    /// The pieces that were left there have not been told to the server that is there now.
     pub(super) is_kept: bool,
 }
 
@@ -118,7 +120,7 @@ pub(super) enum Io {
     Write(IoWrite, Vec<WritePart>, Vec<Cell>),
 }
 
-/// What is to happen. A daemon's doings are void when it is dead: they carry its life.
+/// A coming event. A daemon's doings are void when it is dead: they carry its life.
 pub(super) enum What {
     /// A client's, of a session.
     FromClient(u64, SessionId, Box<Event>),
@@ -363,7 +365,8 @@ impl World {
                     );
                     let event = self.sync_heard(file, *event);
                     self.step(event);
-                    // (Not if it died in the middle of that, nor if there may not have been a record for each part.)
+                    // Not if it died in the middle of that, nor if there may not have been a record
+                    // for each part.
                     if has_failed && self.has_records() && self.is_alive(life) {
                         let one = &mut self.files[file];
                         let telling = std::mem::take(&mut one.telling);
@@ -427,7 +430,7 @@ impl World {
         let mut actions = Actions::default();
         server.step(self.now, event, &mut actions);
         self.digest.actions(&actions);
-        // (It takes longer than all the rest.)
+        // It takes longer than all the rest.
         if self.counts.steps < CHECKED_STEPS || self.counts.steps.is_multiple_of(CHECKED_EVERY) {
             for odd in server.check() {
                 self.violate(format!("the server's state contradicts itself: {odd}"));
@@ -506,6 +509,11 @@ impl World {
             }
             Action::LaneDone { lane } => self.lane_done(lane),
             Action::Known { file, size } => self.known(file, size.0),
+            Action::Loose { file, is_loose } => {
+                if let Some(&at) = self.by_id.get(&file) {
+                    self.files[at].is_marked_loose = is_loose;
+                }
+            }
             Action::Clean { file } => {
                 if let Some(&at) = self.by_id.get(&file) {
                     self.files[at].again.clear();
@@ -671,7 +679,8 @@ impl World {
             return;
         };
         let file = &self.files[at];
-        // (While a server comes up it has not heard of all that was left; nor while somebody finds out how long it is.)
+        // While a server comes up it has not heard of all that was left; nor while somebody finds
+        // out how long it is.
         let is_sure =
             !self.is_booting && file.looks == 0 && file.untold.is_empty() && !file.is_length_unsure;
         let is_held = self.hands.iter().any(|hand| hand.changes(at));
@@ -734,7 +743,7 @@ impl World {
                     }
                     false => Err(Errno::NO_SPACE),
                 };
-                // (Blocks are a change like any other.)
+                // Blocks are a change like any other.
                 self.files[at].touched(self.now);
                 Event::Reserved { file: id, result }
             }
@@ -759,7 +768,8 @@ impl World {
             let file = &mut self.files[at];
             file.syncs += 1;
             file.told_past_before = file.told_past_count;
-            // (What comes into the cache from here on is not covered, as far as the daemon knows.)
+            // Bytes that come into the cache from here on are not covered, as far as the daemon
+            // knows.
             file.covered.append(&mut file.loose);
             let device = file.device;
             let delay = self.work(device);
@@ -796,7 +806,7 @@ impl World {
         self.later(delay, What::Synced(life, at, event));
     }
 
-    /// What a daemon makes of the end of a sync.
+    /// A daemon's reading of the end of a sync.
     fn sync_heard(&mut self, at: usize, event: Event) -> Event {
         let Event::Synced { file: id, result } = event else {
             return event;
@@ -867,7 +877,7 @@ impl World {
             _ => Flushed::Done,
         };
         if outcome == Flushed::Done {
-            // (Lengths are the file system's: they come with its journal.)
+            // Lengths are the file system's: they come with its journal.
             for file in self.files.iter_mut().filter(|file| file.device == disk) {
                 file.flush();
             }
@@ -991,7 +1001,8 @@ impl World {
         self.send(io.io, io.file, Io::Write(io, parts, cells));
     }
 
-    /// What is written over a gap is what the file has there by now; and only where nobody else can have written.
+    /// The bytes that are written over a gap are those that the file has there by now; and only
+    /// where nobody else can have written.
     fn check_gaps(&mut self, io: &IoWrite, parts: &[WritePart], cells: &[Cell]) {
         let Some(&file) = self.by_id.get(&io.file) else {
             return;
@@ -1056,7 +1067,8 @@ impl World {
         self.answer(event);
     }
 
-    /// What a daemon asks behind each write past the kernel's cache; and what goes through that is loose.
+    /// The question of a daemon behind each write past the kernel's cache; bytes that go through
+    /// the cache are loose.
     fn io_done(&mut self, io: IoId, is_well: bool) {
         let write = match self.ios.remove(&io) {
             Some(Io::Write(write, ..)) => write,
@@ -1088,7 +1100,7 @@ impl World {
         }
     }
 
-    /// What a daemon asks behind each read.
+    /// The question of a daemon behind each read.
     fn look_for_loss(&mut self, id: FileId) {
         let (true, Some(&at)) = (self.is_cached_alone(id), self.by_id.get(&id)) else {
             return;
@@ -1101,7 +1113,8 @@ impl World {
         }
     }
 
-    /// What the descriptor past the cache tells may be about any write of the file that is under way past it.
+    /// The error that the descriptor past the cache tells may be about any write of the file that
+    /// is under way past it.
     fn hear_past(&mut self, at: usize, id: FileId) -> bool {
         let is_told = std::mem::take(&mut self.files[at].has_error_past);
         let is_past =
@@ -1137,10 +1150,29 @@ impl World {
         }
     }
 
-    /// There is a record for each part of what is to be written again.
+    /// There is a record for each part of what is to be written again. A grant holds one that is
+    /// not in its lane yet.
     fn has_records(&self) -> bool {
-        let is_full = |memory: &LaneMemory| memory.records.len() as u32 >= self.record_count;
-        !self.lanes.values().any(is_full)
+        let is_full = |(lane, memory): (&LaneId, &LaneMemory)| {
+            let is_granted = |hand: &&Hand| {
+                self.clients[hand.client].lane == Some(*lane)
+                    && matches!(hand.doing, Doing::Granted { .. })
+            };
+            let granted = self.hands.iter().filter(is_granted).count();
+            (memory.records.len() + granted) as u32 >= self.record_count
+        };
+        !self.lanes.iter().any(is_full)
+    }
+
+    /// The kernel drops pages that it could not write, at any time.
+    pub(super) fn let_some_go(&mut self, at: usize, pages: Range<u64>) {
+        let lost = self.files[at].lost.range(pages).copied();
+        for page in lost.collect::<Vec<u64>>() {
+            if self.random.below(4) == 0 {
+                self.files[at].let_go.insert(page);
+                self.counts.let_go += 1;
+            }
+        }
     }
 
     fn read_from(&mut self, at: usize, io: IoId) -> u64 {
@@ -1157,28 +1189,11 @@ impl World {
                 self.write_page_out(at, page);
             }
         }
-        // What it could not write it lets go when it likes.
-        let lost = self.files[at].lost.range(pages.clone()).copied();
-        for page in lost.collect::<Vec<u64>>() {
-            if self.random.below(4) == 0 {
-                self.files[at].let_go.insert(page);
-                self.counts.let_go += 1;
-            }
-        }
+        self.let_some_go(at, pages.clone());
         let file = &self.files[at];
-        let mut native = std::borrow::Cow::Borrowed(&file.native);
-        let is_shown = |page: &&u64| {
-            let is_cached = !file.let_go.contains(page);
-            is_cached && (io.buffered || file.lost_before.contains(page))
-        };
-        for &page in file.lost.range(pages).filter(|page| !is_shown(page)) {
-            let end = ((page + 1) * PAGE_BYTES).min(file.size()) as usize;
-            let start = ((page * PAGE_BYTES) as usize).min(end);
-            let (disk, into) = (&file.disk, &mut native.to_mut()[start..end]);
-            into.fill(0);
-            let there = disk.get(start..end.min(disk.len())).unwrap_or_default();
-            into[..there.len()].copy_from_slice(there);
-        }
+        let native = file.seen(pages, |page| {
+            io.buffered || file.lost_before.contains(&page)
+        });
         let mut from = io.range.start.0;
         for slot in slots {
             let base = from / slot_bytes * slot_bytes;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon is killed again and again under a pool that is used through all its doors at once: SMB, NFS, an iSCSI disk and programs on the mount
-//! play, record, paint in one file together and do anything at random. Whatever they read is what was written, nobody sees an error, and in the end the
-//! members have it all, without the daemon.
+//! The daemon is killed again and again under a pool that is used through all its doors at once:
+//! SMB, NFS, an iSCSI disk and programs on the mount play, record, paint in one file together and
+//! do anything at random. The bytes that they read are those that were written, nobody sees an
+//! error, and in the end the members have it all, without the daemon.
 //!
 //! Waits are measured and printed, not judged ([`rushes_tests::kills`]). The mount itself lives on: what clients see of its death is in
 //! pool_nfs.rs and pool_iscsi.rs. `RUSHES_TEST_KILLS` says how often.
@@ -288,7 +289,7 @@ impl Worker<'_> {
     }
 }
 
-/// What must be there in the end: each file's seed and length.
+/// The files that must be there in the end: each one's seed and length.
 type Left = BTreeMap<String, (u64, u64)>;
 
 fn play(worker: &mut Worker, name: &str, seed: u64) {
@@ -415,7 +416,7 @@ fn names(folder: &Path) -> impl Iterator<Item = String> {
 /// The kernel forgets what it read of all files, as it does when memory is short.
 fn forget(folder: &Path) {
     for name in names(folder) {
-        // (It may be gone, or have another name.)
+        // It may be gone, or have another name.
         if let Ok(file) = File::open(folder.join(name)) {
             let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
         }
@@ -601,7 +602,7 @@ fn main() {
     daemon.wait_for("nothing is left to be written", |status| {
         status["write"]["used_bytes"] == 0
     });
-    // What there is is on the members: nobody's memory is asked.
+    // All the bytes are on the members: nobody's memory is asked.
     world.end();
     daemon.end();
     world.start();

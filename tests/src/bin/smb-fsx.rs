@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// What stands on the command line.
+/// The words of the command line.
 struct Asked {
     plan: Plan,
     setup: Setup,

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon is killed again and again while clients do what they do in a facility, all at once: they play, record, grade in place, copy, cut, rename and
-//! delete. Whatever they read is what was written, nobody sees an error, and in the end the disk has it all.
+//! The daemon is killed again and again while clients do what they do in a facility, all at once:
+//! they play, record, grade in place, copy, cut, rename and delete. The bytes that they read are
+//! those that were written, nobody sees an error, and in the end the disk has it all.
 //!
 //! Waits are measured and printed, not judged ([`rushes_tests::kills`]). Nor are times of files judged, which may go back.
 //!
-//! One file and one request at a time, where each byte can be followed, is in writing.rs. `RUSHES_TEST_KILLS` says how often; what
-//! clients do follows from chance and from who comes first.
+//! One file and one request at a time, where each byte can be followed, is in writing.rs.
+//! `RUSHES_TEST_KILLS` says how often; the work of clients follows from chance and from which comes
+//! first.
 
 use rushes_tests::fsx::{self, Plan};
 use rushes_tests::kills::{self, Finally, OnPanic};
@@ -33,7 +35,7 @@ const DEPTH: u64 = 4;
 /// Steps that each client ends before the daemon may be killed: nobody is only kept waiting.
 const STEPS_BETWEEN: u64 = 2;
 
-/// What all clients share.
+/// The state that all clients share.
 struct Stage {
     port: u16,
     kills: kills::Stage,
@@ -106,7 +108,7 @@ impl Worker<'_> {
     }
 }
 
-/// What the disk must have in the end: each file's seed and length.
+/// The files that the disk must have in the end: each one's seed and length.
 type Left = BTreeMap<String, (u64, u64)>;
 
 fn play(worker: &Worker, name: &str, seed: u64) -> Left {

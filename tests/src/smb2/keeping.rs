@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a client keeps for itself of a file (oplocks and leases), and how it hears that it may no longer.
+//! The rights by which a client keeps parts of a file for itself, oplocks and leases, and how it
+//! learns that it may no longer.
 
 use super::{
     Bytes, Connection, Disposition, HEADER, Handle, Info, Manner, PLAINLY, Status, lock, opened,
@@ -14,16 +15,17 @@ const LEASE: u8 = 0xff;
 /// Bytes of a break that is about an oplock; of a lease it is longer.
 const OPLOCK_BREAK_BYTES: u16 = 24;
 
-/// What a client asks to keep.
+/// The right that a client asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keeping {
-    /// Whatever it reads and writes, and the open file itself, until it is told otherwise: the strongest that SMB 2.0 has.
+    /// All that it reads and writes, and the open file itself, until it is told otherwise: the
+    /// strongest that SMB 2.0 has.
     Batch,
     /// Reading, writing and the open file, by a key of the client's.
     Lease([u8; 16]),
 }
 
-/// What it was granted.
+/// The right that it was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept {
     /// An oplock: 0 none, 1 reading (level II), 8 exclusive, 9 batch.
@@ -86,7 +88,7 @@ impl Connection {
         Some(Break { to, whose })
     }
 
-    /// What was kept beyond it is written or forgotten.
+    /// All that was kept beyond it is written or forgotten.
     pub fn acknowledge(&self, told: Break) -> Result<(), Status> {
         let mut body;
         match told.to {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Those who write and read in the torture: a client of the share each, with a connection and a handle or two, or a program on the server. What each
-//! does follows from the seed; each request goes through the model, and an error that nothing excuses is a fault.
+//! Those who write and read in the torture: a client of the share each, with a connection and a
+//! handle or two, or a program on the server. The work of each follows from the seed; each request
+//! goes through the model, and an error that nothing excuses is a fault.
 
 use super::Stage;
 use super::model::{Content, FileModel, Outcome};
@@ -19,7 +20,7 @@ use std::time::{Duration, Instant};
 pub const SHARED: &str = "shared.mov";
 /// One that they write over one another, lengthen, have copied into and made zero.
 pub const MIXED: &str = "mixed.mov";
-/// What the server copies from.
+/// The file that the server copies from.
 pub const SOURCE: &str = "source.mov";
 /// Bytes of these at first, and the seed of the source's.
 pub const SHARED_BYTES: u64 = 640 << 10;
@@ -33,7 +34,7 @@ const APPENDED_MAX: u64 = 3 << 20;
 /// So often in a row nobody finds that the file has changed under its name.
 const MISMATCHES: usize = 10;
 
-/// What one does.
+/// The work of an actor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// Writes blocks over those of others.
@@ -94,7 +95,7 @@ pub struct Actor<'a> {
 }
 
 impl<'a> Actor<'a> {
-    /// What it does follows from these numbers.
+    /// Its work follows from these numbers.
     pub fn new(stage: &'a Stage, role: Role, number: u64) -> Actor<'a> {
         let mut random = Random::of(&[stage.seed, stage.round, number]);
         let block = random.one_of(&[512, 3001, 4096, 9000, 60_000]);
@@ -132,7 +133,7 @@ impl<'a> Actor<'a> {
             if result.is_some() {
                 self.stage.step();
             } else {
-                // (Nobody runs against a closed door at full speed.)
+                // Nobody runs against a closed door at full speed.
                 std::thread::sleep(Duration::from_millis(5));
             }
             let pause = self.random.one_of(&[0, 0, 0, 0, 0, 0, 1, 20]);
@@ -167,7 +168,7 @@ impl<'a> Actor<'a> {
         Some(handle)
     }
 
-    /// What came of a request, if it was answered well.
+    /// The result of a request, if it was answered well.
     fn done<T>(&mut self, what: &str, name: &str, result: Result<T, Status>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -257,7 +258,7 @@ impl<'a> Actor<'a> {
     fn flush_file(&mut self, model: &FileModel) -> Option<()> {
         let handle = self.handle(&model.name)?;
         let since = self.handles.get(&model.name)?.1;
-        // (Before and behind it: it may be told of in between.)
+        // Before and behind it: it may be told of in between.
         let failed = model.loses_now();
         let begun = Instant::now();
         let flushed = self.client()?.flush(handle);
@@ -558,14 +559,14 @@ impl<'a> Actor<'a> {
             let bytes = Content::Version(version).bytes(at, end);
             let written = self.same_client()?.write(handle, at, &bytes);
             if self.done("write", &passing, written).is_none() {
-                // What it has is unknown: it does not get the name.
+                // Its contents are unknown: it does not get the name.
                 let closed = self.same_client()?.close(handle);
                 return self.done("close", &passing, closed);
             }
         }
         if self.random.once_in(3) {
             let flushed = self.same_client()?.flush(handle);
-            // (A disk that has failed has it later.)
+            // A disk that has failed has it later.
             let _ = self.done("flush", &passing, flushed);
         }
         let ticket = model.begin(version, length);
@@ -671,7 +672,7 @@ pub fn renamed(number: u64) -> String {
     format!("renamed-{number}.mov")
 }
 
-/// What the server copies from.
+/// The bytes that the server copies from.
 pub fn source() -> Vec<u8> {
     pattern::bytes(SOURCE_SEED, 0, SHARED_BYTES as usize)
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What each byte of a file may be for somebody who reads it: the model of the torture.
+//! The values that each byte of a file may have for a reader: the model of the torture.
 //!
-//! A request that changes bytes is a [`Change`] from when it is sent until it is answered. Who reads a byte may see any change of it that was not over
-//! before another one of it began that was acknowledged before he began to read: clients that write at once have no order. A change that was refused, or
-//! whose connection broke, may be there or not, and was over when its client saw that. What was acknowledged stays, whoever is killed.
+//! A request that changes bytes is a [`Change`] from when it is sent until it is answered. A reader
+//! of a byte may see any change of it that was not over before another one of it began that was
+//! acknowledged before the reader began to read: clients that write at once have no order. A change
+//! that was refused, or whose connection broke, may be there or not, and was over when its client
+//! saw that. An acknowledged change stays, whichever process is killed.
 //!
 //! It does not know requests, clients or servers.
 
@@ -22,7 +24,7 @@ const CHANGES_OF_A_PAGE: usize = 48;
 /// Wrong places that one look names.
 const NAMED_MAX: usize = 3;
 
-/// What a change makes of bytes.
+/// The bytes that a change makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Bytes that tell this number, wherever they lie.
@@ -46,12 +48,12 @@ impl Content {
     }
 }
 
-/// What a byte of this version is.
+/// The value of a byte of this version.
 pub fn byte_of(version: u64, at: u64) -> u8 {
     version.to_le_bytes()[(at % 8) as usize]
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// Its client was told that it is done.
@@ -116,7 +118,7 @@ struct State {
     length_max: u64,
     looks: HashMap<u64, Looking>,
     look_count: u64,
-    /// Who reads may be so much behind.
+    /// A reader may be so much behind.
     lag: Duration,
     /// A disk may lose what nobody flushed.
     loses: bool,
@@ -147,7 +149,7 @@ impl FileModel {
         }
     }
 
-    /// Who reads it may be so much behind.
+    /// A reader of it may be so much behind.
     pub fn behind(self, lag: Duration) -> FileModel {
         self.state().lag = lag;
         self
@@ -160,7 +162,7 @@ impl FileModel {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // (A client that fails holding it has changed nothing by halves.)
+        // A client that fails holding it has changed nothing by halves.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -246,7 +248,7 @@ impl FileModel {
         state.fails = state.loses;
     }
 
-    /// What nobody flushed may be lost just now.
+    /// Bytes that nobody flushed may be lost just now.
     pub fn loses_now(&self) -> bool {
         self.state().fails
     }
@@ -287,7 +289,7 @@ impl FileModel {
         let end = at + bytes.len() as u64;
         let least = looking.length_min.min(at + asked as u64);
         let is_too_long = end > looking.length_max && !bytes.is_empty();
-        // (Who may be behind may be behind in lengths, too.)
+        // A reader that may be behind may be behind in lengths, too.
         if state.lag.is_zero() && (end < least || is_too_long) {
             return Err(format!(
                 "{}: {} bytes of {asked} at {at}; its length is between {} and {}",
@@ -393,7 +395,7 @@ impl State {
             all.iter().any(|&other| {
                 let new = &self.changes[other];
                 let its = clip(new);
-                // (What is not durable may be lost, and the one before it be seen again.)
+                // A change that is not durable may be lost, and the one before it be seen again.
                 (new.is_durable || !self.loses)
                     && new.is_acknowledged
                     && over < new.begun
@@ -459,7 +461,7 @@ impl State {
         Err(format!("{name}: {wrong} places are wrong:\n{said}"))
     }
 
-    /// What may be seen there; None: what the file had before all changes.
+    /// The values that may be seen there; None: the byte that the file had before all changes.
     fn allowed<'a>(
         &self,
         of: &[&'a Change],
@@ -545,7 +547,8 @@ fn told(change: &Change) -> String {
     )
 }
 
-/// A name that files are renamed to, one over the other: who opens it has one of them, whole.
+/// A name that files are renamed to, one over the other: a client that opens it has one of them,
+/// whole.
 #[derive(Debug)]
 pub struct NameModel {
     /// The name.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What is done to the server while clients work: programs that are killed, disks that fail, hang and fill; and how all of it is over.
+//! Troubles of the server while clients work: programs that are killed, disks that fail, hang and
+//! fill; and how all of it is over.
 
 use super::Stage;
 use super::actors::{SHARED, SHARED_BYTES};
@@ -19,7 +20,7 @@ const HASTY_MAX: u32 = 5;
 /// And then one lives for longer than its keeper calls quick.
 const LET_LIVE: Duration = Duration::from_millis(500);
 
-/// Who has everything to write writes it by then, on a busy machine.
+/// A process that has everything to write writes it by then, on a busy machine.
 const BY_THEN: Duration = Duration::from_secs(90);
 
 /// One of them.
@@ -52,7 +53,7 @@ pub enum Trouble {
     Unfill,
 }
 
-/// What troubles a stand can have.
+/// The troubles that a stand can have.
 #[derive(Clone, Copy, Debug)]
 pub struct Possible {
     /// Its disk does what it is told.
@@ -107,7 +108,7 @@ pub fn draw(random: &mut Random, possible: Possible, time: Duration) -> Vec<(Dur
                 all.push((at + lasts, Trouble::Clear));
                 Trouble::Stall(lasts.as_millis() as u64)
             }
-            // (Once at a time.)
+            // Once at a time.
             _ if at <= is_full_until => Trouble::Smbd,
             _ => {
                 is_full_until = at + lasts;
@@ -133,7 +134,7 @@ pub fn daemon_goes(all: &[(Duration, Trouble)]) -> bool {
     })
 }
 
-/// Who makes them.
+/// The actor that makes them.
 pub struct Troublemaker<'a> {
     /// To which stand.
     pub stand: &'a mut Stand,
@@ -141,7 +142,7 @@ pub struct Troublemaker<'a> {
     pub stage: &'a Stage,
     /// Those that serve clients.
     pub servants: Servants,
-    /// What they are.
+    /// The draws that decide the troubles.
     pub random: Random,
     /// Processes that served and were killed, one after the other, none of which was let live for long.
     pub hasty_count: u32,
@@ -202,7 +203,7 @@ impl Troublemaker<'_> {
                     self.hasty_count += 1;
                     let is_let_live = self.hasty_count == HASTY_MAX;
                     if is_let_live || self.random.once_in(2) {
-                        // (A name that the kernel does not know yet: it has to be asked.)
+                        // A name that the kernel does not know yet: it has to be asked.
                         let name = format!("is-{}-there", self.random.below(u64::MAX));
                         let _ = fs::metadata(world.path(&name));
                     }
@@ -392,7 +393,7 @@ fn fill(folder: &Path) {
         if room < 1 << 16 {
             return;
         }
-        // (Nobody gives the very last blocks in one piece.)
+        // Nobody gives the very last blocks in one piece.
         let part = if turn < 3 { room } else { room / 2 };
         let _ = Command::new("fallocate")
             .arg("-l")

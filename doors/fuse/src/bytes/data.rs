@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bytes to the objects that the layout names, piece by piece; and what else is done to them. Reads: reads.rs.
 //!
-//! Nobody hears "no space" while a member has room: what does not fit goes on elsewhere, in the middle of a file if need be. Bytes
-//! that no object has are zero.
+//! No program gets "no space" while a member has room: bytes that do not fit go elsewhere, in the
+//! middle of a file if need be. Bytes that no object has are zero.
 
 use crate::bytes::files::{OpenFile, State, range};
 use crate::daemon::{Changed, Done};
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 const COPY_BYTES_MAX: u64 = 16 << 20;
 /// At a time. Units: bytes.
 const COPY_CHUNK_BYTES: usize = 1 << 20;
-/// What a pool reserves at least where it gives bytes a place. Units: bytes.
+/// A pool reserves at least so much where it gives bytes a place. Units: bytes.
 const BLOCK_BYTES: u64 = 4096;
 /// FALLOC_FL_… that are answered: keep the size, punch a hole, make zero.
 const KEEP_SIZE: u32 = 1;
@@ -35,7 +35,8 @@ const PUNCH_HOLE: u32 = 2;
 const ZERO_RANGE: u32 = 16;
 /// Between two looks for room in a pool that has none.
 const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_millis(100);
-/// What a daemon reserved for files that were just closed is room again when they are written, by then.
+/// Space that a daemon reserved for files that were just closed is free again when they are
+/// written, by then.
 const ROOM_COMES_BY: Duration = Duration::from_millis(1500);
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
@@ -57,7 +58,7 @@ impl Full {
     }
 }
 
-/// What others know of an object by what is done to it.
+/// Others learn this of an object by an operation on it.
 #[derive(Clone, Copy, Debug)]
 enum Known {
     /// It reaches to the end of the piece at least.
@@ -66,7 +67,7 @@ enum Known {
     Nothing,
 }
 
-/// What came of one piece of a write or an allocation.
+/// The outcome of one piece of a write or an allocation.
 enum Piece {
     /// So many bytes are done.
     Done(u64),
@@ -92,7 +93,7 @@ fn less_and_less(start: u64, length: u64, mut act: impl FnMut(u64) -> Answer<u64
     }
 }
 
-/// What is to be done behind the end goes elsewhere when its member cannot do it.
+/// An operation behind the end goes elsewhere when its member cannot do it.
 fn piece_of(done: Answer<u64>, located: &Located, behind_end: bool) -> Answer<Piece> {
     let moved = |reason| Ok(Piece::NoPlace(Some((located.object, reason))));
     match done {
@@ -104,7 +105,8 @@ fn piece_of(done: Answer<u64>, located: &Located, behind_end: bool) -> Answer<Pi
     }
 }
 
-/// What a program hears when members refuse again and again what the pool has reserved there.
+/// The error that a program gets when members refuse again and again what the pool has reserved
+/// there.
 fn refused_with(why: Option<(Object, SpillReason)>) -> Errno {
     match why {
         Some((_, SpillReason::OverQuota)) => Errno::DQUOT,
@@ -199,10 +201,11 @@ impl Door {
             );
         }
         if let Ok(count) = done {
-            // Before somebody can change the layout: what is behind the end has no place.
+            // Before somebody can change the layout: bytes behind the end have no place.
             file.grow(at + count)?;
         }
-        // The daemon may mean bytes that it took before: who wrote those is to hear of it, so that nothing goes elsewhere in silence.
+        // The daemon may mean bytes that it took before: their writer is to get the error, so that
+        // nothing goes elsewhere in silence.
         self.note_failure(located.object, "write to an object", &done);
         piece_of(done, &located, at >= file.size())
     }
@@ -279,7 +282,7 @@ impl Door {
     /// `full`  since when there is none
     fn room_may_come(&self, sought: &mut RoomSought, full: &Full) -> bool {
         if self.room_comes(sought) {
-            // What of that the daemon has open comes a little later.
+            // Room of files that the daemon has open comes a little later.
             full.ended();
             return true;
         }
@@ -435,9 +438,10 @@ impl Door {
         done
     }
 
-    /// Whether there may be room for all that is asked: what cannot fit is not begun, or others would hear "no space" meanwhile.
+    /// Whether there may be room for all that is asked: a request that cannot fit is not begun, or
+    /// others would get "no space" meanwhile.
     fn may_fit(&self, file: &OpenFile, before: &RoomBefore) -> Answer<()> {
-        // (Others may have room enough.)
+        // Others may have room enough.
         let (mut sought, full) = (RoomSought::default(), Full::default());
         loop {
             let room = {
@@ -454,14 +458,16 @@ impl Door {
         }
     }
 
-    /// It did not fit after all: what was taken for it is room for others again. (What somebody else reserved in the same file at the same time may go with it.)
+    /// It did not fit after all: the room taken for it is free for others again. Room that somebody
+    /// else reserved in the same file at the same time may go with it.
     fn give_back_since(&self, node: &Node, file: &OpenFile, before: &RoomBefore) {
         let mut state = file.change();
         let Some(mut layout) = state.layout.clone() else {
             return;
         };
         let is_passed = self.is_passed(node, file, &state);
-        // What the daemon has of it is written first; afterwards it learns anew which blocks there are.
+        // The daemon first writes all it has of it; afterwards it learns anew which blocks there
+        // are.
         let Ok(held) = self.hold(node, &state, |_| true) else {
             return;
         };
@@ -572,7 +578,7 @@ impl Door {
             }
         }
         self.changed(&target_node);
-        // What ended it is heard by who goes on.
+        // A program that goes on gets the error that ended it.
         if done > 0 {
             return Ok(done as usize);
         }
@@ -593,8 +599,9 @@ impl Door {
         self.sync(number, handle, !flags.contains(OFlags::SYNC))
     }
 
-    /// Objects first, then the stub that names them. Also those that another open wrote. What the kernel could not write each open hears of once, as of a
-    /// file system of its own: all of them go by one descriptor, to which the kernel says it once.
+    /// Objects first, then the stub that names them. Also those that another open wrote. Each open
+    /// gets a write error of the kernel once, as of a file system of its own: all of them go by one
+    /// descriptor, to which the kernel says it once.
     pub(crate) fn sync(&self, number: u64, handle: u64, data_only: bool) -> Answer<()> {
         let node: Arc<Node> = self.nodes.get(number)?;
         let file = self.file(&node)?;
@@ -610,7 +617,8 @@ impl Door {
             let fd = match self.object(node, &state, object, Access::Read) {
                 Ok(fd) => fd,
                 Err(PoolError::Lost { .. }) => {
-                    // What was written to it and not synced went with it, which each open is to hear once. All else of the file becomes durable.
+                    // Bytes that were written to it and not synced went with it, and each open is
+                    // to get that error once. All else of the file becomes durable.
                     if state.forget_written(object) {
                         file.sync_failed(Errno::IO);
                     }
@@ -628,7 +636,8 @@ impl Door {
                     false => Ok(()),
                 },
             };
-            // What the daemon has in memory it says again until it is written; of what the drive did not write it knows no more.
+            // The daemon repeats an error of bytes that it has in memory until they are written; of
+            // bytes that the drive did not write it knows no more.
             let synced = synced.inspect_err(|error| file.sync_failed(*error));
             self.note_failure(object, "make an object durable", &synced);
             synced?;

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Descriptors of the mount's process: who may have how many of them.
+//! Descriptors of the mount's process, and the share of each process and user in them.
 //!
 //! A file that somebody has open through the mount costs a descriptor for its stub and one for an object; a process has 20,000 on many machines. (Those
 //! of a file's further objects are closed when there are too many: spare.rs.)
-//! So each open is counted, once for a file however often it is open, with the process that asked for it first (by the number that the kernel tells, which
-//! is a thread's) and with its user. Who asks for more than his share hears ENFILE. What is open already always has what it needs: there is a reserve,
-//! and what is only kept to be quick (nodes.rs) is let go of before anybody hears of it.
+//! So each open is counted, once for a file however often it is open, with the process that asked
+//! for it first (by the number that the kernel tells, which is a thread's) and with its user. A
+//! process that opens more than its share gets ENFILE. A file that is open already always has what
+//! it needs: there is a reserve, and descriptors that are only kept to be quick (nodes.rs) are
+//! closed before anybody gets an error.
 //!
-//! A share is as much as would be left for others. So one process has half at most, the next one half of the rest, and somebody who opens his first
-//! file is let in. A user of several processes, but for root, who is everybody that comes by NFS, has two thirds.
+//! A share is as much as would be left for others. So one process has half at most, the next one
+//! half of the rest, and a newcomer that opens its first file is let in. A user of several
+//! processes has two thirds; but not root, which is everybody that comes by NFS.
 
 use crate::bytes::spare::Spares;
 use crate::kernel::answer::Answer;
@@ -19,7 +22,8 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// What the process has beside files of others: a descriptor of the device for each thread, members, sessions, sockets.
+/// The process's own descriptors, beside files of others: one of the device for each thread,
+/// members, sessions, sockets.
 const OWN_COUNT: u64 = 256;
 /// For what comes while requests are answered; one half for objects of those files that are used at this moment.
 const RESERVE_COUNT_MAX: u64 = 1024;
@@ -34,7 +38,7 @@ const LEAST_PART: u64 = 16;
 /// Openers that are remembered although they have nothing open.
 const IDLE_COUNT_MAX: usize = 1024;
 
-/// Who opens a file.
+/// The user and process that open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Opener {
     pub(crate) user: u32,
@@ -117,7 +121,8 @@ impl Descriptors {
         self.spares.keep_within(self.spare_count_max());
     }
 
-    /// Before one more of those is opened; it may have to wait until others are closed. False: he cannot have it.
+    /// Before one more of those is opened; it may have to wait until others are closed. False: the
+    /// caller cannot have it.
     pub(crate) fn wait_for_spare(&self) -> bool {
         self.spares
             .wait_for_room(self.spare_count_max() + self.reserve / 4)
@@ -130,7 +135,7 @@ impl Descriptors {
 
     /// For a file, or a folder, that somebody opens.
     ///
-    /// Errors   ENFILE: he has his share
+    /// Errors   ENFILE: the opener has its share
     pub(crate) fn take_for(&self, opener: Opener) -> Answer<Share> {
         let mut holders = locked(&self.holders);
         if holders.len() > IDLE_COUNT_MAX {
@@ -146,7 +151,7 @@ impl Descriptors {
         if !may_have(self.budget, count(&self.all), (count(&process), of_user)) {
             return Err(Errno::NFILE);
         }
-        // (With the lock: nobody else is let in by the same numbers.)
+        // With the lock: nobody else is let in by the same numbers.
         let counts = vec![Arc::clone(&self.all), process, user];
         let share = Share::of(counts, OF_A_FILE);
         drop(holders);
@@ -155,7 +160,8 @@ impl Descriptors {
     }
 }
 
-/// Whether one more file may be opened by who has so many descriptors, as a process and as a user.
+/// Whether one more file may be opened by an opener that has so many descriptors, as a process and
+/// as a user.
 fn may_have(budget: u64, all: u64, (of_process, of_user): (u64, u64)) -> bool {
     let left = budget.saturating_sub(all);
     let most = left.max(budget / LEAST_PART);
@@ -206,7 +212,7 @@ mod tests {
             assert!(count <= descriptors.budget, "{limit}");
             let kept = descriptors.kept_count_max as u64;
             assert!(limit < 450 || OWN_COUNT + count + kept < limit, "{limit}");
-            // What is open has what it needs.
+            // An open file has what it needs.
             let most = count + kept + descriptors.spare_count_max();
             assert!(descriptors.spare_count_max() > 0);
             assert!(limit < 450 || OWN_COUNT + most < limit, "{limit}");

@@ -8,7 +8,7 @@ use crate::bytes::descriptors::{Opener, Share};
 use crate::bytes::passthrough::{Opened, Way, Ways};
 use crate::bytes::spare::{Asked, Spare};
 use crate::bytes::stored::Stored;
-use crate::daemon::{Changed, Engine, Held, only_object};
+use crate::daemon::{Changed, Engine, Held, LOOSE_PATIENCE, only_object};
 use crate::door::Door;
 use crate::kernel::answer::Answer;
 use crate::kernel::session::Backing;
@@ -35,11 +35,13 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// So many writes in a row that are left to us, and the daemon is asked about one in [`ASK_EVERY`] only.
 const PLAIN_RUN_MAX: u32 = 8;
 const ASK_EVERY: u32 = 64;
+/// Between two tries to hold objects whose bytes are being written again.
+const TRY_EVERY: Duration = Duration::from_millis(50);
 /// A multiple of the kernel's pages, on whatever machine. Units: bytes.
 const PAGE_MULTIPLE: u64 = 65536;
 
@@ -48,12 +50,15 @@ const PAGE_MULTIPLE: u64 = 65536;
 pub(crate) struct FileSlot {
     /// The kernel's opens, and our own.
     open_count: u64,
-    /// The kernel's, by their file handles; what the next process is to know of each. A close that comes a second time finds none.
+    /// The kernel's opens, by their file handles: of each its way, and its place in the table for
+    /// the next process. A close that comes a second time finds none.
     handles: HashMap<u64, (Way, Option<Place>)>,
-    /// Of how many failures of [`OpenFile::sync_failed`] each has heard; of none if it is not here.
+    /// How many failures of [`OpenFile::sync_failed`] each has been told of; none if it is not
+    /// here.
     heard: HashMap<u64, u64>,
     open: Option<Arc<OpenFile>>,
-    /// As in [`OpenFile`], when it was closed last: who opens it again to go on writing need not wait for the disk to know.
+    /// As in [`OpenFile`], when it was closed last: a program that opens it again to go on writing
+    /// need not wait for the disk to know.
     tail_is_clean: bool,
     /// As in [`Ways`], since then: a mapping outlives the close of its file. (The kernel does not forget an inode that is mapped.)
     mapped: Option<Mapped>,
@@ -89,7 +94,7 @@ impl FileSlot {
         self.open.as_ref().map(|file| Arc::clone(&file.stub))
     }
 
-    /// What its opens share.
+    /// The state that its opens share.
     pub(crate) fn open_file(&self) -> Option<Arc<OpenFile>> {
         self.open.clone()
     }
@@ -123,7 +128,7 @@ pub(crate) struct OpenFile {
     /// So many of them are durable for certain.
     layout_changes_durable: AtomicU64,
     sync_failures: Arc<SyncFailures>,
-    /// How the kernel has it open. Held by who waits for a disk.
+    /// How the kernel has it open. Held by a thread that waits for a disk.
     pub(crate) ways: Mutex<Ways>,
     /// They have an object.
     is_passed: AtomicBool,
@@ -146,7 +151,7 @@ pub(crate) struct State {
 #[derive(Debug)]
 pub(crate) struct SyncFailures {
     known: Mutex<(u64, Errno)>,
-    /// Read by who asks the kernel of its own, until it is known what that said.
+    /// Read by a thread that asks the kernel of its own, until the kernel's answer is known.
     pub(crate) asking: RwLock<()>,
 }
 
@@ -180,8 +185,8 @@ struct OpenObject {
     is_recent: bool,
     /// Somebody may have written by a descriptor of it.
     was_written: bool,
-    /// And since then the kernel was not asked what it could not write. (What it has said to nobody yet it says to the next descriptor, too, if that is
-    /// opened at once.)
+    /// And since then nobody asked the kernel for its write errors. An error that nobody has been
+    /// told yet goes to the next descriptor, too, if that is opened at once.
     is_unasked: bool,
     /// It was changed by its descriptor, past the daemon, and not synced since.
     owes_sync: bool,
@@ -256,7 +261,8 @@ impl State {
         Asked::Closed
     }
 
-    /// What the kernel is asked of before that, and who is to hear what it says. None: it was used since [`State::close_spare`] said so.
+    /// The descriptor by which the kernel is asked before that, and the failures that its answer is
+    /// added to. None: it was used since [`State::close_spare`] said so.
     ///
     /// Assumes  this state: locked alone
     pub(crate) fn written_spare(
@@ -270,7 +276,8 @@ impl State {
         Some((Arc::clone(fd), Arc::clone(&self.sync_failures)))
     }
 
-    /// It is changed by its descriptor, past the daemon: what the kernel cannot keep of that the daemon does not know, and cannot write again.
+    /// It is changed by its descriptor, past the daemon: the daemon does not know those bytes, and
+    /// cannot write them again if the kernel cannot keep them.
     pub(crate) fn note_owed_sync(&self, object: Object) {
         if let Some(open) = locked(&self.objects).get_mut(&object) {
             open.owes_sync = true;
@@ -290,7 +297,8 @@ impl State {
         had.is_some_and(|open| open.was_written)
     }
 
-    /// An object's descriptor is not kept any longer. What is known of it stays: it is opened again at once.
+    /// An object's descriptor is not kept any longer. All that is known of it stays: it is opened
+    /// again at once.
     pub(crate) fn forget(&self, object: Object) {
         if let Some(open) = locked(&self.objects).get_mut(&object) {
             open.fd = None;
@@ -299,7 +307,7 @@ impl State {
     }
 }
 
-/// What becomes of room that is reserved behind the end of a file.
+/// The fate of room that is reserved behind the end of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behind {
     /// It is for what comes next.
@@ -317,8 +325,8 @@ impl OpenFile {
         self.tail_is_clean.store(false, Ordering::Release);
     }
 
-    /// Whether the daemon is asked to take a write: what it has left to us again and again (where nothing can be reserved) it is asked now
-    /// and then.
+    /// Whether the daemon is asked to take a write. A daemon that left the writes of a file to us
+    /// again and again, as where nothing can be reserved, is asked now and then.
     pub(crate) fn asks_daemon(&self) -> bool {
         let run = self.plain_run.load(Ordering::Relaxed);
         run < PLAIN_RUN_MAX || run.is_multiple_of(ASK_EVERY)
@@ -386,12 +394,14 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Who asks the kernel before he closes one of its objects (spare.rs) has said by then what he heard: it is said once, and perhaps only to him.
+    /// Wait for the thread that asks the kernel before it closes one of the file's objects:
+    /// spare.rs. By then that thread has passed on the error that it got: the kernel says it once,
+    /// and perhaps only to that thread.
     pub(crate) fn wait_for_who_asks(&self) {
         drop(self.sync_failures.asking.write());
     }
 
-    /// What was written may not be on its disk.
+    /// The bytes that were written may not be on their disk.
     pub(crate) fn sync_failed(&self, error: Errno) {
         self.sync_failures.one_more(error);
     }
@@ -425,7 +435,7 @@ impl OpenFile {
 }
 
 impl Door {
-    /// What a pool's trouble is answered; it is logged, since an errno says little.
+    /// The errno for a pool's trouble. The trouble is logged, since an errno says little.
     pub(crate) fn trouble(&self, node: &Node, error: &PoolError) -> Errno {
         let answer = error.errno();
         match error {
@@ -515,7 +525,7 @@ impl Door {
         }
     }
 
-    /// What the kernel has had open since processes before this one.
+    /// The files that the kernel has had open since processes before this one.
     pub(crate) fn know_opens(&self, opens: Vec<KnownOpen>) {
         for open in opens {
             match self.nodes.get(open.number) {
@@ -580,7 +590,7 @@ impl Door {
             opened => opened,
         })?;
         // Its objects went before its stub did.
-        if slot.nameless && status(&stub)?.stx_nlink == 0 {
+        if status(&stub)?.stx_nlink == 0 {
             return Err(Errno::STALE);
         }
         let file = self.opened(node, stub, slot, share)?;
@@ -669,7 +679,7 @@ impl Door {
         Ok(())
     }
 
-    /// What this open has not heard yet of what could not be made durable.
+    /// The error of a failed sync that this open has not got yet.
     pub(crate) fn hear_of_sync(&self, node: &Node, file: &OpenFile, handle: u64) -> Answer<()> {
         let (failures, error) = *locked(&file.sync_failures.known);
         if failures == 0 {
@@ -771,7 +781,7 @@ impl Door {
         let layout = state.layout.as_ref().ok_or(PoolError::NoRoom)?;
         let fd = self.with_descriptors(|| self.pool.open_object(layout, object, access))?;
         let fd = Arc::new(fd);
-        // Before others find it: who asks for it first has the daemon hear its name.
+        // Before others find it: the first to ask for it has the daemon get its name.
         self.engine.opened(node.number, object, || {
             let part = part_of(layout, object)?;
             let path = self.path_of(&state.stub)?;
@@ -810,7 +820,8 @@ impl Door {
         Ok(fd)
     }
 
-    /// What the pool does for a file that is open. A process that has no descriptor left lets go of what it keeps only to be quick.
+    /// Do an act of the pool for a file that is open. A process that has no descriptor left closes
+    /// those that it keeps only to be quick.
     fn with_descriptors<T>(
         &self,
         mut act: impl FnMut() -> Result<T, PoolError>,
@@ -889,7 +900,8 @@ impl Door {
     }
 
     /// Before bytes are put behind the end: if members have come, a stripe goes on over more of them.
-    /// Whatever keeps it from that, the stripe takes bytes as narrow as it was: it is no trouble of who writes.
+    /// A failure of that leaves the stripe as narrow as it was, and it takes the bytes so: the
+    /// writer gets no error.
     pub(crate) fn widen(&self, node: &Node, file: &OpenFile) {
         let generation = self.pool.generation();
         if file.seen_generation.load(Ordering::Relaxed) == generation {
@@ -940,7 +952,7 @@ impl Door {
         for object in all.filter(which) {
             match self.object(node, state, object, Access::Read) {
                 Ok(fd) => objects.push((object, fd)),
-                // What the daemon may have of it waits for its member.
+                // Bytes that the daemon may have of it wait for its member.
                 Err(
                     PoolError::Missing { .. } | PoolError::Lost { .. } | PoolError::Failing { .. },
                 ) => {}
@@ -956,12 +968,23 @@ impl Door {
             let objects = state.layout.iter().flat_map(Layout::objects);
             objects
                 .filter_map(|object| self.object(node, state, object, Access::Read).ok())
-                .any(|fd| self.engine.has_fact(&fd))
+                .any(|fd| !self.engine.is_whole(&fd))
         };
         if is_known(&file.state()) {
             let state = file.change();
-            // Nothing is changed.
-            self.hold(node, &state, |_| true)?.what = Changed::NOTHING;
+            let until = Instant::now() + LOOSE_PATIENCE;
+            loop {
+                match self.hold(node, &state, |_| true) {
+                    // Nothing is changed.
+                    Ok(mut held) => {
+                        held.what = Changed::NOTHING;
+                        break;
+                    }
+                    // The bytes that the kernel could not write are written again.
+                    Err(_) if Instant::now() < until => std::thread::sleep(TRY_EVERY),
+                    Err(error) => return Err(error),
+                }
+            }
         }
         Ok(())
     }
@@ -1028,14 +1051,16 @@ impl Door {
         let Some(mut layout) = state.layout.clone() else {
             return Ok(());
         };
-        // By their descriptors also those that go are told to the daemon, who may know them of an earlier open.
+        // By their descriptors also those that go are told to the daemon, which may know them of an
+        // earlier open.
         let mut held = self.hold(node, state, |_| true)?;
         // Cut within a page, an object gets zeros behind its end, through the kernel's cache: they are bytes of the file as soon as it grows again. (Units
         // of a stripe are multiples of this.)
         if size.is_multiple_of(PAGE_MULTIPLE) {
             held.what = Changed::Size;
         }
-        // Who reads the object without the door is to see that nothing is left, and then what comes next.
+        // A program that reads the object without the door is to see that nothing is left, and then
+        // the bytes that come next.
         let is_passed = self.is_passed(node, file, state);
         let kept = ByteCount(size.max(u64::from(is_passed)));
         let done = self.pool.cut(file.stub.as_fd(), &mut layout, kept);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who waits for a member waits in its own line: a few threads for each, so that one which is slow, or hangs, keeps nobody from another one.
+//! A request that waits for a member waits in that member's line: a few threads for each, so that a
+//! member which is slow, or hangs, keeps nobody from another one.
 //!
-//! The threads that take requests of the kernel are everybody's. What may wait for a disk is done by one of them only while few are at that member; the
-//! rest is put in the member's line, as is what waits for a daemon that has bytes of it, or for whoever changes the file. Threads come when they are
-//! needed and go when they are not.
+//! The threads that take requests of the kernel are everybody's. Work that may wait for a disk is
+//! done by one of them only while few are at that member; the rest is put in the member's line, as
+//! is work that waits for a daemon that has bytes of it, or for a thread that changes the file.
+//! Threads come when they are needed and go when they are not.
 
 use crate::lock::locked;
 use rushes_pool::MemberNumber;
@@ -17,14 +19,14 @@ const WITHIN_ALL_MAX: usize = 48;
 /// A thread that has nothing to do goes after this.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// What is waited for.
+/// The thing that is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Line {
     /// A member's disk.
     Disk(MemberNumber),
     /// A daemon, for bytes of a member's objects that they have not.
     Daemon(MemberNumber),
-    /// Who changes the file of this node.
+    /// The thread that changes the file of this node.
     File(u64),
 }
 
@@ -89,7 +91,7 @@ impl Lines {
         }
     }
 
-    /// One that could not be started: others do its work, or who was to be spared.
+    /// One that could not be started: others do its work, or the thread that was to be spared.
     fn lacks_thread(&self, line: Line, error: &std::io::Error) {
         let mut all = locked(&self.all);
         let Some(waiting) = all.get_mut(&line) else {

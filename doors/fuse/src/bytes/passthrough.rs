@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How the kernel reads and writes each open of a file: through its cache, past it, or straight from the object (passthrough).
 //!
-//! Straight from the object nobody here sees a read. So it is for who opens a file only to read it, while nobody writes to it, no daemon is to
-//! have its reads, and all its bytes are in one object, byte for byte. As long as somebody has such an open, or a mapping that such an open left
-//! behind (the kernel tells of its close, not of its mappings), the object stays where it is and as long as the file is. Decision:
-//! docs/decisions/0033.
+//! Straight from the object nobody here sees a read. So it is for a program that opens a file only
+//! to read it, while nobody writes to it, no daemon is to have its reads, and all its bytes are in
+//! one object, byte for byte. As long as somebody has such an open, or a mapping that such an open
+//! left behind (the kernel tells of its close, not of its mappings), the object stays where it is
+//! and as long as the file is. Decision: docs/decisions/0033.
 //!
 //! The kernel (fs/fuse/iomode.c) lets an inode be open through its cache or by passthrough, not both: while there are opens by passthrough,
 //! each further one is one, too, if need be for its mappings alone.
@@ -38,7 +39,7 @@ pub(crate) enum Way {
     Passed { writes: bool },
 }
 
-/// What the kernel is told of an open.
+/// The answer to the kernel about an open.
 pub(crate) struct Opened {
     pub(crate) way: Way,
     /// Of one that is passed: the object, as the kernel knows it, and whether reads and writes are passed, too, beside mappings.
@@ -68,7 +69,7 @@ pub(crate) struct Ways {
 }
 
 impl Ways {
-    /// Nobody has it open; what may be mapped is as it was at the last close.
+    /// Nobody has it open; the object that may be mapped is that of the last close.
     pub(crate) fn of_mapped(object: Option<Object>) -> Ways {
         Ways {
             object,
@@ -76,7 +77,7 @@ impl Ways {
         }
     }
 
-    /// What somebody may read without the door.
+    /// The object that somebody may read without the door.
     pub(crate) fn object(&self) -> Option<Object> {
         self.object
     }
@@ -156,7 +157,7 @@ impl Door {
             // Perhaps nobody has it any more.
             self.is_passed(node, file, &file.change());
         }
-        // Who changes the layout has it alone: he comes before this, or sees it.
+        // A thread that changes the layout has the state alone: it comes before this, or sees it.
         let state = file.state();
         let mut ways = locked(&file.ways);
         let is_first = ways.object.is_none();
@@ -188,7 +189,7 @@ impl Door {
                 })
                 .and_then(|fd| {
                     register(&fd).map(Arc::new).map_err(|error| {
-                        // (Of a member that is stacked on another file system that is at each open.)
+                        // Of a member that is stacked on another file system that is at each open.
                         tracing::debug!("file {}: no passthrough: {error}", node.number);
                         Errno::IO
                     })
@@ -201,7 +202,9 @@ impl Door {
                 let way = ways.add(Way::Cached);
                 return Ok(Opened { way, backing: None });
             }
-            // Somebody may have it mapped still, and cannot be asked about. Who opens it now hears what he hears of any file there, and what he adds has a place elsewhere.
+            // A program may have it mapped still, and nobody can be asked about that. A program
+            // that opens it now gets the errors that it gets of any file there, and bytes that it
+            // adds have a place elsewhere.
             Err(_) if is_away && ways.passed == 0 => {
                 let way = ways.add(Way::Cached);
                 return Ok(Opened { way, backing: None });
@@ -223,7 +226,7 @@ impl Door {
         })
     }
 
-    /// Who opens it may map the object and store there.
+    /// The opener may map the object and store there.
     fn may_be_stored(
         &self,
         node: &Node,
@@ -236,7 +239,7 @@ impl Door {
             let fd = self.object(node, state, object, Access::Read);
             let fd = fd.map_err(|error| self.trouble(node, &error))?;
             *stored = Some(Stored::begin(&fd)?);
-            // What it was told of the file's times it would believe for a while.
+            // The kernel would believe the times that it was told of the file for a while.
             if let Some(notices) = self.notices.get() {
                 notices.forget_attributes(node.number);
             }
@@ -290,7 +293,7 @@ impl Door {
         }
         let object = self.is_whole(node, file, state)?;
         let fd = self.object(node, state, object, Access::Read).ok()?;
-        // What is to go elsewhere would have to wait for its readers.
+        // Bytes that are to go elsewhere would have to wait for their readers.
         let stays = self.pool.takes_bytes(object.member);
         (stays && self.engine.may_pass(object, &fd)).then_some(object)
     }
@@ -305,14 +308,15 @@ impl Door {
             return false;
         };
         if ways.passed > 0 {
-            // Given up with its member: whoever has it open has what is left of it, and the file goes on without it.
+            // Given up with its member: a program that has it open has what is left of it, and the
+            // file goes on without it.
             return !self.pool.is_lost(object.member);
         }
         // Nobody uses our own descriptors now: they would look like somebody else's.
         state.forget(object);
         let is_elsewhere = match self.object(node, state, object, Access::Read) {
             Ok(fd) => lease::is_open_elsewhere(&fd).unwrap_or(true),
-            // Whoever has it mapped has what is left of it.
+            // A program that has it mapped has what is left of it.
             Err(PoolError::Object { .. } | PoolError::NoRoom | PoolError::Lost { .. }) => false,
             Err(_) => true,
         };
@@ -326,7 +330,8 @@ impl Door {
         is_elsewhere
     }
 
-    /// An object that is read without the door reaches to the file's end: what is behind its own would be the end for them.
+    /// An object that is read without the door reaches to the file's end: its own end would be the
+    /// file's end for the readers.
     ///
     /// Assumes  `state`: locked alone
     pub(crate) fn stretch(

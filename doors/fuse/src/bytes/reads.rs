@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads: pieces are asked for, and whoever has the last one sees to the answer.
+//! Reads: pieces are asked for, and the thread that has the last one sees to the answer.
 //!
-//! A reader without a contract may wait for seconds, with all that the kernel reads ahead for him. So no thread that takes requests waits for the
-//! daemon: it asks for the pieces of a read and goes on to the next request. What the daemon does not bring is read from its object in the line of that
-//! member (lines.rs): a disk that is slow, or hangs, keeps nobody from another one. Without a daemon a thread reads itself where few do.
+//! A reader without a contract may wait for seconds, with all that the kernel reads ahead for it.
+//! So no thread that takes requests waits for the daemon: it asks for the pieces of a read and goes
+//! on to the next request. Bytes that the daemon does not bring are read from their object in the
+//! line of that member (lines.rs): a disk that is slow, or hangs, keeps nobody from another one.
+//! Without a daemon a thread reads itself where few do.
 
 use crate::bytes::files::{OpenFile, SharedState};
 use crate::bytes::lines::Line;
@@ -24,10 +26,10 @@ use std::sync::{Arc, Mutex};
 /// Threads that hand on what the daemon has brought. Each copies one answer at a time to the kernel.
 const ANSWERING_COUNT: usize = 4;
 
-/// Who gets a read's bytes; called once, by any thread.
+/// The receiver of a read's bytes; called once, by any thread.
 pub(crate) type Reply = Box<dyn FnOnce(Answer<Vec<u8>>) + Send>;
 
-/// Who finishes reads.
+/// The threads that finish reads.
 pub(crate) struct Finishers {
     answering: Sender<Gathered>,
 }
@@ -40,7 +42,7 @@ struct Piece {
     length: usize,
 }
 
-/// A file that the daemon is to hear of.
+/// A file that the daemon is to be told of.
 pub(crate) struct Opened {
     object: Object,
     node: Arc<Node>,
@@ -55,7 +57,7 @@ struct Reading {
     node: Arc<Node>,
     file: Arc<OpenFile>,
     pieces: Vec<Piece>,
-    /// Of all there is to answer; what no piece has is zero. Units: bytes.
+    /// Of all there is to answer; bytes that no piece has are zero. Units: bytes.
     length: usize,
     gathering: Mutex<Gathering>,
     /// Nobody changes the file before it is answered. (Last: descriptors go before it.)
@@ -122,7 +124,7 @@ fn finishing(name: &str, count: usize) -> io::Result<Sender<Gathered>> {
     Ok(sender)
 }
 
-/// Who has a piece.
+/// The thread that has a piece.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     /// A thread that may answer as well.
@@ -168,7 +170,7 @@ impl Reading {
         };
         match by {
             By::Reader => gathered.answer(),
-            // Those threads live as long as the door, which who waits has.
+            // Those threads live as long as the door, which a waiting thread has.
             By::Lead => drop(finishers.finishers.answering.send(gathered)),
         }
     }
@@ -229,13 +231,14 @@ impl Reading {
             .read(piece.object, fd, piece.length, piece.start, waiter);
     }
 
-    /// What the daemon gave of a piece. The rest is read from the object; not while that lacks what a daemon has. Waits for nothing, unless it may.
+    /// The daemon's answer for a piece is there. The rest is read from the object; not while that
+    /// lacks bytes that a daemon has. Waits for nothing, unless it may.
     fn brought(self: Arc<Self>, index: usize, fd: Arc<OwnedFd>, served: Served, may_stay: bool) {
         let piece = self.pieces[index];
         let bytes = match served {
             Served::Bytes(bytes) if bytes.len() >= piece.length => Ok(bytes),
             Served::Bytes(bytes) => return self.read_rest(index, fd, bytes, may_stay),
-            Served::Plain if !self.door.engine.has_fact(&fd) => {
+            Served::Plain if self.door.engine.is_whole(&fd) => {
                 return self.read_rest(index, fd, Vec::new(), may_stay);
             }
             Served::Plain => {
@@ -271,7 +274,7 @@ impl Reading {
 }
 
 impl Door {
-    /// Read, and reply from whatever thread has the bytes.
+    /// Read, and reply from any thread that has the bytes.
     pub(crate) fn read(self: &Arc<Door>, number: u64, offset: u64, length: usize, reply: Reply) {
         let found = self.nodes.get(number).and_then(|node| {
             let file = self.file(&node)?;
@@ -284,7 +287,7 @@ impl Door {
         if let Some(state) = file.shared_state_now() {
             return self.read_of((node, file, state), (offset, length), reply, true);
         }
-        // Who changes the file may himself wait for a disk.
+        // A thread that changes the file may itself wait for a disk.
         let door = Arc::clone(self);
         self.lines.put(Line::File(number), move || {
             let state = file.shared_state();
@@ -339,11 +342,14 @@ impl Door {
         reading.begin(count - 1, may_stay);
     }
 
-    /// A file was opened to be read: the daemon hears of it before its first read. That one, with the header, may be answered by the kernel's cache, and then
-    /// those that come could not be told from reads here and there. Of a file in several objects none has a header. Waits for nothing.
+    /// A file was opened to be read: the daemon is told of it before its first read. That one, with
+    /// the header, may be answered by the kernel's cache, and then those that come could not be
+    /// told from reads here and there. Of a file in several objects none has a header. Waits for
+    /// nothing.
     ///
-    /// Asked before the kernel hears that it is open: whoever has all he reads in the kernel's cache has closed it a moment later, and here it stays open as
-    /// long as the daemon is not told ([`Door::tell_of_open`]).
+    /// Asked before the kernel is told that it is open: a program that has all it reads in the
+    /// kernel's cache has closed it a moment later, and here it stays open as long as the daemon is
+    /// not told ([`Door::tell_of_open`]).
     pub(crate) fn is_opened_to_be_read(&self, number: u64, flags: i32) -> Option<Opened> {
         let flags = OFlags::from_bits_retain(flags as u32);
         if flags & OFlags::ACCMODE == OFlags::WRONLY {
@@ -351,7 +357,7 @@ impl Door {
         }
         let node = self.nodes.get(number).ok()?;
         let file = locked(&node.file).open_file()?;
-        // (While somebody changes the file, its first read tells of it.)
+        // While somebody changes the file, its first read tells of it.
         let state = file.shared_state_now()?;
         let object = state.layout.as_ref().and_then(only_object)?;
         if file.may_be_passed() || !self.engine.serves(object) {
@@ -365,7 +371,7 @@ impl Door {
         })
     }
 
-    /// The daemon hears of it. Waits for nothing.
+    /// The daemon is told of it. Waits for nothing.
     pub(crate) fn tell_of_open(self: &Arc<Door>, opened: Opened) {
         let object = opened.object;
         if let Some(fd) = opened.state.known(object) {
@@ -376,7 +382,7 @@ impl Door {
             let Opened {
                 node, file, state, ..
             } = opened;
-            // Who reads it hears what is wrong with it.
+            // A program that reads it gets the error.
             if let Ok(fd) = door.object(&node, &state, object, Access::Read) {
                 door.engine.tell_of(object, fd);
             }
@@ -384,7 +390,7 @@ impl Door {
         });
     }
 
-    /// Read, for who has nothing else to do.
+    /// Read, for a thread that has nothing else to do.
     pub(crate) fn read_and_wait(
         self: &Arc<Door>,
         node: &Arc<Node>,

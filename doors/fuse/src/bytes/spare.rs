@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Descriptors of a file's objects beside its first: kept only to be quick, and closed when there are too many.
 //!
-//! A file in twenty objects may cost 21 descriptors, of which two are counted when it is opened (descriptors.rs). The others have what those who have files
-//! open leave of the budget: whoever opens one more closes those that were not used for longest, whose files nobody uses at this moment. They
-//! are opened again when they are needed.
+//! A file in twenty objects may cost 21 descriptors, of which two are counted when it is opened
+//! (descriptors.rs). The others have the part of the budget that the counted ones leave: a thread
+//! that opens one more closes those that were not used for longest, whose files nobody uses at this
+//! moment. They are opened again when they are needed.
 //!
-//! By one that was written the kernel says what it could not write: that is asked before it goes. Since a disk may take long for that, or hang, it is asked
-//! in the line of its own member, of one object at a time, and who opened something does not wait for it. Where far too many are open all the same, who needs
-//! one more waits as long as disks answer; if none does, he alone hears that there are too many.
+//! By a descriptor that was written the kernel tells its write errors: it is asked for them before
+//! the descriptor goes. Since a disk may take long for that, or hang, it is asked in the line of
+//! its own member, of one object at a time, and a thread that opened something does not wait for
+//! it. Where far too many are open all the same, a request that needs one more waits as long as
+//! disks answer; if none does, it alone gets the error that there are too many.
 
 use crate::bytes::files::State;
 use crate::bytes::lines::{Line, Lines};
@@ -27,12 +30,13 @@ const AT_ONCE_MAX: u64 = 8;
 const LET_GO_COUNT: u64 = 64;
 /// Entries of files that were closed are looked for when there are so many of all.
 const ENTRY_COUNT_MIN: usize = 256;
-/// So many are looked at by who opens one more, and some for each that is to be closed: others go on from there.
+/// So many are looked at by a thread that opens one more, and some for each that is to be closed:
+/// others go on from there.
 const LOOKED_AT_MIN: u64 = 64;
 const LOOKED_AT_FOR_ONE: u64 = 4;
 /// Written ones that stand in the line of one member.
 const WRITTEN_COUNT_MAX: usize = 8;
-/// Who needs a descriptor waits no longer when no disk has answered for so long.
+/// A request that needs a descriptor waits no longer when no disk has answered for so long.
 const DISK_PATIENCE: Duration = Duration::from_secs(2);
 /// And not for ever where they do.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -44,12 +48,12 @@ struct Entry {
     object: Object,
 }
 
-/// What it takes to close them.
+/// The helpers that close them.
 #[derive(Debug)]
 struct Helpers {
     pool: Weak<Pool>,
     lines: Weak<Lines>,
-    /// Who may have such descriptors as well.
+    /// It may have such descriptors as well.
     engine: Weak<Engine>,
 }
 
@@ -89,7 +93,7 @@ impl Drop for Spare {
     }
 }
 
-/// What became of one that should go.
+/// The outcome for one that should go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     /// It was closed.
@@ -105,16 +109,16 @@ pub(crate) enum Asked {
 /// How hard somebody looks for those that may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
-    /// What was used since somebody looked last stays.
+    /// One that was used since the last look stays.
     Some,
     /// There is no other way: all are looked at twice.
     Great,
 }
 
 impl Spares {
-    /// Who is to hear of those that go, and where disks are waited for.
+    /// Those that are to learn of the ones that go, and the lines in which threads wait for disks.
     pub(crate) fn set_helpers(&self, pool: &Arc<Pool>, lines: &Arc<Lines>, engine: &Arc<Engine>) {
-        // (Once, when the door is made.)
+        // Once, when the door is made.
         let _ = self.helpers.set(Helpers {
             pool: Arc::downgrade(pool),
             lines: Arc::downgrade(lines),
@@ -213,7 +217,8 @@ impl Spares {
             return Asked::None;
         };
         let engine = self.helpers.get().map(|helpers| &helpers.engine);
-        // (Who reads or writes the file has the lock, and so has the caller that of his.)
+        // A thread that reads or writes the file has the lock, and so has the caller that of its
+        // own.
         match state.try_write() {
             Some(state) => state.close_spare(entry.object, engine, is_asked),
             None => Asked::Stays,
@@ -229,7 +234,7 @@ impl Spares {
         let mut written = locked(&self.written);
         for entry in entries {
             let number = entry.object.member;
-            // What one that fails says is known; it is asked when it works again.
+            // The answer of one that fails is known; it is asked when it works again.
             let member = pool.as_ref().and_then(|pool| pool.member(number));
             let fails = member.is_some_and(|member| member.failing().is_some());
             let is_full = written
@@ -247,7 +252,8 @@ impl Spares {
             line.push_back(entry);
         }
         drop(written);
-        // (Behind the others: those of a disk that hangs would keep who looks from all others.)
+        // Behind the others: those of a disk that hangs would keep a thread that looks from all
+        // others.
         locked(&self.ring).extend(stay);
         for member in begun {
             if let Some(lines) = &lines {
@@ -275,13 +281,15 @@ impl Spares {
             }
             self.answer();
         }
-        // Nothing is on its way any more, perhaps; with the lock, so that nobody who is about to wait misses it.
+        // Nothing is on its way any more, perhaps; with the lock, so that no thread that is about
+        // to wait misses it.
         let answers = locked(&self.answers);
         self.answered.notify_all();
         drop(answers);
     }
 
-    /// What the kernel could not write it says to those who had the file open then. The file is locked only before and afterwards.
+    /// The kernel's write errors go to the programs that had the file open then. The file is locked
+    /// only before and afterwards.
     fn ask_and_close(&self, entry: &Entry) -> Asked {
         let Some(state) = entry.state.upgrade() else {
             return Asked::None;
@@ -290,14 +298,14 @@ impl Spares {
             Some(state) => state.written_spare(entry.object),
             None => None,
         };
-        // Who closes it meanwhile need not wait.
+        // A program that closes it meanwhile need not wait.
         drop(state);
         let Some((fd, failures)) = written else {
             return Asked::Stays;
         };
         let pool = self.helpers.get().and_then(|one| one.pool.upgrade());
         let number = entry.object.member;
-        // (Of one that was given up nothing comes; each open hears that when it asks.)
+        // Of one that was given up nothing comes; each open gets that error when it asks.
         if !pool.as_ref().is_some_and(|pool| pool.is_lost(number)) {
             let Some(asking) = failures.asking.try_read() else {
                 return Asked::Stays;
@@ -322,7 +330,8 @@ impl Spares {
         self.answered.notify_all();
     }
 
-    /// Until something is so, told how many answers there were, or no disk answers. Who comes when none has for long does not wait at all.
+    /// Until something is so, told how many answers there were, or no disk answers. A request that
+    /// comes when none has answered for long does not wait at all.
     ///
     /// Returns  whether it is
     fn wait_until(&self, is_so: impl Fn(u64) -> bool) -> bool {

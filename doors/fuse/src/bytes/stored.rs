@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The time of a file that is stored to without the door.
 //!
-//! A store through a mapping by passthrough gives the object a time, and nobody tells the stub. So as long as somebody may do that the stub's time is made
-//! to follow whenever somebody asks for it, and at the end: who looks for files that changed (a backup, rsync, an NFS client) misses none. The object's
-//! time counts only when it has changed since it was last looked at: the file may have been given an older one on purpose.
+//! A store through a mapping by passthrough gives the object a time, and nobody tells the stub. So
+//! as long as somebody may do that the stub's time is made to follow whenever somebody asks for it,
+//! and at the end: a program that looks for files that changed, such as a backup, rsync or an NFS
+//! client, misses none. The object's time counts only when it has changed since it was last looked
+//! at: the file may have been given an older one on purpose.
 
 use crate::bytes::files::FileSlot;
 use crate::door::Door;
@@ -80,7 +82,7 @@ impl Door {
 
     /// The kernel has forgotten so many lookups of an inode. As long as it is mapped it does not forget the last.
     pub(crate) fn forget(&self, number: u64, lookups: u64) {
-        // Before: who looks it up anew finds its time.
+        // Before: a program that looks it up anew finds its time.
         if let Ok(node) = self.nodes.get(number) {
             self.follow_at_last(&node);
         }

@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 /// By then file systems have written most of it by themselves.
 const SETTLED_AFTER: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// So long a look waits for syncs. What one comes to that takes longer is seen by a later look.
+/// So long a look waits for syncs. A later look sees the outcome of one that takes longer.
 const SYNC_PATIENCE: Duration = Duration::from_secs(1);
-/// The same, when the door closes: what is not settled then is found by the next mount.
+/// The same, when the door closes: the next mount finds the files that are not settled then.
 const LAST_PATIENCE: Duration = Duration::from_secs(15);
 /// Between two looks then.
 const LAST_PAUSE: Duration = Duration::from_millis(10);
@@ -51,7 +51,7 @@ struct Noted {
     postponed: Option<(Instant, Duration)>,
 }
 
-/// What a try came to.
+/// The outcome of a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tried {
     /// It is settled, or gone.
@@ -88,7 +88,7 @@ impl Unsettled {
         }
     }
 
-    /// A checkpoint came upon it, some time ago: what is known of it is newer.
+    /// A checkpoint came upon it, some time ago: an entry that is known is newer.
     fn note_found(&self, number: u64, handle: &Handle, layout: &Layout) {
         let is_known = |noted: &Noted| noted.handle == *handle;
         if !locked(&self.files).get(&number).is_some_and(is_known) {
@@ -148,7 +148,7 @@ struct Syncs {
     ended: Condvar,
 }
 
-/// What is known of a member.
+/// The state of a member's syncs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Synced {
     is_under_way: bool,
@@ -157,7 +157,7 @@ struct Synced {
 }
 
 impl Synced {
-    /// What was there at that time is durable.
+    /// All that was there at that time is durable.
     fn covers(self, since: Instant) -> bool {
         self.began.is_some_and(|began| began >= since)
     }
@@ -177,7 +177,7 @@ impl Syncs {
         loop {
             for (&member, &since) in wanted {
                 let state = known.entry(member).or_default();
-                // (One that is under way may have begun before.)
+                // One that is under way may have begun before.
                 if !state.is_under_way && !state.covers(since) && tried.insert(member) {
                     state.is_under_way = self.start(pool, member);
                 }
@@ -269,7 +269,7 @@ impl Door {
                     self.changed(&node);
                 }
             }
-            // Whoever needs that object is told.
+            // A program that needs that object is told.
             Err(error) => tracing::debug!("file {}: {error}", node.number),
         }
         self.unsettled.note(node, layout);
@@ -299,7 +299,7 @@ impl Door {
         let due = self.unsettled.older_than(age);
         let mut wanted: BTreeMap<MemberNumber, Instant> = BTreeMap::new();
         for (_, noted) in &due {
-            // What was given up with its member waits for no disk.
+            // An object that was given up with its member waits for no disk.
             let kept = noted.objects.iter();
             for object in kept.filter(|object| !self.pool.is_lost(object.member)) {
                 let since = wanted.entry(object.member).or_insert(noted.since);
@@ -319,7 +319,8 @@ impl Door {
         let burying = match self.burying.try_lock() {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
-            // (When the door closes there is no later look, and it waits for the end of the last burial in any case.)
+            // When the door closes there is no later look, and it waits for the end of the last
+            // burial in any case.
             Err(TryLockError::WouldBlock) if age.is_zero() => Some(locked(&self.burying)),
             Err(TryLockError::WouldBlock) => None,
         };
@@ -350,7 +351,8 @@ impl Door {
 
     /// Its record says so, now that these objects are durable.
     fn settle_by_itself(&self, noted: &Noted, removed: Option<&BTreeSet<u64>>) -> Tried {
-        // As if the kernel had looked it up: who opens it meanwhile shares what is open of it.
+        // As if the kernel had looked it up: a program that opens it meanwhile shares what is open
+        // of it.
         let node = match self.nodes.enter_again(&noted.handle) {
             Ok(node) => node,
             Err(Errno::STALE | Errno::NOENT) => return Tried::Done,
@@ -388,7 +390,7 @@ impl Door {
         };
         let named = layout.objects();
         if !noted.objects.iter().all(|object| named.contains(object)) {
-            // It was moved, or cut and written anew: what it has now has not waited yet.
+            // It was moved, or cut and written anew: its present objects have not waited yet.
             self.unsettled.note(node, &layout);
             return Tried::Later;
         }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Files that the daemon wants before anybody has opened them: the next frames of sequences (docs/decisions/0034).
 //!
-//! It asks by the name in the tree; what it gets is the object, in the session of the member that has it. Nobody waits for these threads:
-//! one looks into the catalogue, and one for each member opens objects there, so that a member that hangs keeps no other's from being found.
+//! The daemon asks by the name in the tree; it gets the object, in the session of the member that
+//! has it. Nobody waits for these threads: one looks into the catalogue, and one for each member
+//! opens objects there, so that a member that hangs keeps no other's from being found.
 
 use super::queue::{Job, Queue};
 use crate::lock::locked;
@@ -18,7 +19,8 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 
-/// Files that wait for the catalogue, and of each member for its disk; what is beyond is not there.
+/// Files that wait for the catalogue, and of each member for its disk; a file beyond counts as not
+/// there.
 const WAITING_MAX: usize = 256;
 
 /// The members' threads.
@@ -60,7 +62,7 @@ impl Finder {
     pub(super) fn start(pool: &Arc<Pool>, queues: &Arc<Queues>) -> io::Result<Finder> {
         let (wanted, waiting) = sync_channel(WAITING_MAX);
         let catalogue = Catalogue {
-            // Whoever hangs in a member's disk does not keep the pool.
+            // A thread that hangs in a member's disk does not keep the pool.
             pool: Arc::downgrade(pool),
             queues: Arc::clone(queues),
             members: HashMap::new(),
@@ -126,7 +128,7 @@ impl Catalogue {
         if !self.members.contains_key(&member) {
             let (sender, openings) = sync_channel(WAITING_MAX);
             let (pool, queues) = (Weak::clone(&self.pool), Arc::clone(&self.queues));
-            // (It ends with this one, but for a disk that hangs.)
+            // It ends with this one, but for a disk that hangs.
             let thread = std::thread::Builder::new()
                 .name(format!("frames-{}", member.0))
                 .spawn(move || open_each(&pool, &queues, &openings));

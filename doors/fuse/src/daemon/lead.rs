@@ -36,7 +36,7 @@ const TRY_EVERY: Duration = Duration::from_millis(50);
 /// Between two looks for a daemon after the last one has died.
 const AGAIN_EVERY: Duration = Duration::from_millis(20);
 
-/// What all threads of the door know of daemons.
+/// The facts about daemons that all threads of the door share.
 pub(super) struct Daemons {
     pub(super) runtime_dir: PathBuf,
     /// A shell command that writes what a daemon left, when none comes back.
@@ -81,7 +81,8 @@ impl Daemons {
         }
     }
 
-    /// There is none, and it left something: start whoever writes that; again, when he could not.
+    /// There is none, and it left something: start the command that writes that; again, when it
+    /// could not.
     fn is_missed(&self) {
         let mut missed = locked(&self.missed);
         let since = *missed.since.get_or_insert_with(|| {
@@ -138,7 +139,7 @@ pub(super) struct Lead {
     pub(super) queue: Arc<Queue>,
     pub(super) daemons: Arc<Daemons>,
     pub(super) member: PathBuf,
-    /// What hinders is in the log.
+    /// The hindrance is in the log.
     pub(super) logged: bool,
 }
 
@@ -280,7 +281,8 @@ impl Lead {
             .store(takes_writes, Ordering::Release);
     }
 
-    /// With this daemon, or the next one. False: what the last one acknowledged is in the objects.
+    /// With this daemon, or the next one. False: the objects have all that the last one
+    /// acknowledged.
     fn goes_on(&self, session: &mut Session) -> bool {
         let has_daemon = session.has_daemon();
         let is_lost = !has_daemon && session.is_lost();
@@ -336,7 +338,7 @@ impl Lead {
     }
 
     fn refuse_all(&self) {
-        // Who waits for the answer of one that is dropped hears so.
+        // A caller that waits for the answer of one that is dropped is told so.
         drop(self.queue.take());
     }
 }

@@ -5,8 +5,9 @@
 //! through it, so that the daemon sees each file's reads in one stream. Without a daemon, or a share, the door reads and writes the
 //! objects itself. Decisions: docs/decisions/0025 and 0026.
 //!
-//! **Who changes an object itself** has the file's lock for himself (`OpenFile::change`) and a [`Held`] of it: the daemon has written what
-//! it had of the object, or there is none and none begins to serve meanwhile. What goes through lanes has the lock with others.
+//! **A thread that changes an object itself** has the file's lock alone (`OpenFile::change`) and a
+//! [`Held`] of it: the daemon has written all it had of the object, or there is none and none
+//! begins to serve meanwhile. Writes that go through lanes share the lock.
 
 mod finder;
 mod lead;
@@ -45,8 +46,11 @@ use std::time::{Duration, Instant};
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// For its answer to what shares it has.
 pub(crate) const STATUS_PATIENCE: Duration = Duration::from_secs(2);
-/// Who waits so long for bytes that only a daemon has, and gets neither, hears of it.
+/// A program that waits so long for bytes that only a daemon has, and gets neither, gets an error.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// The daemon writes again what the kernel could not write, once a second while that fails; a
+/// reader of the object itself waits for that so long.
+pub(crate) const LOOSE_PATIENCE: Duration = Duration::from_secs(3);
 
 /// Which daemon a mount goes by, and what is done when it dies and none comes back.
 #[derive(Clone, Debug)]
@@ -155,13 +159,31 @@ impl Engine {
     /// one is to have them.)
     pub(crate) fn may_pass(&self, object: Object, fd: &OwnedFd) -> bool {
         let queue = self.queue(object.member);
-        queue.is_none_or(|queue| !queue.has_served()) && !self.has_fact(fd)
+        queue.is_none_or(|queue| !queue.has_served()) && self.is_whole(fd)
     }
 
     /// The object lacks bytes that a daemon has, or has left.
     pub(crate) fn has_fact(&self, fd: &OwnedFd) -> bool {
+        self.facts_say(fd, is_known)
+    }
+
+    /// A read of the object itself finds all acknowledged bytes: it lacks none, and none may be in
+    /// the kernel's cache alone, which may have to give them up.
+    pub(crate) fn is_whole(&self, fd: &OwnedFd) -> bool {
+        // Bytes that were loose may be dirty again between the two looks.
+        !self.facts_say(fd, |facts, device, inode| {
+            is_known(facts, device, inode)
+                || facts.is_loose(device, inode)
+                || is_known(facts, device, inode)
+        })
+    }
+
+    fn facts_say(&self, fd: &OwnedFd, what: impl Fn(&FactsView, u64, u64) -> bool) -> bool {
         let facts = self.daemons.as_ref().and_then(|daemons| daemons.facts());
-        facts.is_some_and(|facts| is_known(&facts, fd))
+        facts.is_some_and(|facts| {
+            let found = rustix::fs::fstat(fd);
+            found.is_ok_and(|found| what(&facts, found.st_dev, found.st_ino))
+        })
     }
 
     /// Some object lacks bytes, perhaps one that cannot be looked at.
@@ -207,17 +229,40 @@ impl Engine {
         }
     }
 
-    /// Until when somebody waits who begins now to wait for bytes that only a daemon has.
+    /// Until when a thread waits that begins now to wait for bytes that only a daemon has.
     pub(crate) fn patience(&self) -> Instant {
         Instant::now() + PATIENCE
     }
 
-    /// The same, for who was told to read the object itself: not while it lacks bytes that a daemon has. One that knows the file by another
-    /// name, or not yet, says so.
+    /// The same, for a thread that was told to read the object itself: not while it lacks bytes
+    /// that a daemon has. One that knows the file by another name, or not yet, says so.
     ///
-    /// Returns  Plain: it lacks none any more
-    /// Errors   EIO: it lacks some, and nobody gave them in time
+    /// Returns  Plain: it lacks none any more, and the kernel has none of it that it may have to give up
+    /// Errors   EIO: it lacks some, and nobody gave them in time; or its disk does not take what the kernel could not write
     pub(crate) fn read_when_known(
+        &self,
+        (object, fd): (Object, &Arc<OwnedFd>),
+        length: usize,
+        offset: u64,
+        until: Instant,
+    ) -> Answer<Served> {
+        let tight_by = (Instant::now() + LOOSE_PATIENCE).min(until);
+        loop {
+            let served = self.read_from_daemon((object, fd), length, offset, until)?;
+            let is_over = self.is_whole(fd) || Instant::now() > tight_by;
+            if !matches!(served, Served::Plain) || is_over {
+                return Ok(served);
+            }
+            // An error is of an earlier write and not the reader's: after it the daemon has the
+            // bytes, and they are read from there.
+            if !matches!(self.sync(object, fd)?, Done::Whole) {
+                std::thread::sleep(TRY_EVERY);
+            }
+        }
+    }
+
+    /// The same, as long as the object lacks bytes.
+    fn read_from_daemon(
         &self,
         (object, fd): (Object, &Arc<OwnedFd>),
         length: usize,
@@ -269,7 +314,8 @@ impl Engine {
         })
     }
 
-    /// What the daemon has acknowledged of the object is on stable storage, or its device has failed. Plain: the object has it all, sync that.
+    /// All that the daemon has acknowledged of the object is on stable storage, or its device has
+    /// failed. Plain: the object has it all, sync that.
     ///
     /// Errors   nobody answered
     pub(crate) fn sync(&self, object: Object, fd: &Arc<OwnedFd>) -> Answer<Done> {
@@ -278,8 +324,9 @@ impl Engine {
             let Some(queue) = self.asked(object, fd)? else {
                 return Ok(Done::Plain);
             };
-            // (Also of an object that lacks nothing: the kernel says once to each descriptor that it could not write, and the daemon, which has the
-            // bytes, is to hear of it before the second time is answered well.)
+            // Also of an object that lacks nothing: the kernel says once to each descriptor that it
+            // could not write, and the daemon, which has the bytes, is to get that error before the
+            // second time is answered well.
             let (answer, answered) = sync_channel(1);
             queue.push(Job::Sync {
                 object: object.id,
@@ -316,7 +363,8 @@ impl Engine {
         }
     }
 
-    /// None: a session begins or ends. Nothing is held then, or two who wait for each other's members might do so for ever.
+    /// None: a session begins or ends. Nothing is held then, or two threads that wait for each
+    /// other's members might do so for ever.
     fn try_hold(&self, objects: &[(Object, Arc<OwnedFd>)]) -> Answer<Option<Held<'_>>> {
         let mut held = Held {
             engine: self,
@@ -352,7 +400,7 @@ impl Engine {
         for (object, fd, queue, answered) in asked {
             let hold = loop {
                 match answered.recv_timeout(TRY_EVERY) {
-                    // What is held already would keep this session from its next daemon.
+                    // The holds so far would keep this session from its next daemon.
                     Err(RecvTimeoutError::Timeout) if queue.is_lost() || !queue.serves() => {
                         return Ok(None);
                     }
@@ -489,23 +537,23 @@ fn random() -> io::Result<u64> {
     Ok(u64::from_ne_bytes(bytes))
 }
 
-fn is_known(facts: &FactsView, fd: &OwnedFd) -> bool {
-    rustix::fs::fstat(fd).is_ok_and(|found| facts.of(found.st_dev, found.st_ino).is_some())
+fn is_known(facts: &FactsView, device: u64, inode: u64) -> bool {
+    facts.of(device, inode).is_some()
 }
 
-/// Objects that may be changed themselves until this is dropped; then the daemon is told, so that whoever reads from then on sees the
-/// new bytes.
+/// Objects that may be changed themselves until this is dropped; then the daemon is told, so that a
+/// program that reads from then on sees the new bytes.
 pub(crate) struct Held<'a> {
     engine: &'a Engine,
     objects: Vec<(Object, Arc<OwnedFd>)>,
     plain: Vec<Plain>,
-    /// What of each.
+    /// The part of each that is changed.
     pub(crate) what: Changed,
 }
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        // First: what is told may wait for a session that waits for these to end.
+        // First: the message of the change may wait for a session that waits for these to end.
         self.plain.clear();
         self.engine.changed(&self.objects, self.what);
     }

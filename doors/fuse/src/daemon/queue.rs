@@ -16,7 +16,7 @@ use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// What the daemon made of a read.
+/// The daemon's answer to a read.
 pub(crate) enum Served {
     /// Fewer than asked at the object's end only.
     Bytes(Vec<u8>),
@@ -26,7 +26,8 @@ pub(crate) enum Served {
     Failed(Errno),
 }
 
-/// Who waits for a read. He is told once; that nobody has read, if this is dropped before.
+/// The caller that waits for a read. It is told once; that nobody has read, if this is dropped
+/// before.
 pub(crate) struct Waiter(Option<Box<dyn FnOnce(Served) + Send>>);
 
 impl Waiter {
@@ -50,7 +51,7 @@ impl Drop for Waiter {
     }
 }
 
-/// What the daemon made of a write or a sync.
+/// The daemon's answer to a write or a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Done {
     /// All of it.
@@ -61,7 +62,7 @@ pub(crate) enum Done {
     Failed(Errno),
 }
 
-/// What came of asking for a hold.
+/// The answer to a request for a hold.
 pub(super) enum Hold {
     /// Nothing of it is under way before CHANGED. Should the daemon die meanwhile, none begins to serve as long as this lives.
     Held(Grip),
@@ -70,7 +71,7 @@ pub(super) enum Hold {
     Failed(Errno),
 }
 
-/// What of an object was changed on its own descriptor.
+/// The part of an object that was changed on its own descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Changed {
     /// These bytes, all of them written.
@@ -101,7 +102,7 @@ pub(super) enum Job {
         object: ObjectId,
         /// Open for writing.
         fd: Arc<OwnedFd>,
-        /// The caller's own: he waits for the answer.
+        /// The caller's own: it waits for the answer.
         bytes: Lent,
         offset: u64,
         answer: SyncSender<Done>,
@@ -127,7 +128,7 @@ pub(super) enum Job {
         object: ObjectId,
         fd: Arc<OwnedFd>,
     },
-    /// Somebody has opened its file, to read it. (What the kernel has in its cache is never asked for.)
+    /// A program has opened its file, to read it. Bytes in the kernel's cache are never asked for.
     Opened {
         object: ObjectId,
         fd: Arc<OwnedFd>,
@@ -137,7 +138,7 @@ pub(super) enum Job {
     Closed(ObjectId),
     /// Whose it is became known, or is another one by now.
     Stationed(ObjectId),
-    /// What has become of a file that the daemon has asked for.
+    /// The outcome for a file that the daemon has asked for.
     Found {
         number: u64,
         file: Result<OwnedFd, Errno>,
@@ -183,7 +184,7 @@ impl Queue {
 
     pub(super) fn push(&self, job: Job) {
         let mut jobs = locked(&self.jobs);
-        // Its member left, and nobody takes them: who waits hears so.
+        // Its member left, and nobody takes them: a waiting caller is told so.
         if self.is_closing() {
             drop(jobs);
             return;
@@ -266,7 +267,8 @@ impl Queue {
     }
 }
 
-/// Who changes objects without the daemon knowing; while somebody does no session begins.
+/// The count of those that change objects without the daemon's knowledge; while one does no session
+/// begins.
 ///
 /// Else a daemon could begin to serve, read a part of what is just being changed, and write that back beside bytes of its own.
 #[derive(Debug, Default)]
@@ -316,14 +318,15 @@ impl Drop for Plain {
     fn drop(&mut self) {
         let mut state = self.0.locked();
         state.plain_count -= 1;
-        // (It is a call of the kernel, whoever waits, and nobody does but who shuts it.)
+        // It is a call of the kernel, also if nobody waits, and nobody does but the thread that
+        // shuts it.
         if state.plain_count == 0 && state.is_shut {
             self.0.left.notify_all();
         }
     }
 }
 
-/// A hold that the daemon has given. Who asked for it may have left: then it ends with this.
+/// A hold that the daemon has given. Its asker may have left: then the hold ends with this.
 pub(super) struct Grip {
     queue: Arc<Queue>,
     object: ObjectId,

@@ -21,8 +21,9 @@ use std::time::{Duration, Instant};
 /// A daemon that lets us in again answers by then, or is asked again.
 const AGAIN_PATIENCE: units::Duration = units::Duration::from_ms(50);
 
-/// Reads of one object that the daemon is asked for at a time. The kernel reads ahead eight requests for a reader, and the rings are everybody's: those
-/// of readers who wait would leave no room for others.
+/// Reads of one object that the daemon is asked for at a time. The kernel reads ahead eight
+/// requests for a reader, and the rings are everybody's: those of readers that wait would leave no
+/// room for others.
 const READS_MAX: usize = 2;
 
 /// Files that the daemon wants which are taken before others have their turn.
@@ -54,7 +55,7 @@ struct Named {
 /// Device and number.
 type Inode = (u64, u64);
 
-/// Who waits for an answer.
+/// The caller that waits for an answer.
 enum Asked {
     Read(Waiter),
     Write(SyncSender<Done>),
@@ -62,7 +63,7 @@ enum Asked {
     Hold(SyncSender<Hold>, Arc<OwnedFd>),
 }
 
-/// What the daemon is told of objects.
+/// The sources of all that the daemon is told of objects.
 pub(super) struct Told {
     /// Where the member lies below the share.
     pub(super) below: PathBuf,
@@ -162,7 +163,7 @@ impl Session {
             // Those that it could not be told of get another name when they are used.
             let client = self.client.client();
             self.named.retain(|_, named| client.is_open(named.handle));
-            // And what it is told of those is the first that it hears.
+            // And it has not been told yet whose those are.
             let objects: Vec<ObjectId> = self.named.keys().map(|(object, _)| *object).collect();
             for object in objects {
                 self.stationed(object);
@@ -199,8 +200,9 @@ impl Session {
         self.name_anew(object, fd, writes, name)
     }
 
-    /// Somebody begins to read it: the daemon hears of it now, and looks into its header. What it heard of it when it was still to be written says nothing of
-    /// that, though bytes may be asked for by that name.
+    /// A program begins to read it: the daemon is told now, and looks into its header. A name that
+    /// it got when the file was still to be written says nothing of that, though bytes may be asked
+    /// for by that name.
     fn is_read(&mut self, object: ObjectId, fd: &Arc<OwnedFd>, name: Option<(PathBuf, FilePart)>) {
         if !self.named.contains_key(&(object, false)) {
             self.name_anew(object, fd, false, name);
@@ -238,7 +240,7 @@ impl Session {
         Some(handle)
     }
 
-    /// The daemon hears whose it is, if that is known.
+    /// The daemon is told whose it is, if that is known.
     fn stationed(&mut self, object: ObjectId) {
         let Some(station) = self.told.stations.of(object) else {
             return;
@@ -290,7 +292,7 @@ impl Session {
                     .and_then(|handle| self.client.write_send(handle, bytes, offset));
                 match sent {
                     Some(number) => self.wait(number, object, Asked::Write(answer)),
-                    // Who does it on the object asks for a hold before.
+                    // A caller that does it on the object asks for a hold before.
                     None => answered(&answer, Done::Plain),
                 }
             }
@@ -350,7 +352,7 @@ impl Session {
             let handle = self.name(object, &read.fd, false);
             let sent =
                 handle.and_then(|handle| self.client.read_send(handle, read.length, read.offset));
-            // Who waits for one that is dropped asks again if the object lacks bytes.
+            // The caller of one that is dropped asks again if the object lacks bytes.
             if let Some(number) = sent {
                 self.wait(number, object, Asked::Read(read.waiter));
                 if let Some(reads) = self.reads.get_mut(&object) {
@@ -375,7 +377,8 @@ impl Session {
             return answered(&answer, Hold::Failed(Errno::BADF));
         };
         if self.is_lost() {
-            // Else who asks asks again: the next daemon is not to have to answer each time he did.
+            // Else the caller asks again: the next daemon is not to have to answer each of its
+            // tries.
             if !self.has_fact(inode) && !self.is_reluctant {
                 answered(&answer, Hold::Alone(queue.give_plain()));
             }
@@ -386,7 +389,8 @@ impl Session {
             self.wait(number, object, Asked::Hold(answer, fd));
             return;
         }
-        // A daemon that is too busy to hear a name hears this all the same, and has little of what it has no name of.
+        // A daemon that is too busy to take a name takes this all the same, and has little of what
+        // it has no name of.
         match self.client.hold(inode.0, inode.1) {
             Ok(()) => answered(&answer, Hold::Held(Grip::new(queue, object, fd))),
             Err(ReadError::Errno(errno)) => {
@@ -399,7 +403,7 @@ impl Session {
         }
     }
 
-    /// What is under way of a file would be lost with its name.
+    /// Requests of a file that are under way would be lost with its name.
     pub(super) fn close(&mut self) {
         for object in std::mem::take(&mut self.closing) {
             let waits = |(busy, _): &(ObjectId, Asked)| *busy == object;
@@ -454,7 +458,7 @@ impl Session {
                             Hold::Failed(Errno::from_raw_os_error(errno as i32)),
                         );
                     }
-                    // Who waits asks again: the daemon is another, or there is none.
+                    // The caller asks again: the daemon is another, or there is none.
                     Err(ReadError::Plain) => {}
                 },
             }
@@ -484,7 +488,7 @@ fn written(result: Result<Vec<u8>, ReadError>) -> Done {
         Err(ReadError::Errno(errno)) => Errno::from_raw_os_error(errno as i32),
     };
     match errno {
-        // What a disk says of the bytes; the rest is between us and the daemon.
+        // A disk's errors for the bytes; the rest is between us and the daemon.
         Errno::NOSPC
         | Errno::DQUOT
         | Errno::FBIG
@@ -506,7 +510,7 @@ fn synced(result: Result<Vec<u8>, ReadError>) -> Done {
     }
 }
 
-/// Who asked may have gone.
+/// The asker may have gone.
 fn answered<T>(answer: &SyncSender<T>, what: T) {
     let _ = answer.send(what);
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Who has the mount's files open: the daemon's ledger is to name people and their machines, and the mount has one session for everybody.
-//! Decision: docs/decisions/0047.
+//! The people who have the mount's files open: the daemon's ledger is to name them and their
+//! machines, and the mount has one session for everybody. Decision: docs/decisions/0047.
 //!
-//! With each open the kernel tells on whose account it is, and which thread asks. The account is the user: smbd and Ganesha ask on their
-//! client's. smbd has a process for each client, so that the client is whoever is at the other end of the connection that this process has to
-//! the port on which smbd listens; of any other process its name is told. All this is found out by a thread of its own, and only of files
-//! that the daemon knows: nobody waits for it.
+//! With each open the kernel tells on whose account it is, and which thread asks. The account is
+//! the user: smbd and Ganesha ask on their client's. smbd has a process for each client, so that
+//! the client is the host at the other end of the connection that this process has to the port on
+//! which smbd listens; of any other process its name is told. A thread of its own finds all this
+//! out, and only of files that the daemon knows: nobody waits for it.
 //!
 //! A number of a process may be another one's by the time it is looked at: one that began after the open is not believed.
 
@@ -33,7 +34,7 @@ const TICK_NS: u64 = 10_000_000;
 const COUNT_MAX: usize = 1024;
 /// Names that are told of one file; of more how many there are.
 const NAME_COUNT_MAX: usize = 2;
-/// What stands for a client that is not known, as in the session.
+/// The name for a client that is not known, as in the session.
 const UNKNOWN: &str = "mount";
 /// Lines of one table of connections that are looked at.
 const LINE_COUNT_MAX: usize = 100_000;
@@ -53,7 +54,8 @@ struct Known {
     /// Files to be looked at.
     asked: VecDeque<u64>,
     is_closing: bool,
-    /// What was found out before: who opens, reads and closes at once is gone when he is looked at.
+    /// Findings from before: a program that opens, reads and closes at once is gone when it is
+    /// looked at.
     before: Before,
 }
 
@@ -180,7 +182,7 @@ impl Stations {
         }
     }
 
-    /// One less. What the last one was stays as long as the daemon knows the file.
+    /// One less. The last one stays known as long as the daemon knows the file.
     pub(super) fn left(&self, number: u64, handle: u64) {
         let mut known = locked(&self.known);
         let Some(file) = known.files.get_mut(&number) else {
@@ -336,7 +338,7 @@ fn name_of(user: u32) -> String {
 fn client_of(proc: &Path, process: u32, opened: u64) -> Option<(String, u64)> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let held = open(proc.join(process.to_string()), flags, Mode::empty()).ok()?;
-    // What is read by this belongs to that process, or cannot be read.
+    // A file read by this belongs to that process, or cannot be read.
     let folder = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
     let (own, began) = stat_of(&fs::read_to_string(folder.join("stat")).ok()?)?;
     if began > opened {
@@ -366,7 +368,7 @@ fn stat_of(stat: &str) -> Option<(String, u64)> {
     Some((name.to_owned(), ticks.saturating_mul(TICK_NS)))
 }
 
-/// Whoever is at the other end of a connection that it has to a port on which somebody listens.
+/// The host at the other end of a connection that it has to a port on which somebody listens.
 fn peer_of(folder: &Path) -> Option<IpAddr> {
     let sockets: HashSet<u64> = fs::read_dir(folder.join("fd"))
         .ok()?
@@ -478,7 +480,7 @@ mod tests {
             client_of(Path::new("/proc"), thread, since_start()).map(|(name, _)| name)
         });
         assert_eq!(of_thread.join().expect("no panic").as_ref(), Some(&name));
-        // Known from then on, without another look at who it is.
+        // Known from then on, without another look at its name.
         let mut before = Before::default();
         let mut open = Open {
             opener: Opener {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a daemon has of a pool's objects that they have not, for tools that look at objects while nobody has the pool mounted.
+//! Bytes of a pool's objects that a daemon has and the objects have not, for tools that look at
+//! objects while nobody has the pool mounted.
 //!
 //! A mount leaves in the catalogue where its daemon has its sockets; beside them are the facts.
 
@@ -20,6 +21,9 @@ const PLACE: &str = "rushes-pool.daemon";
 /// For the daemon that the pool went by before.
 const OTHER_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// Longest wait for bytes in the kernel's cache alone. Files beside the pool's on the same disk may
+/// have some for as long as they are recorded.
+const LOOSE_PATIENCE: Duration = Duration::from_secs(5);
 /// A daemon that writes the last bytes of a mount is mostly done within this, and nothing needs to be said.
 const SILENT: Duration = Duration::from_millis(300);
 
@@ -162,7 +166,17 @@ fn wait_for(
     loop {
         // Each time anew: a daemon that ended well takes them with it.
         let facts = FactsView::find(&runtime_dir);
-        let object_count = facts.map(|facts| facts.map_or(0, |facts| facts.count_on(devices)));
+        let count = |facts: FactsView| {
+            // Bytes in the kernel's cache alone may be lost, and only a living daemon has a copy of
+            // them. It asks the kernel at once about those of sessions that have ended.
+            let loose = match begun.elapsed() < LOOSE_PATIENCE {
+                true => facts.loose_count_on(devices),
+                false => 0,
+            };
+            let is_awaited = loose > 0 && is_daemon_there(&runtime_dir);
+            facts.count_on(devices) + if is_awaited { loose } else { 0 }
+        };
+        let object_count = facts.map(|facts| facts.map_or(0, count));
         if matches!(object_count, Ok(0)) {
             return Ok(());
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a request is answered: a value or an errno, in one type for the whole door.
+//! The answer to a request: a value or an errno, in one type for the whole door.
 
 use rustix::io::Errno;
 use std::io;

@@ -59,7 +59,7 @@ impl Crew {
         }
     }
 
-    /// The same of a part of a request: what is to be forgotten comes in batches.
+    /// The same of a part of a request: inodes to be forgotten come in batches.
     pub(crate) fn at_one_of_many(&self) -> AtWork<'_> {
         self.begins();
         AtWork {
@@ -89,7 +89,7 @@ impl Crew {
         }
         let mut home = self.home();
         let waiting = self.waiting.fetch_sub(1, Ordering::SeqCst) - 1;
-        // (Who has got a request meanwhile has found nobody at home.)
+        // A thread that has got a request meanwhile has found nobody at home.
         if waiting < WAITING_MIN || home.is_closed {
             self.waiting.fetch_add(1, Ordering::SeqCst);
             return;
@@ -107,7 +107,7 @@ impl Crew {
         }
     }
 
-    /// Everybody goes, and stays: to hear that the mount has ended.
+    /// Everybody goes, and stays: to learn that the mount has ended.
     pub(crate) fn close(&self) {
         self.home().is_closed = true;
         self.called.notify_all();
@@ -120,7 +120,7 @@ impl Crew {
 
 impl Drop for AtWork<'_> {
     fn drop(&mut self) {
-        // (A thread that panics takes no request any more.)
+        // A thread that panics takes no request any more.
         if std::thread::panicking() {
             return;
         }
@@ -137,7 +137,8 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
     use std::time::{Duration, Instant};
 
-    /// Threads that take turns at one queue, as the kernel's: who has waited longest gets what comes.
+    /// Threads that take turns at one queue, as the kernel's: the one that has waited longest gets
+    /// the next.
     #[test]
     fn few_wait_and_as_many_as_there_is_work_for_do_it() {
         const COUNT: usize = 32;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The keeper: a process that has a mount's connection to the kernel, so that the death of the process which serves it is a pause.
 //!
-//! It holds three things and looks at none of them: the device, the table of what the kernel holds the mount to (table.rs), and the pool's lock, so that
-//! no tool takes the pool in the pause. It reads no request, opens no file of the pool and has no state but the serial number of the process that serves:
-//! so little that it does not die. Who kills it kills the mount. Decision: docs/decisions/0032.
+//! It holds three things and looks at none of them: the device, the table of what the kernel holds
+//! the mount to (table.rs), and the pool's lock, so that no tool takes the pool in the pause. It
+//! reads no request, opens no file of the pool and has no state but the serial number of the
+//! process that serves: so little that it does not die. A kill of the keeper kills the mount.
+//! Decision: docs/decisions/0032.
 
 use crate::daemon::DaemonPlace;
 use crate::door::Door;
@@ -68,7 +70,8 @@ impl Replacing {
         self.has_mounted.load(Ordering::Acquire)
     }
 
-    /// Tell the process that serves now that nobody is to be waited for (SIGUSR2, which it hears). It ends with [`HURRIED`].
+    /// Tell the process that serves now that nobody is to be waited for (SIGUSR2, which it
+    /// handles). It ends with [`HURRIED`].
     pub fn hurry(&self) {
         if let Some(pid) = *locked(&self.serving) {
             let _ = kill_process(pid, Signal::USR2);
@@ -94,7 +97,8 @@ pub enum Ended {
 /// Have the folder mounted and served by processes of `program`, one after the other, until it is unmounted.
 ///
 /// `lock`: the pool's. `program`: given whether the installed program is to be started instead of the running one; its standard input is ours.
-/// Assumes  called by the process's first thread: the death of who calls is the death of the process that serves
+/// Assumes  called by the process's first thread: the death of the caller is the death of the
+/// process that serves
 /// Errors   a process cannot be started
 pub fn keep(
     lock: OwnedFd,
@@ -189,7 +193,7 @@ fn pause(quick_count: u32) -> Duration {
     }
 }
 
-/// What a process says when it serves.
+/// The message of a process when it serves.
 struct Hello {
     /// Of the first, which made it.
     device: Option<OwnedFd>,
@@ -206,7 +210,8 @@ fn hello(socket: &OwnedFd, process: &OwnedFd) -> io::Result<Option<Hello>> {
         ];
         // Interrupted or not: it is looked at again.
         let _ = poll(&mut fds, None);
-        // Looked at before the socket, on which it may have said something before it ended. (What it has started has the socket, too.)
+        // Looked at before the socket, on which it may have said something before it ended.
+        // Processes that it has started have the socket, too.
         let has_ended = !fds[1].revents().is_empty();
         match receive(socket, &mut byte) {
             Ok(Some(mut packet)) => {
@@ -237,7 +242,7 @@ pub(crate) fn is_unmounted(device: &OwnedFd, pause: Duration) -> io::Result<bool
     }
 }
 
-/// What a process gets from its keeper.
+/// The things that a process gets from its keeper.
 #[derive(Debug)]
 pub struct Kept {
     keeper: OwnedFd,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A connection to the kernel that outlives the process which serves it: what is said on the device beside requests and answers, and how a session begins
-//! in the middle.
+//! A connection to the kernel that outlives the process which serves it: the messages on the device
+//! beside requests and answers, and the beginning of a session in the middle.
 //!
 //! The device has one open file, which the keeper has, too (docs/decisions/0032). No clones of it: a clone that is closed ends, with errors, what was
 //! read through it.
@@ -33,7 +33,7 @@ pub(crate) fn read_init(device: &OwnedFd) -> io::Result<Vec<u8>> {
     Ok(init)
 }
 
-/// What was read of the device and not answered comes again, before anything else.
+/// Requests that were read of the device and not answered come again, before anything else.
 ///
 /// Returns  false: the kernel cannot (it can from Linux 6.9 on)
 pub(crate) fn ask_again(device: &OwnedFd) -> io::Result<bool> {

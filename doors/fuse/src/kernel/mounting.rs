@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The mount as the kernel has it: a descriptor of /dev/fuse, a place in the tree, and its end.
 //!
-//! Nobody is to see the folder under a mount that is replaced: what he wrote there would be hidden as soon as the new one is there. So the new one is
-//! put beneath the dead one (Linux 6.5), which then goes. Before that kernel the two steps follow each other at once; who wants no moment in between, and
-//! nobody to write there while the pool is not mounted at all, has the folder made immutable ([`protect`]).
+//! No program is to see the folder under a mount that is replaced: files that it wrote there would
+//! be hidden as soon as the new one is there. So the new one is put beneath the dead one (Linux
+//! 6.5), which then goes. Before that kernel the two steps follow each other at once; an operator
+//! who wants no moment in between, and no writes there while the pool is not mounted at all, has
+//! the folder made immutable ([`protect`]).
 //!
 //! fuser could do both. But when its session ends it unmounts whatever is on the folder then, also when ours went by `umount` and the
 //! next process has the folder already (0.18.0 takes the mark of an ended connection for that of a living one). So it is given a
@@ -84,7 +86,7 @@ pub(crate) fn mounts_of(catalogue: &Path, folder: &Path) -> Option<PathBuf> {
     (at < all.len()).then(|| all.swap_remove(at))
 }
 
-/// Who has files open keeps them; the mount ends with the last.
+/// Programs that have files open keep them; the mount ends with the last.
 pub(crate) fn unmount_lazily(folder: &Path) {
     let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
     match unmount(folder, flags) {
@@ -156,7 +158,7 @@ fn dead_mount_on(folder: &Path) -> Result<Option<OwnedFd>, Errno> {
     open(folder, flags, Mode::empty()).map(Some)
 }
 
-/// What somebody has written to the folder itself.
+/// Warn of files that somebody has written to the folder itself.
 fn warn_of_hidden(folder: &Path) {
     let is_empty = std::fs::read_dir(folder).map_or(true, |mut all| all.next().is_none());
     if !is_empty {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The protocol: requests of the kernel in, the door's answers out. Everything that knows the crate `fuser` is here.
 //!
-//! Its API breaks between releases. Of its faults (0.18.0) two are kept away from it: SETXATTR_EXT is never asked for, and the mount itself
-//! is [`Mounting`]'s. A third is taken back: what it makes of times before 1970.
+//! Its API breaks between releases. Of its faults (0.18.0) two are kept away from it: SETXATTR_EXT
+//! is never asked for, and the mount itself is [`Mounting`]'s. A third is taken back: its form of
+//! times before 1970.
 
 use crate::bytes::descriptors::Opener;
 use crate::bytes::passthrough::{Opened, Way};
@@ -42,29 +43,31 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Longest request that the kernel sends; the default of `fs.fuse.max_pages_limit`. Units: bytes.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
-/// Threads that take requests. None of them waits for what is read by way of the daemon (reads.rs), and few for a member's disk (lines.rs); who writes
-/// faster than his disk has one.
+/// Threads that take requests. None of them waits for a read by way of the daemon (reads.rs), and
+/// few for a member's disk (lines.rs); a program that writes faster than its disk has one.
 const THREAD_COUNT: usize = 128;
 
-/// Requests in the background that the kernel may have under way: all it reads ahead. Where more are wanted it keeps them back, whoever they are for, so that
-/// readers who wait, with eight of them each, would keep others from their contracts.
+/// Requests in the background that the kernel may have under way: all it reads ahead. Where more
+/// are wanted it keeps them back, whoever they are for, so that readers that wait, with eight of
+/// them each, would keep others from their contracts.
 const BACKGROUND_MAX: u16 = 4096;
 
 /// How long the kernel believes names: nobody else changes the tree while it is mounted.
 const NAMES_LIVE: Duration = Duration::from_secs(3600);
 
-/// How long it believes attributes. What a program writes through a mapping changes them behind its back.
+/// How long it believes attributes. A program's stores through a mapping change them behind its
+/// back.
 const ATTRIBUTES_LIVE: Duration = Duration::from_secs(1);
 
 /// An object as the kernel knows it, to read it itself. Dropped when no open needs it any more.
 #[derive(Debug)]
 pub(crate) struct Backing(fuser::BackingId);
 
-/// What the kernel is told without having asked.
+/// Messages to the kernel for which it has not asked.
 pub(crate) struct Notices(fuser::Notifier);
 
 impl Notices {
-    /// What it knows of the inode's attributes is not to be believed any more.
+    /// The kernel's copy of the inode's attributes is not to be believed any more.
     pub(crate) fn forget_attributes(&self, number: u64) {
         // An error: it knows none.
         let _ = self.0.inval_inode(INodeNo(number), -1, 0);
@@ -80,7 +83,7 @@ pub struct Mounted {
     /// None: it outlives this process.
     mounting: Option<Mounting>,
     door: Arc<Door>,
-    /// What goes on in the background until the door closes.
+    /// Threads that work in the background until the door closes.
     helpers: Vec<JoinHandle<()>>,
 }
 
@@ -164,7 +167,7 @@ fn begin(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Result<(Mounte
     let init = kept::read_init(device)?;
     let (session, answer) = handshake(&door, &init)?;
     let crew = Arc::clone(&session.crew);
-    // In this order: what the kernel has agreed to is known to each process after this one.
+    // In this order: the agreement with the kernel is known to each process after this one.
     table(&door)?.agree(&init, &answer)?;
     let (session, asks_again) = take_over(session, device, || {
         rustix::io::write(device, &answer)?;
@@ -177,7 +180,8 @@ fn begin(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Result<(Mounte
 
 /// Go on where a process died.
 ///
-/// (Where it is mounted is not looked at: by now that may be another folder, or we who would have to answer.)
+/// Where it is mounted is not looked at: by now that may be another folder, or the look would be a
+/// request that we would have to answer.
 /// Errors   InvalidData when the kernel has agreed to something else than this version needs
 pub(crate) fn go_on(door: Arc<Door>, device: &OwnedFd) -> io::Result<Mounted> {
     let Some((init, agreed)) = table(&door)?.agreed()? else {
@@ -265,11 +269,11 @@ fn take_over<T>(
 /// How often it is looked whether the mount has ended. Units: ms.
 const LOOK_MS: u64 = 50;
 
-/// Threads at home hear that the mount has ended as those do that wait for a request.
+/// Threads at home learn that the mount has ended as those do that wait for a request.
 fn close_at_end(crew: &Crew, device: &OwnedFd, closing: &AtomicBool) {
     let has_ended = || is_unmounted(device, Duration::ZERO).unwrap_or(false);
     while !closing.load(Ordering::Acquire) && !has_ended() {
-        // (Waiting for it in poll(2), it would be woken by each request.)
+        // Waiting for it in poll(2), it would be woken by each request.
         std::thread::park_timeout(Duration::from_millis(LOOK_MS));
     }
     crew.close();
@@ -423,7 +427,8 @@ fn timestamp(time: Option<TimeOrNow>) -> Timespec {
         Some(TimeOrNow::Now) => (0, UTIME_NOW),
         Some(TimeOrNow::SpecificTime(time)) => match time.duration_since(UNIX_EPOCH) {
             Ok(after) => (after.as_secs() as i64, i64::from(after.subsec_nanos())),
-            // What fuser makes of a time before 1970: seconds and nanoseconds both taken off, whereas the kernel's nanoseconds always count up.
+            // fuser takes both seconds and nanoseconds off for a time before 1970, whereas the
+            // kernel's nanoseconds always count up.
             Err(before) => {
                 let before = before.duration();
                 (-(before.as_secs() as i64), i64::from(before.subsec_nanos()))
@@ -483,7 +488,7 @@ fn reply_written(reply: ReplyWrite, written: Answer<usize>) {
     }
 }
 
-/// What was asked: the length of a value, or the value within `room`.
+/// The answer that was asked for: the length of a value, or the value within `room`.
 fn reply_value(reply: ReplyXattr, room: u32, value: Answer<(usize, Vec<u8>)>) {
     match value {
         Ok((length, _)) if room == 0 => reply.size(length as u32),
@@ -509,7 +514,7 @@ fn flags(opened: &Opened) -> FopenFlags {
     }
 }
 
-/// What this door asks of the kernel beside the crate's own.
+/// The flags that this door asks of the kernel beside the crate's own.
 const WANTED: [InitFlags; 8] = [
     InitFlags::FUSE_DONT_MASK,
     InitFlags::FUSE_POSIX_ACL,
@@ -923,7 +928,7 @@ impl Filesystem for Session {
                 Generation(u64::from(node.generation)),
             );
             if full {
-                // The kernel never heard of this one.
+                // The kernel was never told of this one.
                 self.door.forget(node.number, 1);
             }
             Ok(!full)

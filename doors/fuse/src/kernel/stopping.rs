@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The end of a mount, as a signal asks for it: once, and again.
 //!
-//! The first time it is unmounted: who has files open keeps them, and the mount ends with the last. The second time nobody is waited for any more:
-//! neither who has files open, nor a disk that hangs. What was acknowledged is in the members' files or with the daemon by then, as whenever this process
-//! dies (docs/decisions/0026); what programs have stored through mappings gets a few seconds to come there.
+//! The first time it is unmounted: programs that have files open keep them, and the mount ends with
+//! the last. The second time it waits for nobody any more: neither for programs that have files
+//! open, nor for a disk that hangs. Acknowledged bytes are in the members' files or with the daemon
+//! by then, as whenever this process dies (docs/decisions/0026); bytes that programs have stored
+//! through mappings get a few seconds to come there.
 
 use crate::door::Door;
 use crate::kernel::keeper::Replacing;
@@ -34,12 +36,12 @@ const ENDS_WITHIN: Duration = Duration::from_secs(3);
 const NAMED_COUNT: usize = 3;
 const DEVICE: &str = "/dev/fuse";
 
-/// What a process that serves a mount, or keeps it, knows of its end.
+/// The end of a mount, as far as a process that serves it, or keeps it, knows of it.
 #[derive(Debug)]
 pub struct Stop {
     catalogue: PathBuf,
     folder: PathBuf,
-    /// What it serves. None: nothing yet, or it is a keeper.
+    /// The door that it serves. None: nothing yet, or it is a keeper.
     door: Mutex<Option<Weak<Door>>>,
     /// How the keeper's process is asked to end.
     keeper: Option<Arc<Replacing>>,
@@ -81,7 +83,7 @@ impl Stop {
             return false;
         }
         let stop = Arc::clone(self);
-        // Signals go on being heard.
+        // Signals go on being handled.
         let started = std::thread::Builder::new().spawn(move || stop.unmount());
         if started.is_err() {
             self.unmount();
@@ -92,7 +94,7 @@ impl Stop {
     fn unmount(&self) {
         let end = Instant::now() + LOOK_UNTIL;
         let is_kept = || self.keeper.as_ref().is_some_and(|one| one.has_mounted());
-        // One that the kernel has not heard an answer of yet would end with an error.
+        // One of which the kernel has no answer yet would end with an error.
         while self.door().is_none() && !is_kept() && Instant::now() < end {
             std::thread::sleep(LOOK_EVERY);
         }
@@ -103,6 +105,11 @@ impl Stop {
         if let Some(open) = self.open() {
             tracing::info!(
                 "{}: unmounted; the process ends when {open} are closed. A second signal ends it at once",
+                self.folder.display()
+            );
+        } else if self.keeper.is_some() {
+            tracing::info!(
+                "{}: unmounted; the process ends when no program has a file open there. A second signal ends it at once",
                 self.folder.display()
             );
         }
@@ -126,7 +133,8 @@ impl Stop {
         if !self.is_hurried.swap(true, Ordering::AcqRel) {
             let stop = Arc::clone(self);
             within(HURRY_PATIENCE, move || stop.end_now());
-            // Whatever of that hangs: a thread that a disk keeps from ending would keep the kernel's connection, and with it who waits for an answer.
+            // Also when a part of that hangs: a thread that a disk keeps from ending would keep the
+            // kernel's connection, and with it the programs that wait for an answer.
             if let Err(error) = let_go_of_connection() {
                 tracing::warn!(
                     "cannot close the kernel's connection before the process ends: {error}"
@@ -153,7 +161,7 @@ impl Stop {
         }
     }
 
-    /// What is open, in words. None: nothing, or nobody here knows.
+    /// The open files, in words. None: there are none, or nobody here knows.
     fn open(&self) -> Option<String> {
         let (count, names) = self.door()?.open_now(NAMED_COUNT);
         let names: Vec<String> = names
@@ -178,8 +186,8 @@ fn within(patience: Duration, act: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// The descriptors of the kernel's connection lead nowhere from now on: who waits for its answers hears errors when the threads that have begun to read
-/// of it end, with the process.
+/// The descriptors of the kernel's connection lead nowhere from now on: programs that wait for its
+/// answers get errors when the threads that have begun to read of it end, with the process.
 fn let_go_of_connection() -> io::Result<()> {
     let device = open(DEVICE, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let nowhere = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;

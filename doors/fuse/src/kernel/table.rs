@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the kernel holds this mount to, where it outlives the mount's process: in memory that the keeper has, too (docs/decisions/0032).
+//! The mount's obligations to the kernel, where the mount outlives its process: in memory that the
+//! keeper has, too (docs/decisions/0032).
 //!
 //! Written before the kernel is answered, each record by one pwrite(2) within one page, which a SIGKILL leaves whole or undone. So what a dead
 //! process left is never too little: an open that nobody has keeps a removed file's bytes until the unmount, a lookup that nobody has keeps a few bytes
-//! here. What is read back was written on this machine by this mount.
+//! here. Records that are read back were written on this machine by this mount.
 //!
 //! | offset | size | meaning |
 //! |---|---|---|
@@ -11,7 +12,7 @@
 //! | 8 | 4 | length of INIT |
 //! | 12 | 4 | length of its answer |
 //! | 64 | 256 | the kernel's INIT |
-//! | 512 | 256 | what it was answered |
+//! | 512 | 256 | its answer |
 //! | 4096 | 16 × 256 × 64 | intents: those of a process in block (its serial number mod 16), one of each thread |
 //! | 1 MiB | 128 each | records: of nodes and of opens |
 //!
@@ -52,7 +53,7 @@ const HANDLES_OF_ONE: u64 = 1 << 40;
 const _: () = assert!(INTENTS_AT + BLOCK_COUNT * BLOCK_INTENTS * INTENT_BYTES as u64 <= RECORDS_AT);
 const _: () = assert!(4096 % RECORD_BYTES == 0 && 4096 % INTENT_BYTES == 0);
 
-/// What a request is called, for as long as the connection lasts.
+/// The name of a request, for as long as the connection lasts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unique {
     number: u64,
@@ -94,7 +95,7 @@ pub(crate) struct KnownOpen {
     pub(crate) place: Place,
 }
 
-/// What processes before this one left.
+/// The state that processes before this one left.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
     pub(crate) nodes: Vec<KnownNode>,
@@ -167,7 +168,7 @@ pub(crate) fn has_room(handle: &Handle) -> bool {
 impl Table {
     /// `serial`: of this process among those that have served the mount, from 1 on.
     ///
-    /// Errors   InvalidData when another version of Rushes wrote it; what reading memory says
+    /// Errors   InvalidData when another version of Rushes wrote it; an error of reading memory
     pub(crate) fn open(memory: OwnedFd, serial: u32) -> io::Result<(Table, Left)> {
         if read_all(&memory, 0, MAGIC.len())? != MAGIC {
             return Err(io::Error::new(
@@ -177,7 +178,7 @@ impl Table {
         }
         let block_bytes = BLOCK_INTENTS as usize * INTENT_BYTES;
         let blocks = read_all(&memory, INTENTS_AT, BLOCK_COUNT as usize * block_bytes)?;
-        // Our own block is that of the one 16 before us: what is in it was answered long ago.
+        // Our own block is that of the one 16 before us: its intents were answered long ago.
         let own = u64::from(serial) % BLOCK_COUNT;
         let intents = blocks
             .chunks_exact(INTENT_BYTES)
@@ -273,7 +274,8 @@ impl Table {
         self.next_handle.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What a request that a dead process had was to change, when it began with it. None: it had not begun, or it is a new request.
+    /// The state that a request of a dead process was to change, when the process began with it.
+    /// None: it had not begun, or it is a new request.
     pub(crate) fn intended(&self, unique: Unique) -> Option<State> {
         let known = self
             .intents
@@ -313,7 +315,7 @@ impl Table {
 
     /// The kernel has been told of the node so often. `place`: of what is written of it already.
     ///
-    /// Errors   EOVERFLOW: its handle is longer than any that is known; what writing memory says
+    /// Errors   EOVERFLOW: its handle is longer than any that is known; an error of writing memory
     pub(crate) fn knows(
         &self,
         place: Option<Place>,
@@ -338,7 +340,8 @@ impl Table {
         }
     }
 
-    /// A record is of nothing any more. (What cannot be written stays, which is too much and not too little.)
+    /// A record is of nothing any more. One that cannot be written stays, which is too much and not
+    /// too little.
     pub(crate) fn free(&self, place: Place) {
         if self.write(&[0; 4], at(place)).is_ok() {
             locked(&self.places).free.push(place.0);
@@ -417,7 +420,7 @@ mod tests {
         assert_eq!(next.opened_before(resent, 13), None);
         assert_eq!(next.opened_before(request, 12), None);
         assert_eq!(next.new_handle(), 2 * HANDLES_OF_ONE);
-        // What was freed is used again.
+        // A place that was freed is used again.
         assert_eq!(next.knows(None, 14, &handle, 1).unwrap(), forgotten);
     }
 

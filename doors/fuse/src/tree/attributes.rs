@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Owner, mode, times, extended attributes and ACLs: those of the stub's own inode, so that they touch the catalogue only.
 //!
-//! Whether the caller may was asked by the kernel (`default_permissions`), which knows his groups; here everything is done as root. What
-//! Rushes keeps for itself, `trusted.rushes.*`, is neither shown nor set through a door: who could set a layout could read any object.
+//! The kernel has asked whether the caller may (`default_permissions`), and knows the caller's
+//! groups; here everything is done as root. Attributes that Rushes keeps for itself,
+//! `trusted.rushes.*`, are neither shown nor set through a door: a client that could set a layout
+//! could read any object.
 
 use crate::door::Door;
 use crate::kernel::answer::Answer;
@@ -23,10 +25,10 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Attributes of this name are Rushes' own.
 const OURS: &[u8] = b"trusted.rushes.";
-/// What a folder gives to those that are made in it.
+/// The ACL that a folder gives to those that are made in it.
 const DEFAULT_ACL: &str = "system.posix_acl_default";
 
-/// What stat(2) says.
+/// The answer of stat(2).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attributes {
     pub(crate) number: u64,
@@ -87,7 +89,7 @@ fn time(seconds: i64, nanoseconds: u32) -> SystemTime {
     base.unwrap_or(UNIX_EPOCH) + Duration::from_nanos(u64::from(nanoseconds))
 }
 
-/// What setattr changes; None is left as it is.
+/// The changes of a setattr; None is left as it is.
 #[derive(Debug)]
 pub(crate) struct Changes {
     pub(crate) mode: Option<u32>,
@@ -96,7 +98,7 @@ pub(crate) struct Changes {
     pub(crate) size: Option<u64>,
     /// Access and modification, where one of them is set.
     pub(crate) times: Option<Timestamps>,
-    /// The caller is not root: set-id bits fall when he changes the length.
+    /// The caller is not root: set-id bits fall when it changes the length.
     pub(crate) by_user: bool,
 }
 

@@ -198,7 +198,7 @@ impl Door {
         if answered == 0 || reader.entries.len() - reader.told >= answered {
             return;
         }
-        // An error: whoever needs them sees it.
+        // An error: a caller that needs them sees it.
         reader.is_end = reader.read_on().is_ok_and(|more| !more);
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names: what happens in directories happens in the catalogue's own, by the native file system.
+//! Names: an operation on a directory is done on the catalogue's own, by the native file system.
 //!
 //! The kernel has asked whether the caller may, and holds the directories' locks. Files are made with the caller's user, group and umask on
 //! this thread, so that owner, setgid directories, default ACLs and quotas are the native file system's affair and no crash leaves a file of
@@ -37,7 +37,7 @@ pub(crate) struct Entry {
     pub(crate) attributes: Attributes,
 }
 
-/// Who makes something, and how.
+/// The identity that makes something, and its umask.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Maker {
     pub(crate) identity: Identity,
@@ -119,7 +119,8 @@ impl Door {
         self.entry(self.nodes.with_room(|| path_at(&folder, name))?)
     }
 
-    /// Whoever sends a handle may have made it up: what is not known to be of this tree is not opened.
+    /// A client may have made up the handle that it sends: an inode that is not known to be of this
+    /// tree is not opened.
     fn lookup_cold(&self, number: u64) -> Answer<Entry> {
         let fd = self.nodes.open_cold(number)?;
         let is_ours = match u32::from(status(&fd)?.stx_mode) & S_IFMT {
@@ -134,8 +135,9 @@ impl Door {
         }
     }
 
-    /// What is made gets a sign that it is of this tree, by which its handle is good after a restart. A directory has its parents
-    /// for it. Without one (no room for it, say) the inode works, and only its handle dies with us.
+    /// A new inode gets a sign that it is of this tree, by which its handle is good after a
+    /// restart. A directory has its parents for it. Without one, as for lack of room, the inode
+    /// works, and only its handle dies with us.
     fn sign(&self, fd: &OwnedFd, mode: u32) {
         let signed = if mode & S_IFMT == S_IFREG {
             self.sign_stub(fd)
@@ -147,8 +149,9 @@ impl Door {
         }
     }
 
-    /// Whether a process before this one has done what is asked, which cannot be done twice: then the state is another one than it was. Nobody else
-    /// changes it, since the kernel holds the locks of who asks until he is answered.
+    /// Whether a process before this one has done the request, which cannot be done twice: then the
+    /// state is another one than it was. Nobody else changes it, since the kernel holds the
+    /// caller's locks until the caller is answered.
     ///
     /// `now`: the state that it changes
     /// Returns  the state before, when it is done; else it is about to be, by this thread
@@ -173,7 +176,8 @@ impl Door {
         Ok(done.is_some())
     }
 
-    /// What is made in the catalogue needs an inode of it, and those of removed files come back with their burial.
+    /// A name made in the catalogue needs an inode of it, and those of removed files come back with
+    /// their burial.
     fn when_there_is_room<T>(&self, mut make: impl FnMut() -> Answer<T>) -> Answer<T> {
         let mut sought = RoomSought::default();
         loop {
@@ -267,7 +271,7 @@ impl Door {
         register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
     ) -> Answer<(Entry, u64, Opened)> {
         let folder = self.folder(parent)?;
-        // Before it is made: what cannot be opened then would be there, and nobody's doing.
+        // Before it is made: a file that cannot be opened then would be there, and nobody's doing.
         let share = self.descriptors.take_for(opener)?;
         let exclusive = flags & O_EXCL != 0;
         let open_flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -324,7 +328,7 @@ impl Door {
         self.named(parent, name, path_at(&folder, name)?)
     }
 
-    /// What the name led to is held until it is known whether that was its last one.
+    /// The inode that the name led to is held until it is known whether that was its last one.
     pub(crate) fn unlink(&self, parent: u64, name: &OsStr, asked: Unique) -> Answer<()> {
         let folder = self.folder(parent)?;
         if !self.was_changed(asked, &folder, name)? {
@@ -357,7 +361,7 @@ impl Door {
             return Err(Errno::INVAL);
         }
         let (source, target) = (self.folder(from.0)?, self.folder(to.0)?);
-        // Before: what is asked afterwards may fail, and the rename is done.
+        // Before: a look afterwards may fail, and the rename is done.
         let found = [number_at(&source, from.1)?, number_at(&target, to.1)?];
         let done = self.was_done(asked, || Ok(found))?;
         let [moved, replaced] = done.unwrap_or(found);

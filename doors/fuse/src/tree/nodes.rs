@@ -33,7 +33,8 @@ const SHARD_COUNT: usize = 16;
 /// Steps from a directory to the root before a circle is assumed; PATH_MAX allows half as many.
 const DEPTH_MAX: usize = 4096;
 
-/// What needs a descriptor is tried so often where there is none: others may be faster to take what was closed for it.
+/// A call that needs a descriptor is tried so often where there is none: others may be faster to
+/// take the one that was closed for it.
 pub(crate) const TRIES_MAX: usize = 4;
 
 /// One inode that the kernel knows.
@@ -78,7 +79,7 @@ pub(crate) struct Nodes {
     table: Option<Arc<Table>>,
 }
 
-/// What the catalogue's file system says of an inode.
+/// The status of an inode by the catalogue's file system.
 pub(crate) fn status(fd: impl AsFd) -> Answer<Statx> {
     statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }
@@ -120,7 +121,7 @@ impl Nodes {
         })
     }
 
-    /// What the kernel was told of by processes before this one.
+    /// The inodes that the kernel was told of by processes before this one.
     pub(crate) fn know(&self, nodes: Vec<KnownNode>) {
         for node in nodes {
             let known = Known {
@@ -207,8 +208,8 @@ impl Nodes {
             place: None,
         });
         if known.node.handle != handle {
-            // The number is another inode's now. What the kernel forgets of the old one is counted
-            // under the same number, so its lookups are kept.
+            // The number is another inode's now. Lookups of the old one that the kernel forgets are
+            // counted under the same number, so its lookups are kept.
             known.node = Arc::new(Node::new(number, handle, None));
         }
         known.lookups += 1;
@@ -420,7 +421,7 @@ impl Node {
         }
     }
 
-    /// What leads to its inode, whoever knows of it.
+    /// The handle that leads to its inode, no matter which program knows of it.
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What happens to a file whose last name goes: its stub is moved aside, and its objects go when nobody has it open.
+//! Removal of a file's last name: its stub is moved aside, and its objects go when nobody has it
+//! open.
 //!
 //! The stub waits among the catalogue's removed ones, so that a crash forgets neither it nor its objects. They go in the background,
 //! after the removal itself is durable: an object that went before its name could leave a name without bytes.
@@ -29,19 +30,21 @@ const REST: Duration = Duration::from_secs(5);
 /// Until what could not be removed is tried again, where nobody can say when that would go better; then twice as long each time.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(3600);
-/// A removed file that the kernel knows may be opened for so long: on other file systems whoever has it as a path can.
+/// A removed file that the kernel knows may be opened for so long: on other file systems a program
+/// that has it as a path can.
 const OPENED_UNTIL: Duration = Duration::from_secs(60);
-/// Who finds no room waits so long at most for what was removed: a disk that hangs buries nothing.
+/// A request that finds no room waits so long at most for that of removed files: a disk that hangs
+/// buries nothing.
 const ROOM_COMES_MAX: Duration = Duration::from_secs(10);
 
-/// What was removed and has not gone for good yet: room that is on its way.
+/// Removed files that have not gone for good yet: room that is on its way.
 #[derive(Debug, Default)]
 pub(crate) struct Burials {
     counts: Mutex<Counts>,
     ended: Condvar,
     /// The thread that buries.
     burier: OnceLock<Thread>,
-    /// What it could not remove.
+    /// The files that it could not remove.
     kept: Mutex<Kept>,
     /// Stubs whose objects are going, by their inode numbers: nobody opens these any more.
     closed_off: Mutex<BTreeSet<u64>>,
@@ -59,7 +62,9 @@ impl Opens for &Opened<'_> {
         if self.door.has_open(inode) {
             return true;
         }
-        let is_known = self.waits && self.door.may_be_opened(inode);
+        // A file of which objects have gone cannot be opened: the burial waits for nobody.
+        let may_be = self.waits && !self.door.burials.has_closed_off(inode);
+        let is_known = may_be && self.door.may_be_opened(inode);
         if is_known {
             // Nobody says so when the kernel forgets it.
             self.door.something_removed();
@@ -75,13 +80,16 @@ impl Opens for &Opened<'_> {
         locked(&self.door.burials.closed_off).insert(inode);
         let is_free = !self.door.has_open(inode);
         if !is_free {
-            self.let_go(inode);
+            self.let_go(inode, || ());
         }
         is_free
     }
 
-    fn let_go(&self, inode: u64) {
-        locked(&self.door.burials.closed_off).remove(&inode);
+    fn let_go<T>(&self, inode: u64, last: impl FnOnce() -> T) -> T {
+        let mut closed_off = locked(&self.door.burials.closed_off);
+        let done = last();
+        closed_off.remove(&inode);
+        done
     }
 }
 
@@ -160,7 +168,7 @@ struct Counts {
     buried: u64,
     /// So many somebody has waited for in vain: nobody else does, or all threads might.
     given_up: u64,
-    /// Somebody found no room: what was removed is not to wait.
+    /// A request found no room: removed files are not to wait.
     is_wanted: bool,
 }
 
@@ -187,7 +195,7 @@ impl Burials {
         (has_rested || is_wanted) && counts.removed > counts.buried
     }
 
-    /// What [`Burials::end`] is to be told when what is there by now is buried.
+    /// The count for [`Burials::end`] when all that is there by now is buried.
     fn begin(&self) -> u64 {
         locked(&self.counts).removed
     }
@@ -220,7 +228,7 @@ impl Burials {
             }
             let waited = self.ended.wait_timeout(counts, rest);
             counts = waited.unwrap_or_else(PoisonError::into_inner).0;
-            // Whoever buried meanwhile may have begun before what is waited for.
+            // A burial that ended meanwhile may have begun before the removal that is waited for.
             counts.is_wanted = true;
         }
         true
@@ -348,7 +356,8 @@ impl Door {
         self.burials.one_more();
     }
 
-    /// A request found no room. What was removed before it is waited for: who removes a file and then writes finds its room.
+    /// A request found no room. It waits for files that were removed before it: a program that
+    /// removes a file and then writes finds its room.
     ///
     /// Returns  it is worth looking again
     pub(crate) fn room_comes(&self, sought: &mut RoomSought) -> bool {
@@ -365,7 +374,7 @@ impl Door {
         while !self.closing.load(Ordering::Acquire) {
             std::thread::park_timeout(PAUSE);
             let has_rested = last.is_none_or(|last| last.elapsed() >= REST);
-            // (They may hang: nobody waits for that.)
+            // They may hang: nobody waits for that.
             let mut there = locked(&self.burials.kept).looked_for_next();
             there.retain(|&member| self.pool.can_bury_on(member));
             if has_rested && locked(&self.burials.kept).is_due(&there) {
@@ -380,7 +389,7 @@ impl Door {
         self.bury_removed(false);
     }
 
-    /// As [`Pool::bury`]. What waits for the kernel to forget it is for the next time.
+    /// As [`Pool::bury`]. A file that waits for the kernel to forget it is for the next time.
     ///
     /// Assumes  `burying` is held
     pub(crate) fn bury_unless(&self, opens: Opened<'_>) -> Result<Buried, PoolError> {

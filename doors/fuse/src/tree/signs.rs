@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Signs on inodes of the catalogue that they are of this pool's tree: what an NFS handle is checked by that nobody has looked up yet.
+//! Signs on inodes of the catalogue that they are of this pool's tree: the check of an NFS handle
+//! that nobody has looked up yet.
 //!
 //! A handle is a number that a client could make up, and the catalogue's file system has other inodes: Rushes's own, and maybe another's.
 //! Directories are followed up to the tree's root. A regular file has its layout record, from the moment it is made; everything

@@ -2,7 +2,8 @@
 //! Wishes of folders go over to what is made in them, and with them what the pool's rules say of a file of that name; a text that is no wish
 //! is refused.
 //!
-//! What comes of a wish is engine/pool's, when a file gets its first bytes. Links and renames leave it as it is.
+//! The effect of a wish is engine/pool's, when a file gets its first bytes. Links and renames leave
+//! it as it is.
 
 use crate::door::Door;
 use crate::kernel::answer::Answer;
@@ -24,7 +25,8 @@ impl Door {
         }
     }
 
-    /// The same of a file of this name; what its folder does not say a rule may. One attribute is asked for, and mostly there is none.
+    /// The same of a file of this name; a rule may say what its folder does not. One attribute is
+    /// asked for, and mostly there is none.
     ///
     /// From then on it is the file's own, whatever becomes of name and rule. A folder that is renamed at this moment counts under either name.
     pub(crate) fn wish_by_name(&self, folder: impl AsFd, name: &OsStr, made: impl AsFd) {
@@ -91,7 +93,7 @@ impl Door {
     }
 }
 
-/// What a folder says itself, as it stands there.
+/// The wish of the folder itself, as it stands there.
 fn wish_of(folder: impl AsFd) -> Option<Vec<u8>> {
     let mut value = [0; WISH_BYTES_MAX];
     match getxattr(by_descriptor(folder), WISH_ATTRIBUTE, &mut value[..]) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Looking after the pool while files are in use: members come, are emptied, and go; files are spread anew.
 //!
-//! One thing at a time, in the thread of whoever asked. A file on its way is open in this door as anybody's is, so that removals, renames and
-//! truncations meet it as they meet every open file; its layout changes under its lock, for one piece at a time. What is read of a piece
-//! is read before, without the lock and behind everybody else's reads; how long is rested after it, core/pool/pace says. Decision:
-//! docs/decisions/0030.
+//! One thing at a time, in the thread of its asker. A file on its way is open in this door like any
+//! other open file, so that removals, renames and truncations meet it as they meet every open file;
+//! its layout changes under its lock, for one piece at a time. The bytes of a piece are read
+//! before, without the lock and behind everybody else's reads; core/pool/pace says how long the
+//! mover rests after it. Decision: docs/decisions/0030.
 
 use crate::bytes::files::OpenFile;
 use crate::door::Door;
@@ -30,24 +31,26 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Moved at a time of a file that nobody else has open, and of one that somebody has: he waits for it. Units: bytes.
+/// Bytes moved at a time: of a file that nobody else has open, and of one that others have open,
+/// which wait for it. Units: bytes.
 const PIECE: ByteCount = ByteCount::from_mib(4);
 const PIECE_BESIDE_OTHERS: ByteCount = ByteCount::from_mib(1);
-/// Who asked hears so often how far it is.
+/// The asker is told so often how far it is.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 /// A file that the kernel reads by passthrough is waited for so long, when nothing else is left.
 const READER_PATIENCE: Duration = Duration::from_secs(30);
-/// Rest is taken in parts, so that who no longer wants it need not wait.
+/// Rest is taken in parts, so that an asker that no longer wants it need not wait.
 const NAP: Duration = Duration::from_millis(100);
-/// Whoever asks behind somebody who is gone waits so long until that stops behind its piece, and looks so often.
+/// An asker behind one that is gone waits so long until that one stops behind its piece, and looks
+/// so often.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 const STOP_LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What is under way.
+/// The work under way.
 #[derive(Debug, Default)]
 pub(crate) struct Care {
     state: Mutex<State>,
-    /// What was under way is not any more.
+    /// The work that was under way has ended.
     ended: Condvar,
 }
 
@@ -72,7 +75,7 @@ struct Going {
     is_tidying: bool,
     since: Instant,
     done: Drained,
-    /// Who waits for it. None: it cannot be seen whether he does.
+    /// The asker that waits for it. None: nobody can see whether it still waits.
     asker: Option<Asker>,
 }
 
@@ -134,7 +137,8 @@ impl Care {
         Waiting(self)
     }
 
-    /// Nothing else is begun from now on. What is under way for nobody, or for somebody who is gone, is waited for.
+    /// Nothing else is begun from now on. This waits for work that nobody asked for, and for work
+    /// whose asker is gone.
     fn begin(
         &self,
         kind: WorkKind,
@@ -142,7 +146,7 @@ impl Care {
         mut asker: Option<Asker>,
     ) -> Result<Busy<'_>, PoolError> {
         let end = Instant::now() + STOP_PATIENCE;
-        // Also between two looks at somebody who stops.
+        // Also between two looks at one that stops.
         let _waiting = self.waits();
         loop {
             let mut state = self.until_untidied();
@@ -235,7 +239,7 @@ impl Going {
     }
 }
 
-/// Tells who asked. False: he is gone.
+/// Tells the asker. False: it is gone.
 type Tell<'a> = dyn FnMut(&Told) -> bool + 'a;
 
 /// Both ends are of one version, so that a name that is none comes of no command of ours.
@@ -329,7 +333,7 @@ impl Door {
     ) -> Result<Told, PoolError> {
         let class = class.map(class_named).transpose()?;
         let numbers = rushes_pool::add(&self.pool, members, class.as_ref(), |done, _| {
-            // Who is gone by then repeats it, and hears that it is done.
+            // An asker that is gone by then repeats it, and gets the answer that it is done.
             tell(&Told::Added { count: done as u64 });
         })?;
         self.members_changed();
@@ -344,7 +348,7 @@ impl Door {
     }
 
     fn let_member_go(&self, number: u16, parting: Parting) -> Result<Told, PoolError> {
-        // (A burial may hang in the disk that is given up.)
+        // A burial may hang in the disk that is given up.
         if parting == Parting::Empty {
             self.bury_removed(true);
         }
@@ -441,11 +445,11 @@ impl Door {
         let Some(mut layout) = state.layout.clone() else {
             return Ok(None);
         };
-        // (Somebody may have opened it by passthrough since this file was looked at.)
+        // Somebody may have opened it by passthrough since this file was looked at.
         if one.source(&layout).is_none() || self.is_passed(node, file, &state) {
             return Ok(None);
         }
-        // What the daemon has of it is written first, and nothing of it is in its cache afterwards.
+        // The daemon first writes all it has of it, and has nothing of it in its cache afterwards.
         let looked_after = self.hold(node, &state, |_| true).map_err(|error| {
             PoolError::Refused(format!(
                 "what is in memory of it cannot be written ({error})"
@@ -467,7 +471,8 @@ impl Door {
         moved
     }
 
-    /// What a move that was interrupted had reserved for a file, and those after it have not used. It is only room: whatever fails is left to the next pass.
+    /// Free the room that an interrupted move had reserved for a file, and that later moves have
+    /// not used. It is only room: a failure is left to the next pass.
     fn give_back(&self, held: &Held<'_>) {
         let (node, file) = (&held.node, &held.file);
         let state = file.change();
@@ -477,7 +482,8 @@ impl Door {
         if self.pool.reserved_bytes(layout) == 0 || self.is_passed(node, file, &state) {
             return;
         }
-        // What the daemon has of it is written first; afterwards it learns anew which blocks there are.
+        // The daemon first writes all it has of it; afterwards it learns anew which blocks there
+        // are.
         let Ok(_looked_after) = self.hold(node, &state, |_| true) else {
             return;
         };
@@ -487,7 +493,7 @@ impl Door {
         }
     }
 
-    /// What is read to move a piece, without the file's lock.
+    /// Read the bytes of a piece before its move, without the file's lock.
     fn read_before(&self, held: &Held<'_>, one: &Move, piece: ByteCount) {
         let state = held.file.state();
         let Some(layout) = state.layout.clone() else {
@@ -521,7 +527,7 @@ impl Door {
     }
 }
 
-/// What there is to say where no bytes were moved.
+/// The answer where no bytes were moved.
 fn done(numbers: Vec<u16>) -> Told {
     Told::Done {
         numbers,
@@ -567,18 +573,19 @@ impl Drop for Held<'_> {
     }
 }
 
-/// What is to be moved.
+/// The bytes that are to be moved.
 #[derive(Clone, Debug)]
 enum Plan {
     /// All that this member has.
     Off(MemberNumber),
     /// From fuller members to emptier ones, and to wider stripes.
     Spread,
-    /// What is in more pieces than need be of these files and folders, or of all if there are none.
+    /// Files that are in more pieces than need be: of these files and folders, or of all if there
+    /// are none.
     Together(Vec<PathBuf>),
 }
 
-/// Moves of a file are made in so many steps: what the second one is shows when the first one is done.
+/// Moves of a file are made in so many steps: the second one shows when the first one is done.
 const STEPS: usize = 2;
 
 impl Plan {
@@ -610,14 +617,14 @@ impl Plan {
     }
 }
 
-/// Moves files, and tells who asked for it.
+/// Moves files, and tells the asker.
 struct Mover<'a, 'b> {
     door: &'a Door,
     tell: &'a mut Tell<'b>,
     told_at: Instant,
     /// Nobody asked: whether it goes on is asked before each piece.
     is_tidying: bool,
-    /// Who asked is gone.
+    /// The asker is gone.
     is_unwanted: bool,
     /// A file of the last look that the kernel reads by passthrough.
     passed: Option<PathBuf>,
@@ -644,8 +651,9 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
     }
 
-    /// Whatever the plan is about: first what nobody has open, so that players are disturbed last. Names come and go meanwhile, so that a
-    /// look may miss one: a member is empty when it has no objects, or two looks have found nobody's.
+    /// Do all of the plan: first the files that nobody has open, so that players are disturbed
+    /// last. Names come and go meanwhile, so that a look may miss one: a member is empty when it
+    /// has no objects, or two looks have found no file with objects there.
     fn all(&mut self, plan: &Plan) -> Result<(), PoolError> {
         let mut is_left = self.look(plan, true)?;
         let (file_count, before) = (self.done.file_count, self.defragged.before);
@@ -671,7 +679,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         Ok(())
     }
 
-    /// What there is to say of what it did; `is_empty`: of a drain that has left nothing.
+    /// The answer about all that it did; `is_empty`: of a drain that has left nothing.
     fn told_at_last(self, is_empty: bool) -> Told {
         Told::Done {
             numbers: Vec::new(),
@@ -682,7 +690,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
     }
 
-    /// Who reads a file by passthrough is not disturbed, and not waited for without end.
+    /// A program that reads a file by passthrough is not disturbed, and the wait for it has an end.
     fn wait_for_readers(&mut self, since: &Instant) -> Result<(), PoolError> {
         let Some(path) = &self.passed else {
             return Ok(());
@@ -730,7 +738,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         Ok(is_found)
     }
 
-    /// What became of a file. One that cannot be read or moved keeps nobody from the others.
+    /// The outcome of one file. A file that cannot be read or moved keeps nobody from the others.
     fn noted(&mut self, path: &Path, found: Result<bool, PoolError>) -> Result<bool, PoolError> {
         match found {
             Err(error) if self.must_stop().is_ok() => {
@@ -749,8 +757,8 @@ impl<'a, 'b> Mover<'a, 'b> {
         plan: &Plan,
         spare_open: bool,
     ) -> Result<bool, PoolError> {
-        // Without its lock: what a record says of a member that takes nothing new stays true. A file that got its first bytes at this moment
-        // has a record by now.
+        // Without its lock: the facts in a record about a member that takes nothing new stay true.
+        // A file that got its first bytes at this moment has a record by now.
         let pool = &self.door.pool;
         let layout = pool.layout(stub.as_fd());
         let layout = layout.or_else(|_| pool.layout(stub.as_fd()))?;
@@ -838,7 +846,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         Ok(())
     }
 
-    /// What there is to do in a step, without what was tried in vain, and what room there is for it.
+    /// The moves of a step that were not tried in vain, each with the room there is for it.
     fn moves(
         &self,
         plan: &Plan,
@@ -877,7 +885,8 @@ impl<'a, 'b> Mover<'a, 'b> {
     fn pieces(&mut self, held: &Held<'_>, mut one: Move, rooms: Rooms) -> Result<(), PoolError> {
         loop {
             match self.is_tidying {
-                // Whoever came since the last look is not made to wait for a piece that was not begun.
+                // A newcomer since the last look is not made to wait for a piece that was not
+                // begun.
                 true => self.told(true)?,
                 false => self.must_stop()?,
             }
@@ -1011,7 +1020,7 @@ mod tests {
         assert_eq!(refused.err(), Some(Wait::Command));
         assert_eq!(told, Some(true));
         drop(command);
-        // Who says no leaves nothing behind.
+        // A refusal leaves nothing behind.
         let refused = care.begin_tidying(WorkKind::Rebalance, |_| Err(Wait::Asked));
         assert_eq!(refused.err(), Some(Wait::Asked));
         assert!(care.work().is_none());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What commands ask of the mount, over the socket in the catalogue's folder. What is done then is care's.
+//! Requests of commands to the mount, over the socket in the catalogue's folder. The work itself is
+//! care's.
 
 use crate::door::Door;
 use rushes_pool::{Asked, Listener, Told};

@@ -16,7 +16,8 @@ const STATES_EVERY: u32 = 2;
 /// A class has room again when one of its members has so much. Units: bytes.
 const ROOM_AGAIN: u64 = 64 << 20;
 
-/// What was said of members that cannot be used as they should: how they are, and whether that is read-only.
+/// The reports so far of members that cannot be used as they should: each member's state, and
+/// whether that is read-only.
 #[derive(Debug, Default)]
 struct Said(BTreeMap<MemberNumber, bool>);
 

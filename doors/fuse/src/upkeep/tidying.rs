@@ -19,10 +19,10 @@ use std::time::Duration;
 /// Between two looks whether it may begin.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What is known of it.
+/// The state of tidying, as far as it is known.
 #[derive(Debug, Default)]
 pub(crate) struct Tidying {
-    /// Requests for bytes so far, of whoever.
+    /// Requests for bytes so far, of any program.
     asked_count: AtomicU64,
     /// Opens whose reads nobody here sees: the kernel's passthrough.
     passed_count: AtomicU64,
@@ -30,7 +30,7 @@ pub(crate) struct Tidying {
     is_promised: AtomicBool,
     /// Others want bytes while it is at work.
     is_beside_others: AtomicBool,
-    /// What was tried in vain: by itself it is not tried again, nor twice by a command.
+    /// Moves tried in vain: tidying does not try them again by itself, nor a command twice.
     pub(crate) vain: Mutex<Vain>,
     /// Why it is not under way; None: it is.
     wait: Mutex<Option<Wait>>,

@@ -25,7 +25,7 @@ pub(super) struct Sample {
 pub struct Fit {
     /// Positioning at the shortest distance. Units: ns.
     pub fixed_ns: u64,
-    /// What the longest distance adds. Units: ns.
+    /// The time that the longest distance adds. Units: ns.
     pub span_ns: u64,
     /// Transfer.
     pub bytes_per_second: u64,
@@ -136,7 +136,7 @@ fn usable(sample: &Sample) -> bool {
         && sample.bytes > 0
 }
 
-/// What multiplies the three unknowns. Units: the third is per byte.
+/// The factors of the three unknowns. Units: the third is per byte.
 fn row(sample: &Sample) -> [f64; 3] {
     [1.0, sample.distance.sqrt(), sample.bytes as f64]
 }

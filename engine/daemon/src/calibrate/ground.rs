@@ -21,7 +21,7 @@ use super::store::{Under, node_of};
 /// Alignment of direct requests, whatever the device. Units: bytes.
 pub(super) const BLOCK_BYTES: u64 = 4096;
 
-/// What was read to measure reads.
+/// The bytes that were read to measure reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {

@@ -17,7 +17,7 @@ use super::{CalibrateError, Calibration};
 /// Version of the file format. 1: first.
 pub(super) const VERSION: u32 = 1;
 
-/// What tells one device from another.
+/// The marks that tell one device from another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// UUID of the file system.
@@ -56,7 +56,7 @@ impl Identity {
     }
 }
 
-/// What is known of the device under a path.
+/// The facts of the device under a path.
 pub(super) struct Under {
     pub(super) identity: Identity,
     /// None: no block device can be found (overlayfs, NFS, FUSE, several devices).
@@ -172,7 +172,7 @@ fn uuid_in(device: &mut (impl Read + Seek)) -> io::Result<Option<String>> {
 impl Calibration {
     /// Keeps it in `state_dir` (made if absent) for the daemon. Returns the file.
     ///
-    /// Whoever reads it sees the old one or the new one, whole.
+    /// A reader sees the old one or the new one, whole.
     pub fn save(&self, state_dir: &Path) -> Result<PathBuf, CalibrateError> {
         let path = state_dir.join(self.identity.file_name());
         let new = path.with_extension("json.new");

@@ -4,15 +4,16 @@
 //! `"1GiB"`, `"500ms"`, `"100M"`. Binary and decimal prefixes mean what they say; a rate is bits a
 //! second, as on a delivery sheet. Integer arithmetic throughout: no size is rounded unseen.
 
-/// What a size looks like, for error sentences.
+/// The form of a size, for error sentences.
 pub const SIZE_EXPECTED: &str = "a size in bytes such as 1073741824, \"1GiB\" or \"512MiB\"";
 
-/// What a bitrate looks like.
+/// The form of a bitrate.
 pub const BITRATE_EXPECTED: &str =
     "bits a second of one stream, such as 100000000, \"100M\", \"1.5G\" or \"48k\"";
 
-/// What a span of time looks like.
-pub const DURATION_EXPECTED: &str = "a time with its unit, such as \"500ms\" or \"2s\"";
+/// The form of a span of time.
+pub const DURATION_EXPECTED: &str =
+    "a time with its unit (ms, s, min or h), such as \"500ms\" or \"2s\"";
 
 const SIZE_UNITS: &[(&str, u64)] = &[
     ("", 1),
@@ -41,6 +42,7 @@ const DURATION_UNITS: &[(&str, u64)] = &[
     ("ms", 1_000_000),
     ("s", 1_000_000_000),
     ("min", 60_000_000_000),
+    ("h", 3_600_000_000_000),
 ];
 
 /// A size. Units: bytes. None when it is no size.
@@ -52,7 +54,7 @@ pub fn parse_size(text: &str) -> Option<u64> {
 /// 120 frames a second, which is 76 Gb/s.
 pub const BITRATES: std::ops::RangeInclusive<u64> = 8_000..=1_000_000_000_000;
 
-/// What to say of a rate outside of [`BITRATES`].
+/// The sentence for a rate outside of [`BITRATES`].
 pub const BITRATES_EXPECTED: &str = "expected bits a second, at least \"8k\" and at most \"1000G\"; is a unit missing, as in \"100M\"?";
 
 /// A bitrate. Units: bits/s. `"100M"`, `"100 Mb/s"`, `"100Mbit"`, `"100Mbps"`.

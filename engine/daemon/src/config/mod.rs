@@ -70,7 +70,7 @@ pub struct Config {
     pub policy: Policy,
     /// `server.warm_metadata`: look names and extents up while disks are idle.
     pub warm_metadata: bool,
-    /// `server.control_group`: who besides root may ask for status.
+    /// `server.control_group`: the group that may ask for status besides root.
     pub control_group: Option<String>,
     /// `server.metrics_listen`: metrics over TCP as well.
     pub metrics_listen: Option<SocketAddr>,
@@ -83,7 +83,7 @@ pub struct Config {
 /// A share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareConfig {
-    /// What the door calls it.
+    /// The door's name for it.
     pub name: String,
     /// Its folder.
     pub path: PathBuf,
@@ -98,7 +98,7 @@ pub struct RuleConfig {
     pub pattern: String,
     /// Only in this share.
     pub share: Option<String>,
-    /// What matches is read at this.
+    /// Files that match are read at this.
     pub hint: RateHint,
     matcher: GlobMatcher,
 }
@@ -129,14 +129,14 @@ pub enum ConfigError {
     Read {
         /// Which.
         file: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: std::io::Error,
     },
     /// It was read, and this is wrong with it; never empty, in order of lines.
     Wrong {
         /// Which.
         file: PathBuf,
-        /// What.
+        /// The problems.
         problems: Vec<Problem>,
     },
 }
@@ -173,7 +173,7 @@ impl std::error::Error for ConfigError {
 }
 
 impl Config {
-    /// What the daemon takes of the machine's memory for bytes of files. Units: bytes.
+    /// Memory of the machine that the daemon takes for bytes of files. Units: bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.cache_bytes.saturating_add(self.write_buffer_bytes)
     }
@@ -224,7 +224,7 @@ impl Config {
             .find(|share| share.name.eq_ignore_ascii_case(name))
     }
 
-    /// What the rules say of a file; the first that matches counts.
+    /// The rate that the rules give a file; the first that matches counts.
     pub fn rule_for(&self, share: &str, path: &str) -> Option<RateHint> {
         self.rules
             .iter()
@@ -264,9 +264,10 @@ fn read_document(
             span: None,
             is_table: true,
         };
-        reader.wrong(
+        reader.wrong_with_remedy(
             &whole,
             "nothing is served; expected at least one [[share]] with name and path",
+            "add three lines for each share: [[share]], then name = \"media\", as smb.conf calls it, then path = \"/srv/media\", its folder",
         );
     }
     let rules = tables(reader, &mut root, "rule");
@@ -407,11 +408,15 @@ fn read_server(
     if let Some(group) = &group
         && !group_exists(&group.value)
     {
-        reader.wrong(
+        reader.wrong_with_remedy(
             &group.place,
             format!(
                 "there is no such group on this machine; create it (`groupadd --system {}`) or \
                  leave the key out",
+                group.value
+            ),
+            format!(
+                "groupadd --system {}; or leave the key out: then only root may ask the daemon",
                 group.value
             ),
         );
@@ -486,13 +491,14 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
     {
         for other in [&cadence, &header].into_iter().flatten() {
             if other.value {
-                reader.wrong(
+                let line = reader.line_of(&analyser.place);
+                reader.wrong_with_remedy(
                     &other.place,
                     format!(
-                        "contradicts server.analyser = false in line {}: without the analyser no \
-                         contract is made; leave one of the two out",
-                        reader.line_of(&analyser.place)
+                        "contradicts server.analyser = false in line {line}: without the analyser no \
+                         contract is made; leave one of the two out"
                     ),
+                    format!("take this line out, or line {line} if there are to be contracts"),
                 );
             }
         }
@@ -548,9 +554,10 @@ fn read_shares(reader: &mut Reader<'_>, sections: Vec<Section<'_, '_>>) -> Vec<F
     // Those of shares that are wrong otherwise as well.
     let mut names: Vec<Found<String>> = Vec::new();
     if sections.len() > SHARE_COUNT_MAX {
-        reader.wrong(
+        reader.wrong_with_remedy(
             &sections[SHARE_COUNT_MAX].place(),
             format!("expected at most {SHARE_COUNT_MAX} shares"),
+            "take shares out; one [[share]] serves all folders below its own",
         );
     }
     for mut section in sections.into_iter().take(SHARE_COUNT_MAX) {
@@ -565,7 +572,11 @@ fn read_shares(reader: &mut Reader<'_>, sections: Vec<Section<'_, '_>>) -> Vec<F
         let exclusive = section.boolean(reader, "exclusive");
         for key in ["name", "path"] {
             if !section.has(key) {
-                reader.wrong(&place, format!("has no {key}; a share needs name and path"));
+                reader.wrong_with_remedy(
+                    &place,
+                    format!("has no {key}; a share needs name and path"),
+                    format!("add {key} = \"…\" below that [[share]]"),
+                );
             }
         }
         section.finish(reader);
@@ -656,9 +667,10 @@ fn read_rules(
     shares: &[Found<ShareConfig>],
 ) -> Vec<RuleConfig> {
     if sections.len() > RULE_COUNT_MAX {
-        reader.wrong(
+        reader.wrong_with_remedy(
             &sections[RULE_COUNT_MAX].place(),
             format!("expected at most {RULE_COUNT_MAX} rules"),
+            "take rules out; one pattern with ** covers all folders below, and files whose header declares a rate need none",
         );
     }
     let mut rules: Vec<Found<RuleConfig>> = Vec::new();
@@ -696,24 +708,26 @@ fn read_rule(
     section.finish(reader);
 
     if match_absent {
-        reader.wrong(
+        reader.wrong_with_remedy(
             &place,
             "has no match; a rule needs a pattern of paths below the share's root, such as \
              match = \"footage/**/*.mov\"",
+            "add match = \"…\" below that [[rule]]; \"**\" matches every file",
         );
     }
     if rate_key_count != 1 {
-        let read = if rate_key_count == 0 {
-            "neither"
+        let (read, remedy) = if rate_key_count == 0 {
+            ("neither", "add one of the two below that [[rule]]")
         } else {
-            "both"
+            ("both", "take one of the two out of that [[rule]]")
         };
-        reader.wrong(
+        reader.wrong_with_remedy(
             &place,
             format!(
                 "has {read} of bitrate and frames_per_second; expected one: bitrate = \"100M\" for \
                  files that are played, frames_per_second = 24 for sequences of one file a frame"
             ),
+            remedy,
         );
     }
     if let Some(share) = &share {
@@ -731,11 +745,14 @@ fn read_rule(
     for other in earlier {
         let covers = other.value.share.is_none() || other.value.share == rule.share;
         if covers && composed(&other.value.pattern) == composed(&rule.pattern) {
-            reader.wrong(
+            let line = reader.line_of(&other.place);
+            reader.wrong_with_remedy(
                 &pattern.place,
                 format!(
-                    "this rule never counts: line {} has the same pattern and comes first",
-                    reader.line_of(&other.place)
+                    "this rule never counts: line {line} has the same pattern and comes first"
+                ),
+                format!(
+                    "take one of the two rules out, or give the one of line {line} a share of its own if it is for that share alone"
                 ),
             );
         }
@@ -799,7 +816,8 @@ fn compile(reader: &mut Reader<'_>, pattern: &Found<String>) -> Option<GlobMatch
         reader.wrong(&pattern.place, "expected a pattern such as \"**/*.mov\"");
         return None;
     }
-    // (As of a pool's rules. What is nested without a limit is more than the matcher bears.)
+    // As of a pool's rules. A pattern that is nested without a limit is more than the matcher
+    // bears.
     if pattern.value.len() > PATTERN_BYTES_MAX {
         reader.wrong(
             &pattern.place,

@@ -19,8 +19,10 @@ pub struct Problem {
     pub key: String,
     /// The value as it stands in the file, perhaps shortened; empty when the key is absent.
     pub read: String,
-    /// What was expected, or what to write instead.
+    /// The value that was expected, or the one to write instead.
     pub expected: String,
+    /// The remedy, where it is another one than to correct that line.
+    pub remedy: Option<String>,
 }
 
 impl fmt::Display for Problem {
@@ -73,6 +75,20 @@ impl<'t> Reader<'t> {
 
     /// Something is wrong with the value at `place`.
     pub(super) fn wrong(&mut self, place: &Place, expected: impl Into<String>) {
+        self.note(place, expected.into(), None);
+    }
+
+    /// The same, where another thing is to be done than to correct that line.
+    pub(super) fn wrong_with_remedy(
+        &mut self,
+        place: &Place,
+        expected: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.note(place, expected.into(), Some(remedy.into()));
+    }
+
+    fn note(&mut self, place: &Place, expected: String, remedy: Option<String>) {
         self.problems.push(Problem {
             line: place.span.as_ref().map_or(0, |span| self.line(span.start)),
             key: place.key.clone(),
@@ -80,7 +96,8 @@ impl<'t> Reader<'t> {
                 (Some(span), false) => self.excerpt(span),
                 _ => String::new(),
             },
-            expected: expected.into(),
+            expected,
+            remedy,
         });
     }
 
@@ -99,6 +116,9 @@ impl<'t> Reader<'t> {
             key: String::new(),
             read: String::new(),
             expected: format!("{line:?} is not TOML: {}", error.message()),
+            remedy: Some(String::from(
+                "write it as key = value, with text, sizes and times in double quotes, below its [section]; the mistake may be in the line before",
+            )),
         });
     }
 }

@@ -19,7 +19,8 @@ fn problems(text: &str) -> Vec<String> {
     }
 }
 
-/// What the tables of `[section]` in docs/reference/config.md give as default, as TOML; what has none is left out.
+/// The defaults in the tables of `[section]` in docs/reference/config.md, as TOML; a key that has
+/// none is left out.
 fn documented_defaults(section: &str) -> Vec<String> {
     include_str!("../../../../docs/reference/config.md")
         .split("\n## ")
@@ -214,7 +215,7 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
         (
             "[server]\npreroll = 500\n",
             "",
-            "line 2: server.preroll = 500: expected a time with its unit, such as \"500ms\" or \"2s\"",
+            "line 2: server.preroll = 500: expected a time with its unit (ms, s, min or h), such as \"500ms\" or \"2s\"",
         ),
         (
             "[server]\npreroll = \"0ms\"\n",
@@ -384,7 +385,7 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
         ),
         (
             "",
-            // What the matcher would not bear.
+            // A pattern that the matcher would not bear.
             &format!(
                 "[[rule]]\nmatch = \"{}a{}\"\nbitrate = 50000\n",
                 "{a,".repeat(127),
@@ -446,7 +447,7 @@ fn the_sample_that_is_installed_is_right() {
     let text = include_str!("../../../../packaging/rushes.toml");
     let config = parse(text).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(config.shares[0].name, "media");
-    // What it offers as a comment is right as well.
+    // The keys that it offers as comments are right as well.
     let offered: String = text
         .lines()
         .map(|line| match line.strip_prefix("# ") {

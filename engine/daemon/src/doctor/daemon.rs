@@ -5,8 +5,9 @@ use super::{Finding, Level};
 use crate::calibrate::{Calibration, identity_of};
 use crate::config::Config;
 use crate::config::amount::show_size;
+use crate::error::is_root;
 use crate::lanes_left::list;
-use crate::runtime_dir::{Purpose, RuntimeDir};
+use crate::runtime_dir::{Purpose, RuntimeDir, running_elsewhere};
 use rushes_control::{Answer, Ask, Client, ControlError, Status};
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +15,7 @@ use std::path::Path;
 use std::time::Duration;
 
 const AREA: &str = "daemon";
-/// What a server's folder has to have left.
+/// The room that a server's folder has to have left.
 const RUNTIME_BYTES_MIN: u64 = 16 << 20;
 const RUNTIME_INODES_MIN: u64 = 256;
 
@@ -39,37 +40,66 @@ pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
             "run `sudo rushes check`; server.control_group names a group whose users may ask as well",
         )),
         Err(error) if RuntimeDir::is_held(&config.runtime_dir) => {
-            let who = match RuntimeDir::holder(&config.runtime_dir) {
-                Some((pid, Purpose::Recover)) => {
-                    return findings.push(Finding::of(
-                        Level::Note,
-                        AREA,
-                        format!(
-                            "what a daemon left is being written by `rushes recover` (pid {})",
-                            pid.as_raw_nonzero()
-                        ),
-                        "wait for that to end, then systemctl start rushes",
-                    ));
+            let (level, finding, remedy) = match RuntimeDir::holder(&config.runtime_dir) {
+                Some((pid, Purpose::Recover)) => (
+                    Level::Note,
+                    format!(
+                        "what a daemon left is being written by `rushes recover` (pid {})",
+                        pid.as_raw_nonzero()
+                    ),
+                    "wait for that to end, then systemctl start rushes",
+                ),
+                Some((pid, Purpose::Start)) => (
+                    Level::Note,
+                    format!(
+                        "the daemon (pid {}) is starting and does not answer yet: {error}",
+                        pid.as_raw_nonzero()
+                    ),
+                    "check again in a minute; its log says what it waits for: journalctl -u rushes",
+                ),
+                holder => {
+                    let who = match holder {
+                        Some((pid, _)) => format!("pid {}", pid.as_raw_nonzero()),
+                        None => String::from("its lock is held"),
+                    };
+                    (
+                        Level::Error,
+                        format!("a daemon is there ({who}) and does not answer: {error}"),
+                        "ask again as root; if it still does not answer: systemctl restart rushes (what it has is taken over by the next one)",
+                    )
                 }
-                Some((pid, Purpose::Serve)) => format!("pid {}", pid.as_raw_nonzero()),
-                None => String::from("its lock is held"),
             };
-            findings.push(Finding::of(
-                Level::Error,
-                AREA,
-                format!("a daemon is there ({who}) and does not answer: {error}"),
-                "ask again as root; if it still does not answer: systemctl restart rushes (what it has is taken over by the next one)",
-            ));
+            findings.push(Finding::of(level, AREA, finding, remedy));
         }
         Err(_) => {
-            findings.push(Finding::of(
-                Level::Note,
-                AREA,
-                "the daemon is not running: clients do plain I/O",
-                "systemctl enable --now rushes",
-            ));
+            findings.push(not_running(config));
             left_behind(config, findings);
         }
+    }
+}
+
+/// No daemon serves from the configured folder.
+fn not_running(config: &Config) -> Finding {
+    let file = std::path::absolute(&config.file).unwrap_or_else(|_| config.file.clone());
+    let others = running_elsewhere(&config.runtime_dir);
+    match others.iter().find(|other| other.is_of(&file)) {
+        Some(other) => Finding::of(
+            Level::Warning,
+            AREA,
+            format!(
+                "the daemon of {} runs in {} and was started with another runtime_dir; now it is {}",
+                file.display(),
+                other.dir.display(),
+                config.runtime_dir.display()
+            ),
+            "systemctl restart rushes; or set runtime_dir back. Every rushes:socket in smb.conf names the same folder",
+        ),
+        None => Finding::of(
+            Level::Note,
+            AREA,
+            "the daemon is not running: clients do plain I/O",
+            "systemctl enable --now rushes",
+        ),
     }
 }
 
@@ -82,7 +112,7 @@ fn is_not_allowed(error: &ControlError) -> bool {
     }
 }
 
-/// What a daemon that is gone has left: clients were told that it is safe.
+/// The data that a daemon that is gone has left: clients were told that it is safe.
 fn left_behind(config: &Config, findings: &mut Vec<Finding>) {
     let (finding, remedy) = match list(config) {
         Ok(lanes) if lanes.is_empty() => return,
@@ -102,7 +132,10 @@ fn left_behind(config: &Config, findings: &mut Vec<Finding>) {
         }
         Err(error) => (
             format!("what a daemon left cannot be looked at: {error}"),
-            String::from("rushes recover --list shows what can be read of it"),
+            String::from(match is_root() {
+                true => "rushes recover --list shows what can be read of it",
+                false => "run `sudo rushes check`: the lanes are root's alone",
+            }),
         ),
     };
     findings.push(Finding::of(Level::Error, AREA, finding, remedy));
@@ -143,7 +176,7 @@ fn room(config: &Config, findings: &mut Vec<Finding>) {
         return;
     };
     let left = found.f_bavail.saturating_mul(found.f_frsize);
-    // (Some file systems count no inodes.)
+    // Some file systems count no inodes.
     let has_inodes = found.f_files == 0 || found.f_favail >= RUNTIME_INODES_MIN;
     if left >= RUNTIME_BYTES_MIN && has_inodes {
         return;
@@ -159,8 +192,20 @@ fn room(config: &Config, findings: &mut Vec<Finding>) {
             found.f_favail,
             show_size(RUNTIME_BYTES_MIN)
         ),
-        format!("df {0}; du -x {0} shows what fills it", folder.display()),
+        room_remedy(folder, has_inodes),
     ));
+}
+
+fn room_remedy(folder: &Path, has_inodes: bool) -> String {
+    let (look, larger) = match has_inodes {
+        true => ("du -x", "size=SIZE"),
+        false => ("du -x --inodes", "nr_inodes=NUMBER"),
+    };
+    format!(
+        "`{look} {}` shows what fills it; delete what is not needed and is not of Rushes, or make the file system larger: a tmpfs by mount -o \
+         remount,{larger}",
+        folder.display()
+    )
 }
 
 /// `rushes calibrate --save` tells the daemon nothing.
@@ -271,5 +316,22 @@ fn running(config: &Config, status: &Status, findings: &mut Vec<Finding>) {
             ),
             "see `journalctl -u rushes`; module and daemon should be of one build",
         ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_remedy_of_a_full_runtime_folder_is_of_what_lacks() {
+        let bytes = room_remedy(Path::new("/run"), true);
+        assert!(
+            bytes.contains("`du -x /run`") && bytes.contains("size="),
+            "{bytes}"
+        );
+        let inodes = room_remedy(Path::new("/run"), false);
+        assert!(inodes.contains("du -x --inodes /run"), "{inodes}");
+        assert!(inodes.contains("nr_inodes="), "{inodes}");
     }
 }

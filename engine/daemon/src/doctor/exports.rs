@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 /// Tables of the kernel's server: a folder at the start of a line.
 const TABLES: [&str; 2] = ["/etc/exports", "/var/lib/nfs/etab"];
-/// What Ganesha reads when it is not told otherwise.
+/// The file that Ganesha reads when it is not told otherwise.
 const GANESHA_CONF: &str = "/etc/ganesha/ganesha.conf";
 
-/// All of them, as they are written there. What may not be read is not among them.
+/// All of them, as they are written there. Files that may not be read are left out.
 pub(super) fn folders() -> Vec<PathBuf> {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
     let tables = TABLES

@@ -12,6 +12,8 @@ use std::sync::Arc;
 const AREA: &str = "machine";
 /// Memory that should be left beside the cache.
 const SPARE_BYTES: u64 = 512 << 20;
+/// A smaller cache holds a few streams only.
+const CACHE_BYTES_MIN: u64 = 64 << 20;
 /// Each session takes four descriptors, each open file one.
 const DESCRIPTOR_COUNT_MIN: u64 = 8192;
 
@@ -25,7 +27,7 @@ pub(super) fn examine(config: Option<&Config>, findings: &mut Vec<Finding>) {
         ));
     }
     findings.push(io_uring());
-    // (What this user may says nothing of the daemon.)
+    // The rights of this user say nothing of the daemon's.
     if geteuid().is_root() {
         findings.push(fanotify());
     }
@@ -51,9 +53,24 @@ fn io_uring() -> Finding {
             Level::Error,
             AREA,
             error.to_string(),
-            "Linux 5.11 or later with io_uring: set kernel.io_uring_disabled = 0 (sysctl), and allow it in \
-             containers",
+            no_ring_remedy(&error.source),
         ),
+    }
+}
+
+fn no_ring_remedy(error: &std::io::Error) -> &'static str {
+    use rustix::io::Errno;
+    match Errno::from_io_error(error) {
+        Some(Errno::NOMEM) => {
+            "this process may lock too little memory: run it with `ulimit -l unlimited`, the daemon with LimitMEMLOCK=infinity"
+        }
+        Some(Errno::MFILE | Errno::NFILE) => {
+            "too many files are open: end programs that hold many, or raise `ulimit -n` and fs.file-max"
+        }
+        _ => {
+            "Linux 5.11 or later with io_uring: set kernel.io_uring_disabled = 0 (sysctl), and allow it in \
+             containers"
+        }
     }
 }
 
@@ -103,10 +120,7 @@ fn memory(config: &Config, findings: &mut Vec<Finding>) {
                 amount::show_size(want),
                 mib(total)
             ),
-            format!(
-                "set them to at most {}",
-                mib(total.saturating_sub(SPARE_BYTES) / 2)
-            ),
+            too_large_remedy(total),
         ));
     } else if available > 0 && want > available && !running {
         findings.push(Finding::of(
@@ -127,6 +141,18 @@ fn memory(config: &Config, findings: &mut Vec<Finding>) {
                 amount::show_size(want)
             ),
         ));
+    }
+}
+
+fn too_large_remedy(total: u64) -> String {
+    let most = total.saturating_sub(SPARE_BYTES) / 2;
+    match most >= CACHE_BYTES_MIN {
+        true => format!("set them to at most {} together", mib(most)),
+        false => format!(
+            "this machine is too small: Rushes wants {} beside cache and write buffer, and a cache of {} or more",
+            mib(SPARE_BYTES),
+            mib(CACHE_BYTES_MIN)
+        ),
     }
 }
 
@@ -177,6 +203,20 @@ mod tests {
         memory(&config, &mut findings);
         assert_eq!(findings[0].level, Level::Error, "{findings:?}");
         assert!(findings[0].finding.contains("cache.bytes"), "{findings:?}");
-        assert!(findings[0].remedy.as_ref().unwrap().contains("at most"));
+        let remedy = findings[0].remedy.as_ref().unwrap();
+        assert!(remedy.contains("at most") || remedy.contains("too small"));
+        assert_eq!(
+            too_large_remedy(16 << 30),
+            "set them to at most 7936MiB together"
+        );
+        assert!(!too_large_remedy(400 << 20).contains("0MiB together"));
+    }
+
+    #[test]
+    fn remedy_of_a_ring_that_cannot_be_made_is_of_its_error() {
+        let told = |errno: rustix::io::Errno| no_ring_remedy(&errno.into());
+        assert!(told(rustix::io::Errno::NOMEM).contains("LimitMEMLOCK"));
+        assert!(told(rustix::io::Errno::MFILE).contains("ulimit -n"));
+        assert!(told(rustix::io::Errno::NOSYS).starts_with("Linux 5.11"));
     }
 }

@@ -15,6 +15,7 @@ mod shares;
 use crate::config::{Config, ConfigError};
 pub(crate) use machine::memory_too_small_for;
 use serde::Serialize;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 /// Version of the field names of [`Report`].
@@ -39,11 +40,11 @@ pub enum Level {
 pub struct Finding {
     /// How bad it is.
     pub level: Level,
-    /// What it is about: `configuration`, `machine`, `samba`, `daemon`, `share NAME` or `pool FOLDER`.
+    /// Its subject: `configuration`, `machine`, `samba`, `daemon`, `share NAME` or `pool FOLDER`.
     pub area: String,
-    /// What was found.
+    /// The finding.
     pub finding: String,
-    /// What to do about it.
+    /// The remedy.
     pub remedy: Option<String>,
 }
 
@@ -182,7 +183,9 @@ fn read_config(file: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
                     Level::Error,
                     AREA,
                     format!("{}: {problem}", file.display()),
-                    "correct that line; docs/reference/config.md has every key (/usr/share/doc/rushes, where it is installed)",
+                    problem.remedy.clone().unwrap_or_else(|| {
+                        String::from("correct that line; docs/reference/config.md has every key (/usr/share/doc/rushes, where it is installed)")
+                    }),
                 ));
             }
             None
@@ -192,13 +195,32 @@ fn read_config(file: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
                 Level::Error,
                 AREA,
                 error.to_string(),
-                format!(
-                    "begin with the sample: sudo install -D -m 644 {SAMPLE} {}; write the folders of your shares into it, then run `rushes check` again",
-                    file.display()
-                ),
+                unread_remedy(file, &error),
             ));
             None
         }
+    }
+}
+
+/// The remedy for a configuration that cannot be read. The sample is put only where there is none: it would replace one that is.
+fn unread_remedy(file: &Path, error: &ConfigError) -> String {
+    let kind = match error {
+        ConfigError::Read { source, .. } => source.kind(),
+        ConfigError::Wrong { .. } => ErrorKind::Other,
+    };
+    let shown = file.display();
+    match kind {
+        ErrorKind::NotFound => format!(
+            "begin with the sample: sudo install -D -m 644 {SAMPLE} {shown}; write the folders of your shares into it, then run `rushes check` again"
+        ),
+        ErrorKind::PermissionDenied => {
+            format!("run `sudo rushes check`; or let this user read it: chmod a+r {shown}")
+        }
+        ErrorKind::IsADirectory | ErrorKind::NotADirectory => {
+            String::from("name the file itself: --config FOLDER/rushes.toml")
+        }
+        ErrorKind::InvalidData => format!("save {shown} as text in UTF-8"),
+        _ => format!("see dmesg for what the disk of {shown} says"),
     }
 }
 
@@ -244,6 +266,89 @@ mod tests {
             installed.contains(&format!("$dest{SAMPLE}")),
             "it is not installed there"
         );
+    }
+
+    /// The findings about a configuration of this text.
+    fn said_of(name: &str, text: &[u8]) -> Vec<Finding> {
+        let path = std::env::temp_dir().join(format!("rushes-{name}-{}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        let mut findings = Vec::new();
+        read_config(&path, &mut findings);
+        std::fs::remove_file(&path).unwrap();
+        findings
+    }
+
+    #[test]
+    fn watch_folders_are_noted_where_bytes_are_written_after_the_close() {
+        let share = "[[share]]\nname = \"m\"\npath = \"/m\"\n";
+        let written = "[write]\nbuffer_bytes = \"64MiB\"\nage = \"1500ms\"\n";
+        let notes = |text: String| {
+            let mut found = said_of("watch", text.as_bytes());
+            found.retain(|one| one.level == Level::Note && one.finding.contains("a watch folder"));
+            found
+        };
+        assert_eq!(notes(share.to_owned()), []);
+        let [note] = <[Finding; 1]>::try_from(notes(format!("{written}{share}"))).unwrap();
+        assert_eq!(note.area, "configuration");
+        assert!(note.finding.contains("up to 2 s after"), "{note:?}");
+        // The page has that section.
+        let remedy = note.remedy.unwrap();
+        let (page, section) = remedy.split_once(", \"").unwrap();
+        assert_eq!(page, "docs/guide/recording.md");
+        let guide = include_str!("../../../../docs/guide/recording.md");
+        let section = format!("\n## {}\n", section.trim_end_matches('"'));
+        assert!(guide.contains(&section), "{section}");
+    }
+
+    #[test]
+    fn remedies_of_a_configuration_fit_their_findings() {
+        let share = "[[share]]\nname = \"m\"\npath = \"/m\"\n";
+        let rule = "[[rule]]\nmatch = \"*\"\nbitrate = \"8M\"\n";
+        for (text, expect) in [
+            (String::new(), "add three lines for each share"),
+            (String::from("[[share]]\nname = \"m\"\n"), "add path = "),
+            (format!("{share}[server\n"), "write it as key = value"),
+            (
+                format!("[server]\ncontrol_group = \"no-such-group\"\n{share}"),
+                "groupadd --system no-such-group; or leave",
+            ),
+            (
+                format!("{share}[[rule]]\nbitrate = \"8M\"\n"),
+                "add match = ",
+            ),
+            (
+                format!("{share}[[rule]]\nmatch = \"*\"\n"),
+                "add one of the two",
+            ),
+            (
+                format!("{share}{rule}frames_per_second = 24\n"),
+                "take one of the two out",
+            ),
+            (
+                format!("{share}{rule}{rule}"),
+                "take one of the two rules out",
+            ),
+            (
+                format!("[server]\nanalyser = false\ncontracts_from_header = true\n{share}"),
+                "take this line out, or line 2",
+            ),
+            (
+                format!("[cache]\nbytes = \"x\"\n{share}"),
+                "correct that line",
+            ),
+        ] {
+            let found = said_of("remedy", text.as_bytes());
+            let fits = |one: &Finding| one.remedy.as_ref().is_some_and(|it| it.starts_with(expect));
+            assert!(found.iter().any(fits), "{text}: {expect}: {found:#?}");
+        }
+        let found = said_of("bytes", b"\xff\xfe");
+        let remedy = found[0].remedy.as_ref().unwrap();
+        assert!(remedy.ends_with("as text in UTF-8"), "{remedy}");
+        // A file that is there is never replaced by the sample.
+        let mut found = Vec::new();
+        read_config(&std::env::temp_dir(), &mut found);
+        let remedy = found[0].remedy.as_ref().unwrap();
+        assert!(remedy.starts_with("name the file itself"), "{remedy}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// By it a folder is a pool's (engine/pool): the catalogue, or a member.
 const FORMAT_FILE: &str = "rushes-pool";
-/// What a member has beside it.
+/// The folder that a member has beside it.
 const OBJECTS: &str = "objects";
 
 /// Samba's parameters as testparm prints them, with what they are when nothing is said.
@@ -58,7 +58,8 @@ fn is_member(folder: &Path) -> bool {
 /// Folders looked at for members in one that is served; more are not a disk's root with a member in it.
 const FOLDERS_LOOKED_AT: usize = 256;
 
-/// What members of pools a served folder is, holds or lies in: those that are found there, and those that catalogues name there.
+/// The members of pools that a served folder is, holds or lies in: those that are found there, and
+/// those that catalogues name there.
 pub(super) fn members_of(folder: &Path, known: &[PathBuf]) -> Vec<PathBuf> {
     let folder = real(folder);
     let mut all = members_in(&folder);

@@ -21,7 +21,7 @@ pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
     let mut example = None;
     let end = Instant::now() + PATIENCE;
     for share in &config.shares {
-        // What lies there are objects; rules are for names in the pool.
+        // The files there are objects; rules are for names in the pool.
         let is_pool = !super::pools::members_in(&share.path).is_empty();
         let is_whole = !is_pool
             && walk(&share.path, end, |path| {
@@ -82,7 +82,7 @@ fn walk(root: &Path, end: Instant, mut seen: impl FnMut(&str)) -> bool {
                 return false;
             };
             if kind.is_dir() {
-                // (What is mounted below is not of the share.)
+                // A file system that is mounted below is no part of the share.
                 if entry.metadata().is_ok_and(|it| it.dev() == found.dev()) {
                     folders.push(path);
                 }

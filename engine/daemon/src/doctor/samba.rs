@@ -43,7 +43,7 @@ impl Section {
     }
 }
 
-/// What there is to be compared with smb.conf.
+/// The facts that are compared with smb.conf.
 pub(super) struct Shown<'a> {
     /// None: it cannot be read, which was said.
     pub(super) config: Option<&'a Config>,
@@ -73,6 +73,15 @@ pub(super) fn examine(shown: &Shown<'_>, smb_conf: Option<&Path>, findings: &mut
         .is_some_and(|config| needs_module(config, shown.members))
     {
         module(&smbd, &version, findings);
+    }
+    if find("testparm").is_none() {
+        findings.push(Finding::of(
+            Level::Warning,
+            AREA,
+            "there is no testparm: smb.conf is not looked at",
+            "apt-get install samba-common-bin; testparm is to be in PATH",
+        ));
+        return;
     }
     let Some(text) = testparm(smb_conf) else {
         findings.push(Finding::of(
@@ -187,7 +196,7 @@ fn is_newer(one: &Path, other: &Path) -> bool {
     }
 }
 
-/// What Samba itself makes of smb.conf: includes, copies and synonyms are dealt with.
+/// Samba's own reading of smb.conf: includes, copies and synonyms are dealt with.
 fn testparm(smb_conf: Option<&Path>) -> Option<String> {
     let mut command = Command::new("testparm");
     command.args(["-s", "--suppress-prompt"]);
@@ -236,8 +245,8 @@ fn needs_module(config: &Config, known: &[PathBuf]) -> bool {
         || shares.any(|share| super::pools::members_of(&share.path, known).is_empty())
 }
 
-fn named<'a>(share: &ShareConfig, sections: &'a [Section]) -> Option<&'a Section> {
-    sections.iter().find(|section| {
+fn named<'a>(share: &'a ShareConfig, sections: &'a [Section]) -> impl Iterator<Item = &'a Section> {
+    sections.iter().filter(|section| {
         let name = section.get("rushes:share").unwrap_or(&section.name);
         name.eq_ignore_ascii_case(&share.name)
     })
@@ -259,7 +268,7 @@ fn sections(
         // A disk's root may have other things beside a member, and be shown for their sake.
         let share_path = real(&share.path);
         let is_inside = members.iter().any(|member| share_path.starts_with(member));
-        let is_root = || !is_inside && named(share, inherited).is_some();
+        let is_root = || !is_inside && named(share, inherited).next().is_some();
         if !members.is_empty() && !is_root() {
             continue;
         }
@@ -340,7 +349,8 @@ fn share_section(
     findings: &mut Vec<Finding>,
 ) {
     let area = format!("share {}", share.name);
-    let Some(section) = named(share, sections) else {
+    let mut all = named(share, sections).peekable();
+    if all.peek().is_none() {
         let is_called_so = |section: &&Section| section.name.eq_ignore_ascii_case(&share.name);
         let other = sections.iter().find(is_called_so);
         let (finding, remedy) = match other.and_then(|section| section.get("rushes:share")) {
@@ -365,8 +375,20 @@ fn share_section(
             ),
         };
         findings.push(Finding::of(Level::Warning, &area, finding, remedy));
-        return;
-    };
+    }
+    for section in all {
+        section_of(config, share, section, &area, findings);
+    }
+}
+
+/// One section of the share's.
+fn section_of(
+    config: &Config,
+    share: &ShareConfig,
+    section: &Section,
+    area: &str,
+    findings: &mut Vec<Finding>,
+) {
     let before = findings.len();
     let modules = section.modules();
     if !section.has_module() {
@@ -374,7 +396,7 @@ fn share_section(
         list.push("rushes");
         findings.push(Finding::of(
             Level::Warning,
-            &area,
+            area,
             format!(
                 "[{}] in smb.conf does not name the module: clients do plain I/O",
                 section.name
@@ -387,7 +409,7 @@ fn share_section(
     } else if modules.last() != Some(&"rushes") {
         findings.push(Finding::of(
             Level::Warning,
-            &area,
+            area,
             format!(
                 "rushes is not the last of vfs objects = {}",
                 modules.join(" ")
@@ -406,7 +428,7 @@ fn share_section(
     {
         findings.push(Finding::of(
             Level::Error,
-            &area,
+            area,
             format!(
                 "[{}] in smb.conf has path = {path}, rushes.toml has {}",
                 section.name,
@@ -415,12 +437,12 @@ fn share_section(
             "name the same folder in both: paths of rules and frame sequences are below it",
         ));
     }
-    what_closes(config, section, &area, findings);
+    what_closes(config, section, area, findings);
     let is_ours = socket_of(section) == config.runtime_dir.join("session.sock");
     if section.has_module() && section.is("kerneloplocks", false) && config.warm_metadata {
         findings.push(Finding::of(
             Level::Warning,
-            &area,
+            area,
             format!(
                 "[{}] has kernel oplocks = yes: an oplock is then a lease that every other open of the file takes away, and the daemon opens files, too",
                 section.name
@@ -434,7 +456,7 @@ fn share_section(
     }
     if findings.len() == before {
         findings.push(Finding::ok(
-            &area,
+            area,
             format!("[{}] in smb.conf goes through the module", section.name),
         ));
     }
@@ -448,7 +470,7 @@ fn socket_of(section: &Section) -> PathBuf {
     )
 }
 
-/// Whoever has its sockets in this folder answers.
+/// A daemon that has its sockets in this folder answers.
 fn has_daemon(folder: &Path) -> bool {
     let socket = folder.join("control.sock");
     rushes_control::Client::connect(&socket, std::time::Duration::from_secs(2)).is_ok()
@@ -579,6 +601,17 @@ mod tests {
             "[media]\npath = /srv/media\nvfs objects = rushes\nrushes:socket = /run/x/session.sock\n",
             &[(Level::Error, "/run/x/session.sock, where no daemon is")],
         );
+        // Each section of a share, not the first alone.
+        check(
+            "[media]\npath = /srv/media\nvfs objects = rushes\n\
+             [second]\npath = /srv/media\nvfs objects = rushes catia\nrushes:share = media\n\
+             [third]\npath = /srv/other\nvfs objects = rushes\nrushes:share = media\n",
+            &[
+                (Level::Ok, "[media] in smb.conf goes through"),
+                (Level::Warning, "not the last of vfs objects = rushes catia"),
+                (Level::Error, "[third] in smb.conf has path = /srv/other"),
+            ],
+        );
         // Any section with the module, also the second one of a share, and one of another daemon.
         check(
             "[media]\npath = /srv/media\nvfs objects = rushes\n\
@@ -649,7 +682,7 @@ mod tests {
         std::fs::remove_dir_all(&disk).unwrap();
     }
 
-    /// What is said of a share of this folder, which smb.conf does not have.
+    /// The finding about a share of this folder, which smb.conf does not have.
     fn said_of(folder: &Path, known: &[PathBuf]) -> Finding {
         let text = format!("[[share]]\nname = \"disk\"\npath = {folder:?}\n");
         let config = Config::parse(Path::new("x"), &text, |_| true).unwrap();

@@ -5,9 +5,11 @@ use super::{Finding, Level};
 use crate::calibrate::{Calibration, identity_of};
 use crate::config::{Config, ShareConfig};
 use crate::device;
+use crate::error::ServeError;
 use crate::share::{Share, Way};
 use rushes_sys::device::DeviceFacts;
 use rushes_sys::space::Reserves;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
@@ -28,7 +30,7 @@ pub(super) fn examine(
                 Level::Error,
                 &area,
                 error.to_string(),
-                "mount the file system, make the folder, or correct the path in rushes.toml",
+                unopened_remedy(&error),
             ));
             return;
         }
@@ -40,11 +42,33 @@ pub(super) fn examine(
     if let Some(facts) = &facts {
         scheduler(&area, facts, findings);
     }
-    // What it lies on while its own file system is away need not be measured.
+    // The device under it while its own file system is away need not be measured.
     if opened.lacks.is_none() && (opened.direct_io || facts.is_some()) {
         calibration(&area, config, share, findings);
     }
     other_doors(&area, share, exported, findings);
+}
+
+/// The remedy for a share whose folder cannot be opened.
+fn unopened_remedy(error: &ServeError) -> &'static str {
+    let kind = match error {
+        ServeError::Share { source, .. } => source.kind(),
+        _ => ErrorKind::Other,
+    };
+    match kind {
+        ErrorKind::PermissionDenied => {
+            "run `sudo rushes check`: the daemon is root, and this user may not enter the folder"
+        }
+        ErrorKind::NotADirectory => {
+            "correct the path in rushes.toml: it leads to a file, and a share is a folder"
+        }
+        ErrorKind::NotFound => {
+            "mount the file system, make the folder, or correct the path in rushes.toml"
+        }
+        _ => {
+            "see dmesg for what its disk or server says; the daemon serves the share when its folder can be opened again"
+        }
+    }
 }
 
 /// A folder on which another file system should be mounted is a folder of the one above it.
@@ -174,6 +198,13 @@ fn calibration(area: &str, config: &Config, share: &ShareConfig, findings: &mut 
                     format!("the device was measured on {when}, more than half a year ago"),
                     format!("measure it again when nobody plays: {measure}"),
                 ));
+            } else if calibration.is_doubtful() {
+                findings.push(Finding::of(
+                    Level::Note,
+                    area,
+                    format!("the device was measured on {when} while something else used it: its times scatter widely, and promises rest on them"),
+                    format!("measure it again when it is quiet: {measure}"),
+                ));
             } else if calibration.quick {
                 findings.push(Finding::of(
                     Level::Note,
@@ -198,7 +229,7 @@ fn age_days(measured_at: &str) -> Option<u64> {
     Some(age.as_secs() / 86_400)
 }
 
-/// What SMB clients keep for themselves (leases) is not broken by other doors yet.
+/// The leases by which SMB clients keep bytes for themselves are not broken by other doors yet.
 fn other_doors(area: &str, share: &ShareConfig, exported: &[PathBuf], findings: &mut Vec<Finding>) {
     let is_exported = exported
         .iter()
@@ -263,6 +294,23 @@ mod tests {
             assert_eq!(told(reserves, bytes).0, Level::Ok);
         }
         std::fs::remove_dir_all(path).unwrap();
+    }
+
+    #[test]
+    fn remedy_of_a_folder_that_cannot_be_opened_is_of_its_error() {
+        let path = std::env::temp_dir().join(format!("rushes-no-folder-{}", std::process::id()));
+        let told = || {
+            let share = ShareConfig {
+                name: String::from("s"),
+                path: path.clone(),
+                exclusive: false,
+            };
+            unopened_remedy(&Share::open(&share).unwrap_err())
+        };
+        assert!(told().starts_with("mount the file system"));
+        std::fs::write(&path, "").unwrap();
+        assert!(told().starts_with("correct the path"));
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// What the daemon said to a packet before the handshake was done.
+/// The daemon's answer to a packet before the handshake was done.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Welcome,
@@ -66,7 +66,7 @@ fn packet(socket: &OwnedFd, patience: Duration) -> Option<(Vec<u8>, Vec<OwnedFd>
     }
 }
 
-/// Say one thing to the daemon and hear what it answers.
+/// Say one thing to the daemon and return its answer.
 pub(crate) fn say(path: &Path, packet_bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Answer {
     let socket = socket::connect_to(path).unwrap();
     socket::send(&socket, &[packet_bytes], fds).unwrap();

@@ -179,7 +179,7 @@ impl Written {
                 .open_object(&self.layout, located.object, Access::Read)
                 .unwrap();
             let count = (length - done).min(located.length.0 as usize);
-            // What an object does not reach is zero.
+            // A range that an object does not reach is zero.
             let part = &mut bytes[done..done + count];
             let _ = File::from(fd)
                 .read_at(part, located.object_offset.0)
@@ -217,7 +217,7 @@ pub(crate) fn fill(disk: &Path, free: u64) {
     assert_eq!(room(), free);
 }
 
-/// What fsck finds, and changes nothing.
+/// The findings of fsck, which changes nothing.
 pub(crate) fn look(pool: &Pool) -> Vec<(&'static str, State)> {
     of(&fsck(pool, false, |_| {}).unwrap())
 }

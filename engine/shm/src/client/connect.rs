@@ -44,7 +44,7 @@ pub enum ConnectError {
         /// Why, as a sentence.
         reason: String,
     },
-    /// What it said makes no sense.
+    /// Its answer makes no sense.
     Broken(PeerError),
 }
 
@@ -77,7 +77,7 @@ impl From<io::Error> for ConnectError {
     }
 }
 
-/// What the daemon gave us.
+/// The session that the daemon gave us.
 pub(super) struct Session {
     pub(super) welcome: WelcomeMessage,
     pub(super) socket: OwnedFd,
@@ -114,7 +114,7 @@ pub(super) fn connect(
     patience: Duration,
 ) -> Result<Session, ConnectError> {
     let mut buffer = [0; PACKET_BYTES_MAX];
-    // (Each daemon gets that patience.)
+    // Each daemon gets that patience.
     let (socket, packet) = loop {
         if let Some(answered) = greet(path, who, clock::now() + patience, &mut buffer)? {
             break answered;
@@ -177,9 +177,10 @@ pub(super) fn connect(
     })
 }
 
-/// Whoever listens there, and his answer. None: another has taken his place meanwhile. (The kernel keeps the socket of a daemon that died
-/// until its last requests are undone, and lets doors connect to it: nobody is waited for there. The next daemon may itself be waiting for
-/// the door that asks, see `NoPlainChanges`.)
+/// The daemon that listens there, and its answer. None: another has taken its place meanwhile. The
+/// kernel keeps the socket of a daemon that died until its last requests are undone, and lets doors
+/// connect to it: nobody is waited for there. The next daemon may itself be waiting for the door
+/// that asks, see `NoPlainChanges`.
 fn greet(
     path: &Path,
     who: &Connect,
@@ -189,7 +190,7 @@ fn greet(
     let place = place_of(path);
     let socket = loop {
         match socket::connect_to(path) {
-            // His queue is full.
+            // Its queue is full.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && clock::now() < deadline => {
                 std::thread::sleep(QUEUE_LOOK);
             }
@@ -218,7 +219,8 @@ fn greet(
     }
 }
 
-/// What a name stands for now: an inode's number may be used again at once, its time of change tells.
+/// The file that a name stands for now: an inode's number may be used again at once, its time of
+/// change tells.
 fn place_of(path: &Path) -> Option<(u64, u64, i64, i64)> {
     let found = stat(path).ok()?;
     let changed_ns = i64::try_from(found.st_ctime_nsec).unwrap_or_default();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes that are lent to another thread: it reads them where they are, and who lends them waits until it is done with them.
+//! Bytes that are lent to another thread: it reads them where they are, and the lender waits until
+//! it is done with them.
 
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -60,7 +61,7 @@ mod tests {
             let is_read = Arc::clone(&is_read);
             std::thread::spawn(move || {
                 let lent = take.recv().expect("lent");
-                // Who lent them has his answer, and has nothing else to do than to wait for them.
+                // The lender has its answer, and has nothing else to do than to wait for them.
                 told.send(()).expect("he waits");
                 for _ in 0..1000 {
                     std::thread::yield_now();

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A daemon that died, and the next one: what was under way is carried over.
 //!
-//! Reads of files that have all their bytes end [`ReadError::Plain`] at once. Other reads, writes and syncs wait, and new ones with them: the caller tries [`Client::reconnect`] until it succeeds, or somebody else has
-//! written what the lanes held ([`Client::is_recovered`]); then he gives up on daemons ([`Client::give_up`]) and they end Plain. A
-//! write that was given over and not answered is asked for by its old number first, so that it happens once.
+//! Reads of files that have all their bytes end [`ReadError::Plain`] at once. Other reads, writes
+//! and syncs wait, and new ones with them: the caller tries [`Client::reconnect`] until it
+//! succeeds, or somebody else has written what the lanes held ([`Client::is_recovered`]); then it
+//! gives up on daemons ([`Client::give_up`]) and they end Plain. A write that was given over and
+//! not answered is asked for by its old number first, so that it happens once.
 
 use super::connect::{self, ConnectError};
 use super::*;

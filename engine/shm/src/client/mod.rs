@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The door's end of a session: reads through the daemon's cache, copied out of shared memory here.
 //!
-//! A [`Client`] belongs to one thread and lives in somebody else's process, so: no call waits without
-//! a bound for a daemon that is gone, none panics, prints, raises SIGPIPE or leaves a descriptor open
-//! across exec. When the daemon dies every outstanding and later read ends as [`ReadError::Plain`],
-//! which tells the caller to read on his own descriptor.
+//! A [`Client`] belongs to one thread and lives in somebody else's process, so: no call waits
+//! without a bound for a daemon that is gone, none panics, prints, raises SIGPIPE or leaves a
+//! descriptor open across exec. When the daemon dies every outstanding and later read ends as
+//! [`ReadError::Plain`], which tells the caller to read on its own descriptor.
 //!
-//! **Parts.** A read longer than one request may be is cut into parts, each a request of its own; they
-//! come back in any order and are joined. What does not fit the ring waits here and follows as others
-//! end.
+//! **Parts.** A read longer than one request may be is cut into parts, each a request of its own;
+//! they come back in any order and are joined. Parts that do not fit the ring wait here and follow
+//! as others end.
 //!
 //! **Room.** Every read that gets buffers owes the ring a READ_END. A read is sent only if the ring
 //! holds, besides it, an END for each read under way: then an END always finds room and is never lost.
@@ -170,7 +170,7 @@ pub struct Client {
     spin: Spin,
 }
 
-/// What a ticket is for.
+/// The purpose of a ticket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Read,
@@ -231,7 +231,7 @@ impl TicketState {
     }
 }
 
-/// What a caller wants.
+/// A caller's request.
 struct Ask {
     kind: Kind,
     buffer: *mut u8,
@@ -281,7 +281,7 @@ enum PartUse {
     Query { ticket: TicketKey },
     /// A lease that somebody waits for.
     LeaseWanted,
-    /// What the wait for it gave.
+    /// The answer to the wait for it.
     LeaseGiven(Reply),
     /// Given out.
     Leased,
@@ -294,16 +294,16 @@ enum PartUse {
 struct FileState {
     part_count: u32,
     closed: bool,
-    /// The caller's, open until he closes the file: to name it to another daemon.
+    /// The caller's, open until it closes the file: to name it to another daemon.
     fd: RawFd,
     path: Box<[u8]>,
     part: FilePart,
     writer: Writer,
-    /// What it is: by then the number may be another file's.
+    /// Its identity: by then the number may be another file's.
     identity: (u64, u64),
 }
 
-/// What a call waits for.
+/// The thing that a call waits for.
 #[derive(Clone, Copy)]
 enum Wanted {
     Ticket(TicketKey),
@@ -378,9 +378,9 @@ impl Client {
         self.end.as_ref()
     }
 
-    /// What to watch for reading while reads are outstanding: doorbell and socket. When either is
-    /// readable, call [`Client::poll`]. Once [`Client::alive`] is false the socket stays readable: stop
-    /// watching.
+    /// The descriptors to watch for reading while reads are outstanding: doorbell and socket. When
+    /// either is readable, call [`Client::poll`]. Once [`Client::alive`] is false the socket stays
+    /// readable: stop watching.
     pub fn event_fds(&self) -> [BorrowedFd<'_>; 2] {
         [self.own_bell.as_fd(), self.socket.as_fd()]
     }
@@ -874,7 +874,7 @@ impl Client {
         });
         self.end_count += 1;
         self.unanswered += 1;
-        // A hold is of the file, whoever names it how.
+        // A hold is of the file, by whichever name.
         let (mut device, mut inode) = (0, 0);
         if let Some(file) = self.files.get_mut(&handle) {
             file.part_count += 1;
@@ -1113,7 +1113,7 @@ impl Client {
         Ok(())
     }
 
-    /// What has one part has ended.
+    /// A ticket of one part has ended.
     fn end_ticket(&mut self, key: TicketKey, reply: &Reply) {
         if let Some(ticket) = self.tickets.get_mut(key) {
             ticket.part_count -= 1;
@@ -1279,7 +1279,7 @@ impl Client {
             if !self.alive || self.has(wanted) {
                 return;
             }
-            // What follows may be all that the daemon waits for: buffers to be given back.
+            // The buffers that are given back here may be all that the daemon waits for.
             self.tell_server();
             if self.spin_for_reply() {
                 continue;
@@ -1337,7 +1337,7 @@ impl Client {
         }
     }
 
-    /// The caller goes back to his event loop: see that he will be woken, and that the daemon is.
+    /// The caller goes back to its event loop: see that it will be woken, and that the daemon is.
     fn rest(&mut self) {
         self.found = false;
         if !self.usable() {

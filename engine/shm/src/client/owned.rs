@@ -7,14 +7,14 @@ use super::*;
 pub struct OwnedClient {
     /// Goes before the buffers that it may use.
     client: Client,
-    /// What reads are filled into.
+    /// The buffers that reads fill.
     buffers: HashMap<usize, Vec<u8>>,
-    /// What is written; a sync or a hold has none.
+    /// The bytes of writes; a sync or a hold has none.
     sources: HashMap<usize, Option<Lent>>,
     number_last: usize,
 }
 
-/// What an [`OwnedClient`] was asked for and has ended.
+/// A request to an [`OwnedClient`] that has ended.
 #[derive(Debug)]
 pub struct OwnedDone {
     /// As it was given when it was begun.
@@ -112,7 +112,7 @@ impl OwnedClient {
         self.client.linger(else_)
     }
 
-    /// What the session is like, and what it knows.
+    /// The session's client, with its properties and state.
     pub fn client(&self) -> &Client {
         &self.client
     }

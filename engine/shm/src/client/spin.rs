@@ -29,7 +29,7 @@ impl Client {
     pub(super) fn spin_for_reply(&mut self) -> bool {
         let memory = &self.memory;
         let head = self.reply_head;
-        // An error is found again, and answered, by whoever takes the replies.
+        // An error is found again, and answered, by the call that takes the replies.
         self.spin
             .until(|| !matches!(memory.waiting(Which::Replies, head), Ok(0)))
     }

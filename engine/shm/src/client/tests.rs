@@ -97,7 +97,7 @@ fn a_door_that_a_dead_daemons_socket_keeps_waiting_finds_the_next_daemon() {
         // When the door waits at the other one.
         is_told.recv().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(50));
-        // (In one step: a door that comes when there is none at all does not wait.)
+        // In one step: a door that comes when there is none at all does not wait.
         let elsewhere = unused_path();
         let listener = socket::listen_at(&elsewhere).unwrap();
         std::fs::rename(&elsewhere, &at).unwrap();

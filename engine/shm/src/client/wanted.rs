@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What a pool's door and the daemon tell each other beside reads and writes: files that will be read soon, and who has files open.
+//! Messages between a pool's door and the daemon beside reads and writes: files that will be read
+//! soon, and clients that have files open.
 
 use super::*;
 use crate::layout::{read_wanted, write_found, write_station};
@@ -33,7 +34,7 @@ impl Client {
         }
         let (errno, fds) = match &file {
             Ok(fd) => (0, std::slice::from_ref(fd)),
-            // (Nobody is told that there is one and none.)
+            // Nobody is told that there is one and none.
             Err(errno) => ((*errno).max(1), [].as_slice()),
         };
         match socket::send(&self.socket, &[&write_found(number, errno)], fds) {

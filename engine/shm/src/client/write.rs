@@ -121,7 +121,8 @@ impl Client {
         length > 0 && length <= most
     }
 
-    /// What to know of a file beyond what the file system says of it: its bytes are partly still with the daemon. None: nothing.
+    /// The fact of a file beyond the answer of the file system: its bytes are partly still with the
+    /// daemon. None: nothing.
     pub fn fact(&self, device: u64, inode: u64) -> Option<FileFact> {
         self.lane.as_ref()?.facts.of(device, inode)
     }

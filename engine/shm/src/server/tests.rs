@@ -116,7 +116,7 @@ fn drain(session: &mut ServerSession) -> Result<Vec<ClientEvent>, PeerError> {
     Ok(events)
 }
 
-/// What the client did ends the session, with this said.
+/// The client's act ends the session, with this said.
 fn check(expected: &str, work: impl FnOnce(&mut Raw)) {
     let (mut raw, mut session) = session();
     raw.open_file(&mut session);
@@ -468,7 +468,7 @@ fn faults_of_our_own_are_not_sent() {
 fn bells_ring_for_sleepers_only() {
     let (mut raw, mut session) = session();
     raw.open_file(&mut session);
-    // The server sleeps from the start; whoever finds its flag set rings, once.
+    // The server sleeps from the start; a client that finds its flag set rings, once.
     assert!(drain(&mut session).unwrap().is_empty());
     raw.read(1);
     assert!(raw.memory.must_ring(Which::Requests));

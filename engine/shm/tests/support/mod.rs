@@ -79,7 +79,7 @@ pub struct Echo {
     pub read_count: u64,
     /// Why sessions ended, but for those that simply closed.
     pub faults: Vec<PeerError>,
-    /// What CHANGED, GONE and HOLD named.
+    /// The files that CHANGED, GONE and HOLD named.
     pub notices: Vec<(u64, u64)>,
     /// Those of CHANGED that had no bytes.
     pub resized_count: usize,
@@ -87,7 +87,7 @@ pub struct Echo {
     facts: FactsTable,
     /// Writes granted, given up, and all asked for (each seventh is answered plain).
     pub write_counts: [u64; 3],
-    /// What it says of writes to a daemon before it.
+    /// Its word on writes to a daemon before it.
     pub committed: Vec<RequestId>,
     /// It does what it is asked and does not answer any more.
     pub mute: bool,

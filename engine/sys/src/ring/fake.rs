@@ -76,7 +76,7 @@ impl FakeRing {
         self.lock().reads.clone()
     }
 
-    /// What is watched.
+    /// The descriptors that are watched.
     pub fn polls(&self) -> Vec<FakePoll> {
         self.lock().polls.clone()
     }

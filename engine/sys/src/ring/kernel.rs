@@ -314,7 +314,7 @@ impl KernelRing {
         }
     }
 
-    /// What a completion of the kernel means to the caller; None when it is not for him.
+    /// The meaning of a completion of the kernel to the caller; None when it is not for the caller.
     fn take(&mut self, cqe: &cqueue::Entry) -> Option<Completion> {
         let (index, generation) = untag(cqe.user_data());
         let entry = self.entries.get_mut(index as usize)?;
@@ -481,7 +481,7 @@ impl KernelRing {
     /// Queue a request, making room by submitting when there is none.
     ///
     /// # Safety
-    /// What the request points to stays valid until its completion.
+    /// The memory that the request points to stays valid until its completion.
     unsafe fn push(&mut self, sqe: &squeue::Entry) {
         loop {
             // SAFETY: passed on to our caller.
@@ -496,8 +496,9 @@ impl KernelRing {
 }
 
 impl Drop for KernelRing {
-    /// Nothing the kernel may still write to is given back. What does not end in time is leaked: a read
-    /// that a hung disk answers in an hour must not land in memory that by then is something else.
+    /// Nothing the kernel may still write to is given back. Memory of a request that does not end
+    /// in time is leaked: a read that a hung disk answers in an hour must not land in memory that
+    /// by then is something else.
     fn drop(&mut self) {
         let deadline = clock::now() + DROP_WAIT;
         let _ = self.uring.submit();

@@ -44,7 +44,7 @@ impl Default for RingLimits {
     }
 }
 
-/// What this kernel and process can do, for `rushes check` and the log.
+/// The abilities of this kernel and process, for `rushes check` and the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingFacts {
     /// The segment is registered: the kernel need not pin its pages for every read.
@@ -94,7 +94,8 @@ pub struct FileWrite {
     pub file: Arc<OwnedFd>,
     /// Where its first byte goes. Units: bytes.
     pub offset: u64,
-    /// What, one behind the other; with O_DIRECT each starts and ends where the file demands.
+    /// The memory, one part behind the other; with O_DIRECT each starts and ends where the file
+    /// demands.
     pub parts: Vec<MemoryPart>,
     /// Priority at the device.
     pub class: IoClass,
@@ -141,7 +142,7 @@ impl FileWrite {
     }
 }
 
-/// What happened.
+/// The end of an operation, and its result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completion {
     /// A write ended.
@@ -216,7 +217,7 @@ impl Ring {
         (ring, fake)
     }
 
-    /// What is possible here.
+    /// The abilities found here.
     pub fn facts(&self) -> RingFacts {
         match &self.backend {
             Backend::Kernel(ring) => ring.facts(),

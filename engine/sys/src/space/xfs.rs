@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What XFS says of an inode by its number.
+//! The state of an inode by its number, as XFS gives it.
 //!
 //! open_by_handle_at(2) says ESTALE of an inode that is free and of one that cannot be read. The ioctl by which xfsdump walks a file
 //! system tells them apart (Linux 6.18, fs/xfs/xfs_itable.c): EINVAL or ENOENT of a free inode, EUCLEAN of one with a wrong
@@ -190,7 +190,8 @@ mod tests {
         tells_what_is_gone(&root, removed.0, &removed.1).unwrap();
         let told = tells_what_is_gone(&root, damaged.0, &damaged.1).unwrap_err();
         assert_eq!(told.raw_os_error(), Some(libc::EUCLEAN));
-        // Nobody asks this of what can be opened; who does is not told that it is gone.
+        // Nobody asks this of a file that can be opened; a caller that does is not told that it is
+        // gone.
         tells_what_is_gone(&root, whole.0, &whole.1).unwrap_err();
     }
 }
