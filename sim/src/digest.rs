@@ -149,6 +149,6 @@ mod tests {
             ],
             ..Actions::default()
         });
-        assert_eq!(format!("{:016x}", digest.0), "6c24a3f3085101b5");
+        assert_eq!(format!("{:016x}", digest.0), "d25aa6d2d4aa1690");
     }
 }
