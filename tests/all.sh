@@ -16,13 +16,14 @@ log=$(mktemp "${TMPDIR:-/tmp}/rushes-beside.XXXXXX")
 beside=
 beside_pid=
 took=()
+worked=0
 
 end_beside() {
 	if [[ -n $beside_pid ]]; then
 		kill -TERM -- "-$beside_pid" 2>/dev/null || true
 		wait "$beside_pid" 2>/dev/null || true
 	fi
-	rm -f "$log" "$log.seconds"
+	rm -f "$log" "$log.seconds" "$log.times"
 }
 trap end_beside EXIT
 trap 'exit 130' INT
@@ -33,9 +34,19 @@ fail() {
 	exit 1
 }
 
+# Sets `worked`: processor seconds of the phases that have ended. `times` counts the
+# children of the shell that calls it, so it may not run in a subshell.
+count_work() {
+	times >"$log.times"
+	worked=$(tail -n 1 "$log.times" | tr ' ms' '\n  ' |
+		awk '{ sum += 60 * $1 + $2 } END { printf "%d", sum }')
+}
+
 passed() { # PHASE SECONDS
-	took+=("$1 $2 s")
-	echo "==== $1 passed in $2 s"
+	local before=$worked
+	count_work
+	took+=("$1 $2 s (processor time $((worked - before)) s)")
+	echo "==== passed: ${took[-1]}"
 }
 
 # The phase beside the others has failed, or ended well: say so once.
