@@ -485,7 +485,12 @@ impl Daemon {
             written.is_some_and(|written| written.may_be_no_disks(errno, is_told_past, count))
         });
         if is_doubtful {
-            tracing::info!("file {}: a sync got {error}, perhaps not from a disk", id.0);
+            if let Some(file) = self.files.get_mut(id) {
+                tracing::info!(
+                    "{:?}: a sync got {error}, perhaps not from a disk",
+                    file.path
+                );
+            }
             self.doubt(id);
             if self.server.may_have_bytes_of_others(id) {
                 self.say_doubted(id, &error);

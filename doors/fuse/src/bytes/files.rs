@@ -537,7 +537,7 @@ impl Door {
                 }
                 Err(error) => {
                     tracing::warn!(
-                        "file number {}, which a program opened before this mount, cannot be found again: {error}; \
+                        "a file that a program opened before this mount (number {}, its name is not known) cannot be found: {error}; \
                          the program has to open it again",
                         open.number
                     );

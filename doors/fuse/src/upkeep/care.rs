@@ -697,7 +697,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         };
         if since.elapsed() > READER_PATIENCE {
             return Err(PoolError::Refused(format!(
-                "somebody reads {}, and the kernel does it straight from this member, so that it cannot be moved; expected him to close it. All else is moved; repeat this when he has (`fuser` or `lsof` on the mount says who it is)",
+                "{} is open, and the kernel reads it straight from this member, so it cannot be moved; expected that its reader closes it. Every other file is moved. Find the reader with `fuser` or `lsof` on the mount, and repeat this when it has closed the file",
                 path.display()
             )));
         }
