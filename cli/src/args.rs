@@ -43,7 +43,8 @@ pub(crate) enum Command {
 Signals: SIGHUP reads the configuration again (rules, policy, new shares), SIGTERM and SIGINT stop \
 cleanly. systemd is told when the daemon is ready, reloads and stops. Exit code: 0 stopped by a signal, 2 the daemon could not start or go on.")]
     Serve(ServeArgs),
-    /// Write acknowledged data that an ended daemon left in the runtime folder; for a machine where no new daemon starts
+    /// Write acknowledged data that an ended daemon left in the runtime folder; for a machine where
+    /// no new daemon starts
     #[command(after_help = "\
 A daemon does this by itself when it starts. The Samba module and a pool's mount start this command if no daemon has started for a while. A lane is the part of \
 the write buffer that one of them has with the daemon: a file in the runtime folder. Exit code: 0 nothing is left; 1 some data \
@@ -172,7 +173,8 @@ Refused while a file has bytes on the member, and for the last member that takes
 With --lost, files that had bytes on it stay in the tree, reads of the lost bytes get an input/output error, `rushes pool fsck` names the files, and they can be rewritten or deleted. \
 Repeat an interrupted remove to finish it. Exit code: 0 the member is removed, 2 it is not.")]
     Remove(PoolRemoveArgs),
-    /// State of a pool: members, free space, duties, number of objects, and the members with the log of names
+    /// State of a pool: members, free space, duties, number of objects, and the members with the
+    /// log of names
     #[command(after_help = "\
 Reads the folders of all members. Exit code: 0 every member can be used; 1 a member is missing, read-only or failing, or there are names and no member has \
 them; 2 the pool could not be read.")]
@@ -270,7 +272,8 @@ pub(crate) struct PoolDefragArgs {
     /// The pool's catalogue
     #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
     pub(crate) catalogue: PathBuf,
-    /// Files and folders of the pool, below its mount (or, if it is not mounted, in its catalogue's `tree`); otherwise all
+    /// Files and folders of the pool, below its mount (or, if it is not mounted, in its catalogue's
+    /// `tree`); otherwise all
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) paths: Vec<PathBuf>,
     /// Print JSON; field names are stable
@@ -299,7 +302,8 @@ pub(crate) struct PoolRemoveArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct PoolPolicyArgs {
-    /// The pool's catalogue; or a file or folder of a pool that is mounted (or, if it is not, in its catalogue's `tree`)
+    /// The pool's catalogue; or a file or folder of a pool that is mounted (or, if it is not, in
+    /// its catalogue's `tree`)
     #[arg(value_name = "PATH", value_hint = ValueHint::AnyPath)]
     pub(crate) path: PathBuf,
     /// New policy, in place of the old one: `class=ssd`, `striped=4 unit=1MiB choose=round_robin`
@@ -308,11 +312,14 @@ pub(crate) struct PoolPolicyArgs {
     /// Clear the policy; for a pool also its placement rules, except those that this command sets
     #[arg(long, conflicts_with = "set")]
     pub(crate) clear: bool,
-    /// Policy for new files whose names match this pattern, below the root of the pool's tree: `'conform/**/*.exr' 'class=ssd striped=2'`. `*`
-    /// stays within a folder, `**` crosses them. Replaces the rule for this pattern, else becomes the last rule; the first rule that matches counts. May be repeated
+    /// Policy for new files whose names match this pattern, below the root of the pool's tree:
+    /// `'conform/**/*.exr' 'class=ssd striped=2'`. `*` stays within a folder, `**` crosses them.
+    /// Replaces the rule for this pattern, else becomes the last rule; the first rule that matches
+    /// counts. May be repeated
     #[arg(long, num_args = 2, value_names = ["PATTERN", "WORDS"])]
     pub(crate) rule: Vec<String>,
-    /// Place the rules of this command before the rule for this pattern, also rules that exist already
+    /// Place the rules of this command before the rule for this pattern, also rules that exist
+    /// already
     #[arg(long, value_name = "PATTERN", requires = "rule")]
     pub(crate) before: Option<String>,
     /// Delete the rule for this pattern. May be repeated
@@ -321,11 +328,13 @@ pub(crate) struct PoolPolicyArgs {
     /// Delete all rules, except those that this command sets
     #[arg(long, conflicts_with_all = ["no_rule", "before"])]
     pub(crate) no_rules: bool,
-    /// Class of a member, for `class=`; `NUMBER=` takes it away. May be repeated, or list several with commas. The pool may be mounted
+    /// Class of a member, for `class=`; `NUMBER=` takes it away. May be repeated, or list several
+    /// with commas. The pool may be mounted
     #[arg(long, value_name = "NUMBER=CLASS", value_parser = parse_class, value_delimiter = ',')]
     pub(crate) class: Vec<(MemberNumber, Option<Class>)>,
-    /// When the mount of the pool tidies it (`rebalance`, then `defrag`) by itself: `off`; `idle`, whenever no program reads or writes and no contract
-    /// exists; the same within hours such as `02:00-06:00`; or `always`, also beside players and recorders. The pool may be mounted
+    /// When the mount of the pool tidies it (`rebalance`, then `defrag`) by itself: `off`; `idle`,
+    /// whenever no program reads or writes and no contract exists; the same within hours such as
+    /// `02:00-06:00`; or `always`, also beside players and recorders. The pool may be mounted
     #[arg(long, value_name = "WHEN", value_parser = parse_schedule)]
     pub(crate) tidy: Option<Schedule>,
     /// Print JSON; field names are stable
@@ -384,8 +393,8 @@ pub(crate) struct PoolCreateArgs {
     /// A folder for the bytes of files on each file system that is to be a member
     #[arg(value_name = "MEMBER", required = true, value_hint = ValueHint::DirPath)]
     pub(crate) members: Vec<PathBuf>,
-    /// Which member takes a new file: `most_free_space`, `round_robin` (one after the other), `per_user` (one for each user) or `least_loaded` (least
-    /// promised bandwidth)
+    /// Which member takes a new file: `most_free_space`, `round_robin` (one after the other),
+    /// `per_user` (one for each user) or `least_loaded` (least promised bandwidth)
     #[arg(long, default_value = Policy::MostFreeSpace.name(), value_parser = parse_policy, value_name = "POLICY")]
     pub(crate) policy: Policy,
     /// Print JSON
@@ -419,14 +428,16 @@ pub(crate) struct PoolMountArgs {
     /// Time from the daemon's death to --recover; a bare number is seconds
     #[arg(long, value_name = "TIME", default_value = "5s", value_parser = parse_time)]
     pub(crate) recover_after: std::time::Duration,
-    /// Time without reads and writes after which the pool is idle and tidies itself, if `rushes pool policy --tidy` says so; a bare number is seconds
+    /// Time without reads and writes after which the pool is idle and tidies itself, if `rushes
+    /// pool policy --tidy` says so; a bare number is seconds
     #[arg(long, value_name = "TIME", default_value = "1min", value_parser = parse_time)]
     pub(crate) tidy_after: std::time::Duration,
-    /// Serve the mount by a separate process, and start another when it dies; programs on the mount wait meanwhile. Turns off
-    /// passthrough
+    /// Serve the mount by a separate process, and start another when it dies; programs on the mount
+    /// wait meanwhile. Turns off passthrough
     #[arg(long)]
     pub(crate) keeper: bool,
-    /// Make the folder immutable, as `chattr +i` does, so that no program writes to it while the pool is not mounted there. It stays so until `chattr -i`
+    /// Make the folder immutable, as `chattr +i` does, so that no program writes to it while the
+    /// pool is not mounted there. It stays so until `chattr -i`
     #[arg(long)]
     pub(crate) protect: bool,
     /// Serve the mount for the keeper at standard input
@@ -512,7 +523,8 @@ pub(crate) struct RecoverArgs {
     /// With --list: print JSON
     #[arg(long, requires = "list")]
     pub(crate) json: bool,
-    /// End a daemon that serves, holds the lanes and has not answered for this long; one that is still starting is left alone
+    /// End a daemon that serves, holds the lanes and has not answered for this long; one that is
+    /// still starting is left alone
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_time)]
     pub(crate) hung_after: std::time::Duration,
     /// Log level: error, warn, info, debug, trace, or a filter such as `info,rushes_daemon=debug`

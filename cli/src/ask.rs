@@ -87,7 +87,8 @@ fn has_nobody(error: &ControlError) -> bool {
 /// So many daemons a message names.
 const NAMED_MAX: usize = 3;
 
-/// Why the daemon may have another folder than its configuration says, and the daemons that have one.
+/// Why the daemon may have another folder than its configuration says, and the daemons that have
+/// one.
 ///
 /// `is_read`   the folder is that of the configuration, and not the default
 fn other_folders(file: &Path, is_read: bool, runtime_dir: &Path, others: &[Running]) -> String {

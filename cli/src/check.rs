@@ -32,7 +32,8 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, String> {
 /// Where the services of pools are configured: `pool-NAME.conf`, with the line `CATALOGUE=`.
 const SERVICES: &str = "/etc/rushes";
 
-/// Where pools are mounted, and the folders of the members of pools that are mounted or have a service.
+/// Where pools are mounted, and the folders of the members of pools that are mounted or have a
+/// service.
 fn pools() -> Result<(Vec<PathBuf>, Vec<PathBuf>), String> {
     // A user that may not look into their catalogues is told of all else.
     let all = match rushes_pool::mounted() {

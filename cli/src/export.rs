@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool export`: NFS and iSCSI from the mount of a pool. No daemon is asked; the servers are the distribution's.
+//! `rushes pool export`: NFS and iSCSI from the mount of a pool. No daemon is asked; the servers
+//! are the distribution's.
 
 use crate::ask::say;
 use crate::export_args::{ExportCommand, ExportIscsiArgs, ExportNfsArgs, SquashArg};

@@ -70,19 +70,23 @@ pub(crate) struct ExportNfsArgs {
     /// User and group of a user that is nobody, or of everybody with `--squash all`
     #[arg(long, value_name = "UID:GID", value_parser = parse_ids)]
     pub(crate) anonymous: Option<(u32, u32)>,
-    /// NFSv3 as well, for clients that know no other (needs rpcbind; without locks between v3 clients)
+    /// NFSv3 as well, for clients that know no other (needs rpcbind; without locks between v3
+    /// clients)
     #[arg(long)]
     pub(crate) v3: bool,
     /// With --v3: TCP port of the mount protocol
     #[arg(long, default_value_t = 20048, value_name = "PORT", requires = "v3", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) mount_port: u16,
-    /// Seconds that clients have after a restart to claim what they had open, before others may open
+    /// Seconds that clients have after a restart to claim what they had open, before others may
+    /// open
     #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(2..=180))]
     pub(crate) grace: u32,
-    /// Folder for configuration and process id; otherwise /run/rushes/nfs-NAME-ID, ID being of pool and folder
+    /// Folder for configuration and process id; otherwise /run/rushes/nfs-NAME-ID, ID being of pool
+    /// and folder
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) runtime_dir: Option<PathBuf>,
-    /// Folder for what must outlive a reboot: which clients had something open; otherwise /var/lib/rushes/nfs-NAME-ID
+    /// Folder for what must outlive a reboot: which clients had something open; otherwise
+    /// /var/lib/rushes/nfs-NAME-ID
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
     /// Print Ganesha's configuration and how it is started, and do nothing
@@ -101,7 +105,8 @@ pub(crate) struct ExportIscsiArgs {
     /// Make the file, of this size (512GB, 2TiB), if it is not there yet
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) size: Option<u64>,
-    /// Of a file that is made: take room only as it is written. A full pool is then an error of the disk
+    /// Of a file that is made: take room only as it is written. A full pool is then an error of the
+    /// disk
     #[arg(long, requires = "size")]
     pub(crate) sparse: bool,
     /// Clients that may log in: an address, or a network such as 192.168.7.0/24; again for more
@@ -117,7 +122,8 @@ pub(crate) struct ExportIscsiArgs {
     /// TCP port
     #[arg(long, default_value_t = 3260, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
-    /// Name of the target; otherwise iqn.2026-01.local.rushes: and the file's name. Two disks need two
+    /// Name of the target; otherwise iqn.2026-01.local.rushes: and the file's name. Two disks need
+    /// two
     #[arg(long, value_name = "IQN")]
     pub(crate) target: Option<String>,
     /// Nobody writes through it

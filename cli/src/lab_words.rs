@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lab's commands and options, for completions: as `rushes-lab words` tells them (`lab/src/words.rs`), since `rushes` does not link it.
+//! The lab's commands and options, for completions: as `rushes-lab words` tells them
+//! (`lab/src/words.rs`), since `rushes` does not link it.
 
 use clap::{Arg, ArgAction, Command, ValueHint};
 use serde::Deserialize;
@@ -24,7 +25,8 @@ struct Word {
     may_repeat: bool,
 }
 
-/// The table of arguments wants names that live as long as the program, which ends when it has printed them.
+/// The table of arguments wants names that live as long as the program, which ends when it has
+/// printed them.
 fn kept(text: String) -> &'static str {
     Box::leak(text.into_boxed_str())
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool`: make a pool, look at its members, and say where a file's bytes are. No daemon is asked.
+//! `rushes pool`: make a pool, look at its members, and say where a file's bytes are. No daemon is
+//! asked.
 
 use crate::args::{PoolCommand, PoolCreateArgs, PoolLsArgs, PoolWhereArgs};
 use crate::ask::{print_json, say};
@@ -463,7 +464,8 @@ fn segments(pool: &Pool, layout: &Layout) -> Vec<SegmentReport> {
         .collect()
 }
 
-/// Open it as its only one. A mount that was unmounted a moment ago still writes down names and goes in a while: it is waited for.
+/// Open it as its only one. A mount that was unmounted a moment ago still writes down names and
+/// goes in a while: it is waited for.
 pub(crate) fn serve(catalogue: &Path) -> Result<Pool, PoolError> {
     let end = Instant::now() + ENDING;
     let mut is_said = false;

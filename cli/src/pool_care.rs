@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool fsck` and `rushes pool rescue`: mending a pool that is not mounted. No daemon is asked.
+//! `rushes pool fsck` and `rushes pool rescue`: mending a pool that is not mounted. No daemon is
+//! asked.
 
 use crate::args::{PoolFsckArgs, PoolRescueArgs};
 use crate::ask::{print_json, runtime_dir, say};

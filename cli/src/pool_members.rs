@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool add`, `drain`, `rebalance`, `defrag`, `remove` and `status`: which members a pool has, and how they are. A pool that is mounted is changed by its
-//! mount, which is asked; no daemon is.
+//! `rushes pool add`, `drain`, `rebalance`, `defrag`, `remove` and `status`: which members a pool
+//! has, and how they are. A pool that is mounted is changed by its mount, which is asked; no daemon
+//! is.
 
 use crate::args::{
     PoolAddArgs, PoolCatalogueArgs, PoolDefragArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs,
@@ -847,7 +848,8 @@ impl TidyReport {
         }
     }
 
-    /// "; tidies itself idle (waits: asked), last 2026-11-24T02:10:00Z, whole: 3 files, 12 MiB moved"
+    /// "; tidies itself idle (waits: asked), last 2026-11-24T02:10:00Z, whole: 3 files, 12 MiB
+    /// moved"
     fn text(&self) -> String {
         if self.schedule == "off" && self.last.is_none() {
             return String::new();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool mount`: serve a pool on a folder until it is unmounted; with a keeper by a process that is replaced when it dies.
+//! `rushes pool mount`: serve a pool on a folder until it is unmounted; with a keeper by a process
+//! that is replaced when it dies.
 
 use crate::args::PoolMountArgs;
 use crate::ask::{runtime_dir, say};
@@ -101,7 +102,8 @@ enum Ear {
     Keeper(Arc<Replacing>),
 }
 
-/// Until the mount ends, in a thread of its own: an end that is asked for, once and again, and another process.
+/// Until the mount ends, in a thread of its own: an end that is asked for, once and again, and
+/// another process.
 fn hear(args: &PoolMountArgs, ear: Ear) -> Result<Arc<Stop>, String> {
     let (more, keeper) = match &ear {
         Ear::Server => (SIGUSR2, None),
@@ -123,7 +125,8 @@ fn hear(args: &PoolMountArgs, ear: Ear) -> Result<Arc<Stop>, String> {
                 }
                 Ear::Keeper(replacing) => {
                     replacing.hurry();
-                    // Then this process ends as well. One that does not come to an end is left behind: it dies with us.
+                    // Then this process ends as well. One that does not come to an end is left
+                    // behind: it dies with us.
                     std::thread::sleep(HURRY_PATIENCE);
                     std::process::exit(i32::from(HURRIED));
                 }

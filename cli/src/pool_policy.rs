@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool policy`: where files of a pool go, as the pool, a rule of it, a folder or a file says it. No daemon is asked, and nothing is moved.
+//! `rushes pool policy`: where files of a pool go, as the pool, a rule of it, a folder or a file
+//! says it. No daemon is asked, and nothing is moved.
 
 use crate::args::PoolPolicyArgs;
 use crate::ask::{print_json, say};

@@ -57,7 +57,8 @@ fn recovered(left: &[LaneLeft]) -> String {
     }
 }
 
-/// The configuration that is named; where none is and a door has said which daemon it misses, that daemon's.
+/// The configuration that is named; where none is and a door has said which daemon it misses, that
+/// daemon's.
 fn load(named: &Path) -> Result<Config, String> {
     let is_named =
         named != Path::new(DEFAULT_CONFIG) || std::env::var_os("RUSHES_CONFIG").is_some();

@@ -411,7 +411,8 @@ fn each_command_of_a_pool_has_its_man_page_and_is_completed() {
 #[test]
 fn commands_and_options_of_the_lab_are_completed() {
     let folder = Folder::new();
-    // Where the lab was built it is beside the program, and asked itself; else this stands in for it.
+    // Where the lab was built it is beside the program, and asked itself; else this stands in for
+    // it.
     let lab = folder.0.join("rushes-lab");
     let words = r#"{"name":"lab","about":"","options":[],"commands":[{"name":"play","about":"","commands":[],"options":[
         {"long":"streams","short":null,"name":"streams","help":"","takes_value":true,"values":[],"is_path":false,"may_repeat":false},

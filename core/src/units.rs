@@ -233,8 +233,8 @@ id!(/// Memory that one session writes to; its number is used once.
 id!(/// A pool as its door calls it, the same in each of its sessions; never 0.
     PoolNumber(u64));
 
-/// Which part of its file's bytes an object has: of a stripe over `count` objects the one with this index, of two stages group by group. All
-/// have equal shares, in turn.
+/// Which part of its file's bytes an object has: of a stripe over `count` objects the one with this
+/// index, of two stages group by group. All have equal shares, in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FilePart {
     index: u32,

@@ -2,10 +2,11 @@
 //! Which bytes each buffer holds, and which may be taken. Holds slot numbers, never bytes.
 //!
 //! A slot is in exactly one of these conditions: *free*; *idle* (owned by a block of a file and in
-//! the used list, so that the least recently used goes first); or *busy* (pinned by a client, held for
-//! a stream, being filled, or an orphan waiting for its last user). Only idle and free slots are ever
-//! given away. A slot whose block was dropped while somebody uses it becomes an orphan: it answers no
-//! lookup any more and is freed by its last user, so no reader sees bytes change owner under its hands.
+//! the used list, so that the least recently used goes first); or *busy* (pinned by a client, held
+//! for a stream, being filled, or an orphan waiting for its last user). Only idle and free slots
+//! are ever given away. A slot whose block was dropped while somebody uses it becomes an orphan: it
+//! answers no lookup any more and is freed by its last user, so no reader sees bytes change owner
+//! under its hands.
 
 mod pages;
 
@@ -71,7 +72,8 @@ impl Idle {
     };
 }
 
-/// Once no slot is free, what was recorded and not read has at most this part of them, as one in so many.
+/// Once no slot is free, what was recorded and not read has at most this part of them, as one in so
+/// many.
 const UNREAD_PART: u32 = 8;
 
 /// All slots of the segment.
@@ -148,8 +150,9 @@ impl Cache {
             .count() as u32
     }
 
-    /// Appends a sentence for each slot that is not used as `users` says or not listed as its condition wants, and for each count
-    /// that is wrong. `users`: one for each slot. Takes time that grows with the slots.
+    /// Appends a sentence for each slot that is not used as `users` says or not listed as its
+    /// condition wants, and for each count that is wrong. `users`: one for each slot. Takes time
+    /// that grows with the slots.
     pub fn check(&self, users: &[Users], odd: &mut Vec<String>) {
         let (mut pinned, mut held, mut idle, mut free, mut unread) = (0, 0, 0, 0, 0);
         for (index, (slot, &wanted)) in self.slots.iter().zip(users).enumerate() {
@@ -207,8 +210,9 @@ impl Cache {
         }
     }
 
-    /// Take a slot for `block`: a free one, or the idle one that is the least likely to be read again, whose former block is
-    /// returned so that the file can forget it. None when every slot is busy.
+    /// Take a slot for `block`: a free one, or the idle one that is the least likely to be read
+    /// again, whose former block is returned so that the file can forget it. None when every slot
+    /// is busy.
     ///
     /// Used slots go by the time of their last use. Slots with recorded bytes that nobody read may
     /// take their place up to a part of the cache: most of them are never asked for, and hours of

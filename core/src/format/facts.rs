@@ -15,12 +15,14 @@
 //! finds no place is written by its clients, so the daemon keeps one for it before it lets anybody
 //! write to it.
 //!
-//! History: 1 without a key; 2 with one (session version 6). A table of version 1 is one whose key is zero. It is good as it is, and gets
-//! a key from the first daemon that finds nothing in it.
+//! History: 1 without a key; 2 with one (session version 6). A table of version 1 is one whose key
+//! is zero. It is good as it is, and gets a key from the first daemon that finds nothing in it.
 //!
-//! An entry is a seqlock: its sequence is odd while it is being changed. A file keeps its entry from its first dirty byte to its last,
-//! so a door that finds none looks at the file system. The generation tells it from another that gets the inode number when this one
-//! has lost its last name and no daemon holds it open. Entries under [`reserved_mark`] and [`loose_mark`] are of another kind.
+//! An entry is a seqlock: its sequence is odd while it is being changed. A file keeps its entry
+//! from its first dirty byte to its last, so a door that finds none looks at the file system. The
+//! generation tells it from another that gets the inode number when this one has lost its last name
+//! and no daemon holds it open. Entries under [`reserved_mark`] and [`loose_mark`] are of another
+//! kind.
 
 /// Buckets. A power of two.
 pub const BUCKETS: usize = 2048;

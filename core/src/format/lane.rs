@@ -9,8 +9,9 @@
 //! …       records of pieces, 128 bytes each
 //! ```
 //!
-//! A record is words of eight bytes. The first holds its state and a checksum over the others, and is stored last: so a record is
-//! whole or not there, and each later change of its state is one store. A checksum that is wrong in a record that says it is there is damage, never guessed at.
+//! A record is words of eight bytes. The first holds its state and a checksum over the others, and
+//! is stored last: so a record is whole or not there, and each later change of its state is one
+//! store. A checksum that is wrong in a record that says it is there is damage, never guessed at.
 
 use crate::units::ByteRange;
 use crate::write::{PageRun, RUNS_MAX, Runs};
@@ -74,7 +75,8 @@ pub enum State {
     Committed = 1,
     /// They were sent to the device by the daemon of this table's epoch.
     Submitted = 2,
-    /// They are on the device, or newer ones are, and its pages may be another's; it still hides what is older.
+    /// They are on the device, or newer ones are, and its pages may be another's; it still hides
+    /// what is older.
     Spent = 3,
 }
 
@@ -406,7 +408,8 @@ mod tests {
                 let mut changed = words;
                 changed[word] ^= 1 << bit;
                 let read = piece_of(&changed);
-                // A changed state may be another state: then the rest contradicts it, or it is free.
+                // A changed state may be another state: then the rest contradicts it, or it is
+                // free.
                 assert!(
                     read.is_err() || read == Ok(None) || word == 0 && bit < 32,
                     "word {word}, bit {bit}: {read:?}"

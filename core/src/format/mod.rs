@@ -5,8 +5,9 @@
 //! `engine/shm`). A layout never changes within a version; [`VERSION`] is compared at the
 //! handshake and a mismatch means plain I/O, never a guess.
 //!
-//! History: 1 first layout; 2 writes: lanes, facts, WRITE_BEGIN to HOLD, the user's ids in OPEN; 3 TIMED; 4 pools: their number in
-//! CONNECT, WANTED and FOUND; 5 the part of a striped file in OPEN; 6 a key in the facts; 7 STATION.
+//! History: 1 first layout; 2 writes: lanes, facts, WRITE_BEGIN to HOLD, the user's ids in OPEN; 3
+//! TIMED; 4 pools: their number in CONNECT, WANTED and FOUND; 5 the part of a striped file in OPEN;
+//! 6 a key in the facts; 7 STATION.
 
 pub mod facts;
 pub mod lane;
@@ -37,13 +38,14 @@ pub mod message {
     /// Client → daemon: [`super::ConnectMessage`], no descriptor.
     pub const CONNECT: u32 = 1;
     /// Daemon → client: [`super::WelcomeMessage`] with, in this order, the data segment
-    /// (read-only), the ring segment, the eventfd that wakes the daemon, the one that wakes the client; and, if it has a
-    /// lane, the lane's bytes (to be mapped for writing) and the facts ([`super::facts`], read-only).
+    /// (read-only), the ring segment, the eventfd that wakes the daemon, the one that wakes the
+    /// client; and, if it has a lane, the lane's bytes (to be mapped for writing) and the facts
+    /// ([`super::facts`], read-only).
     pub const WELCOME: u32 = 2;
     /// Daemon → client: [`super::RefusedMessage`]; the daemon then closes.
     pub const REFUSED: u32 = 3;
-    /// Client → daemon: [`super::OpenMessage`] followed by the path, with the client's own descriptor.
-    /// Not answered: a read on the handle says whether it was taken.
+    /// Client → daemon: [`super::OpenMessage`] followed by the path, with the client's own
+    /// descriptor. Not answered: a read on the handle says whether it was taken.
     pub const OPEN: u32 = 4;
     /// Daemon → client, in sessions of a pool's door: [`super::WantedMessage`] followed by a path
     /// in the pool's tree, no descriptor. To be answered with [`FOUND`], in any session of that
@@ -51,7 +53,8 @@ pub mod message {
     pub const WANTED: u32 = 5;
     /// Client → daemon: [`super::FoundMessage`], with a descriptor of the file if there is one.
     pub const FOUND: u32 = 6;
-    /// Client → daemon: [`super::StationMessage`], no descriptor. At any time after OPEN, and again; not answered.
+    /// Client → daemon: [`super::StationMessage`], no descriptor. At any time after OPEN, and
+    /// again; not answered.
     pub const STATION: u32 = 7;
 }
 
@@ -69,7 +72,8 @@ pub struct MessageHead {
     pub reserved: u32,
 }
 
-/// 0·16 head, 16·4 door, 20·4 zero, 24·64 share, 88·64 user, 152·64 client, 216·8 pool; names end at the first NUL.
+/// 0·16 head, 16·4 door, 20·4 zero, 24·64 share, 88·64 user, 152·64 client, 216·8 pool; names end
+/// at the first NUL.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct ConnectMessage {
@@ -85,8 +89,8 @@ pub struct ConnectMessage {
     pub user: [u8; NAME_BYTES_MAX],
     /// From where (an address or a machine's name).
     pub client: [u8; NAME_BYTES_MAX],
-    /// Of a pool's door the same number in each of its sessions, drawn when it starts; paths are then those of the pool's tree. 0: it
-    /// is none.
+    /// Of a pool's door the same number in each of its sessions, drawn when it starts; paths are
+    /// then those of the pool's tree. 0: it is none.
     pub pool: u64,
 }
 
@@ -100,8 +104,8 @@ pub mod door {
     pub const LOCAL: u32 = 3;
 }
 
-/// 0·16 head, 16·4 session, 20·4 slot count, 24·4 bytes a slot, 28·4 ring entries, 32·8 longest read, 40·8 longest
-/// write, 48·8 the lane's secret, 56·4 lane, 60·4 pages of the lane.
+/// 0·16 head, 16·4 session, 20·4 slot count, 24·4 bytes a slot, 28·4 ring entries, 32·8 longest
+/// read, 40·8 longest write, 48·8 the lane's secret, 56·4 lane, 60·4 pages of the lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct WelcomeMessage {
@@ -141,8 +145,8 @@ pub struct RefusedMessage {
     pub reason: [u8; 232],
 }
 
-/// 0·16 head, 16·4 handle, 20·4 path bytes, 24·4 user, 28·4 group, 32·4 part, 36·4 part count, 40·… path below the share's root, no
-/// leading slash.
+/// 0·16 head, 16·4 handle, 20·4 path bytes, 24·4 user, 28·4 group, 32·4 part, 36·4 part count, 40·…
+/// path below the share's root, no leading slash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct OpenMessage {
@@ -158,12 +162,14 @@ pub struct OpenMessage {
     pub gid: u32,
     /// Which part of the file that the path names the descriptor's bytes are; below `part_count`.
     pub part: u32,
-    /// So many objects have the file's bytes in turn, each the same share of them (a stripe of a pool); 1: the descriptor has all of
-    /// them. At most [`crate::units::FilePart::COUNT_MAX`]; in sessions that are no pool's 1.
+    /// So many objects have the file's bytes in turn, each the same share of them (a stripe of a
+    /// pool); 1: the descriptor has all of them. At most [`crate::units::FilePart::COUNT_MAX`]; in
+    /// sessions that are no pool's 1.
     pub part_count: u32,
 }
 
-/// 0·16 head, 16·8 number, 24·4 path bytes, 28·4 zero, 32·… path below the root of the pool's tree, no leading slash.
+/// 0·16 head, 16·8 number, 24·4 path bytes, 28·4 zero, 32·… path below the root of the pool's tree,
+/// no leading slash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct WantedMessage {
@@ -197,7 +203,8 @@ pub struct FoundMessage {
 pub struct StationMessage {
     /// [`message::STATION`].
     pub head: MessageHead,
-    /// As in [`OpenMessage`]. One that is closed by now is no fault: the two come by different ways.
+    /// As in [`OpenMessage`]. One that is closed by now is no fault: the two come by different
+    /// ways.
     pub handle: u32,
     /// Zero.
     pub reserved: u32,
@@ -229,7 +236,8 @@ pub mod ring {
     pub const REPLY_BELL: usize = 320;
     /// Bits of [`super::server_flag`] (written by the daemon).
     pub const SERVER_FLAGS: usize = 384;
-    /// A number that is another one each second or oftener (written by the daemon): it is not hung, however long a read takes.
+    /// A number that is another one each second or oftener (written by the daemon): it is not hung,
+    /// however long a read takes.
     pub const HEARTBEAT: usize = 448;
     /// First request entry.
     pub const REQUESTS: usize = 4096;
@@ -241,8 +249,8 @@ pub mod ring {
 
 /// The daemon's promises in [`ring::SERVER_FLAGS`].
 pub mod server_flag {
-    /// It looks at the request ring by itself every few milliseconds while slots are pinned, so that
-    /// READ_END needs no doorbell.
+    /// It looks at the request ring by itself every few milliseconds while slots are pinned, so
+    /// that READ_END needs no doorbell.
     pub const SWEEPS: u32 = 1;
 }
 
@@ -254,29 +262,33 @@ pub mod op {
     pub const READ_END: u32 = 2;
     /// `handle` is closed. No reply.
     pub const CLOSE: u32 = 3;
-    /// The bytes `offset .. offset+length` of the file named by `device` and `inode` were changed by
-    /// the client (write, truncate, punch; `length` = u64::MAX: to the end). The reply comes
+    /// The bytes `offset .. offset+length` of the file named by `device` and `inode` were changed
+    /// by the client (write, truncate, punch; `length` = u64::MAX: to the end). The reply comes
     /// when no reader will see older ones.
     pub const CHANGED: u32 = 4;
     /// The file named by `device` and `inode` lost a name (unlink, rename over). Reply as CHANGED.
     pub const GONE: u32 = 5;
-    /// `handle`, `offset`, `length` → pages of the session's lane, in the reply's slots as pairs of first page and count; the
-    /// first byte goes to `first_offset` in the first of them. rt-Samba's WRITE0.
+    /// `handle`, `offset`, `length` → pages of the session's lane, in the reply's slots as pairs of
+    /// first page and count; the first byte goes to `first_offset` in the first of them. rt-Samba's
+    /// WRITE0.
     pub const WRITE_BEGIN: u32 = 6;
-    /// `id` of the write whose bytes are there now. The reply comes when they are acknowledged. rt-Samba's WRITE1.
+    /// `id` of the write whose bytes are there now. The reply comes when they are acknowledged.
+    /// rt-Samba's WRITE1.
     pub const WRITE_END: u32 = 7;
     /// `id` of a write that was granted and will not be. No reply.
     pub const WRITE_ABORT: u32 = 8;
     /// `handle` → when all that was acknowledged of its file is on stable storage.
     pub const SYNC: u32 = 9;
-    /// The file named by `device` and `inode` is about to be changed by the client in a way that leads past its bytes (truncate,
-    /// copy on the server). The reply comes when the file has everything; nothing is granted of it until the session's CHANGED.
+    /// The file named by `device` and `inode` is about to be changed by the client in a way that
+    /// leads past its bytes (truncate, copy on the server). The reply comes when the file has
+    /// everything; nothing is granted of it until the session's CHANGED.
     pub const HOLD: u32 = 10;
-    /// Was request `offset` of the lane `device` with the secret `inode`, which the client had with a daemon that died, committed? An
-    /// empty reply: it was. [`super::PLAIN`]: no.
+    /// Was request `offset` of the lane `device` with the secret `inode`, which the client had with
+    /// a daemon that died, committed? An empty reply: it was. [`super::PLAIN`]: no.
     pub const WAS_COMMITTED: u32 = 11;
-    /// The client is about to set the time of change of the file named by `device` and `inode` to `offset`, ns since 1970 as i64 in two's
-    /// complement. Reply, empty, when nobody sets another, but for writes that come after it.
+    /// The client is about to set the time of change of the file named by `device` and `inode` to
+    /// `offset`, ns since 1970 as i64 in two's complement. Reply, empty, when nobody sets another,
+    /// but for writes that come after it.
     pub const TIMED: u32 = 12;
     /// As [`CHANGED`] to the end of the file, but no byte was written: the length or blocks from
     /// `offset` on are others, and nothing of that waits in the kernel's cache for a disk. Not for
@@ -284,7 +296,8 @@ pub mod op {
     pub const RESIZED: u32 = 13;
 }
 
-/// 0·8 id, 8·4 op, 12·4 handle, 16·8 offset, 24·8 length, 32·8 device, 40·8 inode, 48·8 sent, 56·8 zero.
+/// 0·8 id, 8·4 op, 12·4 handle, 16·8 offset, 24·8 length, 32·8 device, 40·8 inode, 48·8 sent, 56·8
+/// zero.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Request {

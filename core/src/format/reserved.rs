@@ -7,8 +7,8 @@
 //! 4096    records, 256 bytes each: the records of files of [`super::lane`], little-endian; one that begins with eight zeros is free
 //! ```
 //!
-//! A record is written by one call, before the first reservation of its file. One that is damaged costs the blocks of one file
-//! and nobody's bytes, so unlike a lane it keeps nobody from starting.
+//! A record is written by one call, before the first reservation of its file. One that is damaged
+//! costs the blocks of one file and nobody's bytes, so unlike a lane it keeps nobody from starting.
 
 use super::lane::{Damage, FILE_WORDS, FileRecord, HeadFault, file_of, file_words};
 

@@ -51,7 +51,8 @@ pub fn whole_permille(fills: &[Fill]) -> u64 {
     (used * 1000 / total.max(1)) as u64
 }
 
-/// Members that are fuller than all together, and how full. Those that are near enough are left alone. Units: thousandths.
+/// Members that are fuller than all together, and how full. Those that are near enough are left
+/// alone. Units: thousandths.
 pub fn fuller(fills: &[Fill]) -> Vec<(MemberNumber, u64)> {
     let most = whole_permille(fills) + NEAR_PERMILLE;
     let all = fills.iter().map(|fill| (fill.member, fill.permille(0)));
@@ -60,7 +61,8 @@ pub fn fuller(fills: &[Fill]) -> Vec<(MemberNumber, u64)> {
 
 /// To which member these bytes go from one that is fuller than all together.
 ///
-/// Each move brings both members nearer to the whole, or not past it by more than what is left alone; so moving ends.
+/// Each move brings both members nearer to the whole, or not past it by more than what is left
+/// alone; so moving ends.
 pub fn lighter(fills: &[Fill], from: MemberNumber, bytes: u64) -> Result<MemberNumber, Stay> {
     let most = whole_permille(fills) + NEAR_PERMILLE;
     let source = fills.iter().find(|fill| fill.member == from);

@@ -65,7 +65,8 @@ pub enum Finding {
         stub: usize,
         /// Why.
         fault: LayoutFault,
-        /// The file that it was, proved by the record's own bytes and the marks of objects that nobody else names.
+        /// The file that it was, proved by the record's own bytes and the marks of objects that
+        /// nobody else names.
         file: Option<FileIdentity>,
     },
     /// A size, and no record.
@@ -87,7 +88,8 @@ pub enum Finding {
         /// Which.
         object: Object,
     },
-    /// The file was being made when the power went: its record is there, an object of it is not, and nobody had synced it.
+    /// The file was being made when the power went: its record is there, an object of it is not,
+    /// and nobody had synced it.
     NeverSynced {
         /// The stub.
         stub: usize,
@@ -137,7 +139,8 @@ pub enum Finding {
         /// It has bytes.
         has_data: bool,
     },
-    /// An object of another pool, or of a newer Rushes, that no record names: none of ours to touch.
+    /// An object of another pool, or of a newer Rushes, that no record names: none of ours to
+    /// touch.
     Foreign {
         /// Which.
         object: Object,
@@ -166,7 +169,8 @@ pub enum Remedy {
 impl Finding {
     /// The remedy.
     ///
-    /// `newer_records`  a stub has a record of a newer version, which may name anything: then nothing is removed or given a name
+    /// `newer_records`  a stub has a record of a newer version, which may name anything: then
+    /// nothing is removed or given a name
     pub fn remedy(&self, newer_records: bool) -> Remedy {
         match self {
             Finding::RecordFaulty {
@@ -416,8 +420,9 @@ struct Home {
     objects: Vec<Object>,
 }
 
-/// A layout for a file from its objects alone. Where two have the same byte, that of the later one is taken; which are not named by it is left to the
-/// next look. The file ends where the last byte is. Of a stripe all is taken from its first byte to its last, holes too.
+/// A layout for a file from its objects alone. Where two have the same byte, that of the later one
+/// is taken; which are not named by it is left to the next look. The file ends where the last byte
+/// is. Of a stripe all is taken from its first byte to its last, holes too.
 ///
 /// Returns  None: a stripe is not whole, so that nobody can say where its bytes are
 pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
@@ -503,7 +508,8 @@ pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
     Some(layout)
 }
 
-/// The objects of a stripe, in their places. None: one is not there, or two have bytes for one place.
+/// The objects of a stripe, in their places. None: one is not there, or two have bytes for one
+/// place.
 fn whole<'a>(shape: Shape, group: &[&'a Piece]) -> Option<Vec<&'a Piece>> {
     if shape == Shape::Single {
         return Some(group.to_vec());
@@ -574,7 +580,8 @@ fn paint(painted: &mut BTreeMap<u64, (u64, usize)>, start: u64, end: u64, home: 
     painted.insert(start, (end, home));
 }
 
-/// Whether every segment is one that this version writes: single, byte for byte where the file has it.
+/// Whether every segment is one that this version writes: single, byte for byte where the file has
+/// it.
 pub fn is_plain(layout: &Layout) -> bool {
     layout
         .segments()
@@ -853,7 +860,8 @@ mod tests {
         );
     }
 
-    /// A stripe, of which a part was moved, and another one behind it: as a pool writes it whose first members got full.
+    /// A stripe, of which a part was moved, and another one behind it: as a pool writes it whose
+    /// first members got full.
     fn striped() -> (Layout, Vec<Piece>) {
         let shape = Shape::Striped {
             unit_log2: 12,

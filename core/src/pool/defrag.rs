@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which files of a pool are in more pieces than they need be, and when mending that is worth what it costs.
+//! Which files of a pool are in more pieces than they need be, and when mending that is worth what
+//! it costs.
 
 use super::layout::MemberNumber;
 use alloc::vec::Vec;
 
-/// A file may have one extent for each so many bytes, and one more: a disk that has read so much has long forgotten what going there cost. Units: bytes.
+/// A file may have one extent for each so many bytes, and one more: a disk that has read so much
+/// has long forgotten what going there cost. Units: bytes.
 const EXTENT_BYTES: u64 = 64 << 20;
 /// A new copy is worth its writing if it has one extent for so many of the old one, at most.
 const FEWER: u64 = 2;
@@ -24,10 +26,11 @@ pub struct Holding {
     pub free: u64,
 }
 
-/// The member on which all of a file comes together: the one to which least has to be moved. None: no member has room for the whole.
+/// The member on which all of a file comes together: the one to which least has to be moved. None:
+/// no member has room for the whole.
 ///
-/// `holdings`  of members that may take bytes of it; the best first among those that have as much of it
-/// Units       total: bytes
+/// `holdings`  of members that may take bytes of it; the best first among those that have as much
+/// of it Units       total: bytes
 pub fn gather_on(holdings: &[Holding], total: u64) -> Option<MemberNumber> {
     let has_room = |one: &&Holding| {
         let comes = total.saturating_sub(one.held);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the bytes of a file of a pool are: its layout record, and the mark that each object carries in return.
+//! Where the bytes of a file of a pool are: its layout record, and the mark that each object
+//! carries in return.
 //!
-//! **The layout record** (`trusted.rushes.layout` of the stub). All numbers are little-endian. The record of a file with one segment
-//! has 56 bytes: as much as an ext4 inode of 256 bytes has room for, so that opening a file reads no further block.
+//! **The layout record** (`trusted.rushes.layout` of the stub). All numbers are little-endian. The
+//! record of a file with one segment has 56 bytes: as much as an ext4 inode of 256 bytes has room
+//! for, so that opening a file reads no further block.
 //!
 //! | offset | size | meaning |
 //! |---|---|---|
@@ -59,9 +61,11 @@ use core::fmt;
 
 /// Version of the layout record, and of the back-pointer of what is not striped.
 pub const VERSION: u8 = 1;
-/// Of the layout record of an unsettled file: an older Rushes would take the flag for damage, and write the record anew.
+/// Of the layout record of an unsettled file: an older Rushes would take the flag for damage, and
+/// write the record anew.
 const UNSETTLED_VERSION: u8 = 2;
-/// Of the back-pointer of an object of a stripe: an older Rushes would take it for one that has bytes where the file has them.
+/// Of the back-pointer of an object of a stripe: an older Rushes would take it for one that has
+/// bytes where the file has them.
 const STRIPED_VERSION: u8 = 2;
 /// Of the record before its segments. Units: bytes.
 pub const HEAD_BYTES: usize = 24;
@@ -100,7 +104,8 @@ pub struct ObjectId(pub u64);
 pub struct FileIdentity {
     /// Inode number, the pool's own.
     pub number: u64,
-    /// Tells a number apart that was given a second time, after a catalogue was put back from a copy.
+    /// Tells a number apart that was given a second time, after a catalogue was put back from a
+    /// copy.
     pub generation: u32,
 }
 
@@ -197,8 +202,8 @@ impl Shape {
         }
     }
 
-    /// How long object `index` is that has its share of the first `length` bytes behind the origin, and so where in it the first byte is that
-    /// lies at `length` or behind.
+    /// How long object `index` is that has its share of the first `length` bytes behind the origin,
+    /// and so where in it the first byte is that lies at `length` or behind.
     pub fn share(self, index: usize, length: u64) -> u64 {
         fn stripe(length: u64, unit_log2: u8, ways: u8, way: u64) -> u64 {
             let unit = 1u64 << unit_log2;
@@ -261,7 +266,8 @@ impl Shape {
         }
     }
 
-    /// Which object has the byte `at` bytes behind the origin, where in it, and how many bytes follow there.
+    /// Which object has the byte `at` bytes behind the origin, where in it, and how many bytes
+    /// follow there.
     pub fn locate(self, at: u64) -> (usize, u64, u64) {
         /// Which of `ways`, where in its stream, how far to the end of the unit.
         fn stripe(at: u64, unit_log2: u8, ways: u8) -> (u64, u64, u64) {
@@ -318,7 +324,8 @@ pub struct Located {
     pub length: ByteCount,
 }
 
-/// Where the bytes of a file are. A file to which nothing was written has no segment; any other's cover it from 0 on without end.
+/// Where the bytes of a file are. A file to which nothing was written has no segment; any other's
+/// cover it from 0 on without end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Which file.
@@ -385,7 +392,8 @@ impl Layout {
         self.is_unsettled
     }
 
-    /// Its objects are durable, or not yet. A layout without segments has none that could be missing.
+    /// Its objects are durable, or not yet. A layout without segments has none that could be
+    /// missing.
     pub fn set_unsettled(&mut self, is_unsettled: bool) {
         self.is_unsettled = is_unsettled && !self.segments.is_empty();
     }
@@ -440,7 +448,8 @@ impl Layout {
         all
     }
 
-    /// The object that holds bytes of this file singly on this member from this origin on, if there is one.
+    /// The object that holds bytes of this file singly on this member from this origin on, if there
+    /// is one.
     pub fn single_on(&self, member: MemberNumber, origin: ByteOffset) -> Option<Object> {
         self.segments
             .iter()
@@ -449,14 +458,16 @@ impl Layout {
             .find(|object| object.member == member)
     }
 
-    /// From now on these bytes are in this object, singly. Neighbours that come to be in the same object become one.
+    /// From now on these bytes are in this object, singly. Neighbours that come to be in the same
+    /// object become one.
     ///
     /// Assumes  origin ≤ range.start; the first segment of a file covers all of it (both asserted)
     pub fn assign(&mut self, range: ByteRange, origin: ByteOffset, object: Object) {
         self.lay(range, origin, Shape::Single, vec![object]);
     }
 
-    /// From now on these bytes are in these objects, as the shape says. Neighbours that come to be in the same objects become one.
+    /// From now on these bytes are in these objects, as the shape says. Neighbours that come to be
+    /// in the same objects become one.
     ///
     /// Assumes  as [`Layout::assign`]; as many objects as the shape says (asserted)
     pub fn lay(
@@ -521,7 +532,8 @@ impl Layout {
         }
     }
 
-    /// How long each object may be in a file of `size` bytes. One that is longer has bytes behind the file's end.
+    /// How long each object may be in a file of `size` bytes. One that is longer has bytes behind
+    /// the file's end.
     pub fn lengths(&self, size: ByteCount) -> BTreeMap<Object, u64> {
         let mut lengths = BTreeMap::new();
         for segment in &self.segments {
@@ -535,7 +547,8 @@ impl Layout {
         lengths
     }
 
-    /// Forget all segments that start at or behind `size`; of a file of no bytes, all. Returns objects that are named no longer.
+    /// Forget all segments that start at or behind `size`; of a file of no bytes, all. Returns
+    /// objects that are named no longer.
     pub fn cut(&mut self, size: ByteCount) -> Vec<Object> {
         let mut before = self.objects();
         self.segments.retain(|segment| segment.start.0 < size.0);
@@ -833,7 +846,8 @@ pub(super) fn crc32c(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, step)
 }
 
-/// Castagnoli's polynomial, reflected: it finds every change of up to five bits in records as short as these.
+/// Castagnoli's polynomial, reflected: it finds every change of up to five bits in records as short
+/// as these.
 const CRC32C: [u32; 256] = {
     let mut table = [0u32; 256];
     let mut at = 0;

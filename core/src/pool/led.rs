@@ -15,7 +15,8 @@ pub struct Led {
     pub origin: ByteOffset,
     /// Which of them it is.
     pub index: usize,
-    /// Offsets in the object that the record leads to, in order, without overlap; the last may reach to `u64::MAX`, which is without end.
+    /// Offsets in the object that the record leads to, in order, without overlap; the last may
+    /// reach to `u64::MAX`, which is without end.
     pub ranges: Vec<ByteRange>,
 }
 
@@ -54,7 +55,8 @@ impl Led {
         found
     }
 
-    /// Parts of a range of the object, each with the range of the file that it is. A stripe is cut at its units.
+    /// Parts of a range of the object, each with the range of the file that it is. A stripe is cut
+    /// at its units.
     pub fn in_file(&self, range: ByteRange) -> Vec<(ByteRange, ByteRange)> {
         let mut parts = Vec::new();
         let mut at = range.start.0;

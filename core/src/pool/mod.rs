@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decisions of a pool: which member takes a segment, what a file's layout record says, and how fast bytes are moved.
+//! Decisions of a pool: which member takes a segment, what a file's layout record says, and how
+//! fast bytes are moved.
 //!
-//! Bytes, files and directories are engine/pool's; here are only numbers and the arithmetic of them.
+//! Bytes, files and directories are engine/pool's; here are only numbers and the arithmetic of
+//! them.
 
 pub mod balance;
 pub mod check;

@@ -21,8 +21,9 @@ const REST_BESIDE_MAX: Duration = Duration::from_s(20);
 
 /// How long to rest after a piece.
 ///
-/// Units    unpromised: bytes per second that nobody was promised of the busier device that had a part in it; None: nothing is known
-/// Returns  so long that what was copied is that device's share for the whole time; where nothing is known, as long as it took: half
+/// Units    unpromised: bytes per second that nobody was promised of the busier device that had a
+/// part in it; None: nothing is known Returns  so long that what was copied is that device's share
+/// for the whole time; where nothing is known, as long as it took: half
 ///          of the time is others'
 pub fn rest(copied: ByteCount, took: Duration, unpromised: Option<u64>) -> Duration {
     let Some(unpromised) = unpromised else {

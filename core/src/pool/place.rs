@@ -83,7 +83,8 @@ pub struct Asked {
 
 /// In which order members are asked to take a segment.
 ///
-/// Returns  every member of `rooms` once: first those with room for a good while, last the nearly full ones (most free first)
+/// Returns  every member of `rooms` once: first those with room for a good while, last the nearly
+/// full ones (most free first)
 pub fn order(policy: Policy, rooms: &[Room], asked: Asked) -> Vec<MemberNumber> {
     let Asked { turn, user, wanted } = asked;
     let least = room_least(wanted);
@@ -359,7 +360,8 @@ mod tests {
             assert_eq!(of_user(&rooms, 1001, turn), [2, 0, 1]);
             assert_eq!(of_user(&rooms, 1002, turn), [0, 1, 2]);
         }
-        // Two folders of one device take turns, and the other device comes before the second of them.
+        // Two folders of one device take turns, and the other device comes before the second of
+        // them.
         let rooms = [room(0, 1, 900), room(1, 1, 900), room(2, 2, 900)];
         assert_eq!(of_user(&rooms, 0, 0), [0, 2, 1]);
         assert_eq!(of_user(&rooms, 0, 1), [1, 2, 0]);

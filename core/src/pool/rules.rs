@@ -2,8 +2,8 @@
 //! Rules of a pool: the policies for files that are made under names of a pattern. They have an
 //! order, and the first that matches counts.
 //!
-//! Whether a name is of a pattern engine/pool says, which reads patterns as the daemon does; here is what a list of rules may be, and
-//! how it is changed.
+//! Whether a name is of a pattern engine/pool says, which reads patterns as the daemon does; here
+//! is what a list of rules may be, and how it is changed.
 
 use super::wish::{Wish, WishFault};
 use alloc::borrow::ToOwned;

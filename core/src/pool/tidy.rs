@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When a pool tidies itself: only while nobody asks anything of it, and nothing is promised of its members; or always, where somebody always plays.
+//! When a pool tidies itself: only while nobody asks anything of it, and nothing is promised of its
+//! members; or always, where somebody always plays.
 //!
 //! Beginning is slow and ending is quick. While nobody asks: it begins when nobody has asked for
 //! [`QUIET`] and nothing was promised for as long; it ends at the first request or promise, and

@@ -2,7 +2,8 @@
 //! Attempts to put a file in order that were in vain: they are not made again before the file is
 //! another one, or there is more room.
 //!
-//! Kept in memory, for so many files at most, and forgotten with the process. A look through all files that does not come upon one forgets it.
+//! Kept in memory, for so many files at most, and forgotten with the process. A look through all
+//! files that does not come upon one forgets it.
 
 use super::layout::{FileIdentity, MemberNumber};
 use alloc::collections::BTreeMap;
@@ -10,7 +11,8 @@ use alloc::vec::Vec;
 
 /// Of so many files; attempts on others are made each time.
 pub const VAIN_COUNT_MAX: usize = 1 << 16;
-/// There is more room when a member has so much more than it had at least since: so much, and one part in so many of what it had. Units: bytes.
+/// There is more room when a member has so much more than it had at least since: so much, and one
+/// part in so many of what it had. Units: bytes.
 const MORE_BYTES: u64 = 16 << 20;
 const MORE_PART: u64 = 16;
 

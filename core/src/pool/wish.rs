@@ -2,7 +2,8 @@
 //! The policy for the bytes of a file: how they are spread, over which members, and how those are
 //! chosen.
 //!
-//! It is text, so that anybody may read and set it (`user.rushes.policy` of a file or folder; a pool has one, too): words, in any order.
+//! It is text, so that anybody may read and set it (`user.rushes.policy` of a file or folder; a
+//! pool has one, too): words, in any order.
 //!
 //! | word | meaning |
 //! |---|---|

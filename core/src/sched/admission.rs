@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether one more stream can be promised its rate.
 //!
-//! Two tests. In the long run: transfer and positioning of everybody must leave the margin free, with
-//! visits no larger than the buffers allow. From here on: the scheduler itself is played forward
-//! from the claims as they stand, newcomer included, and nobody may be late, the newcomer's start-up
-//! ramp included.
+//! Two tests. In the long run: transfer and positioning of everybody must leave the margin free,
+//! with visits no larger than the buffers allow. From here on: the scheduler itself is played
+//! forward from the claims as they stand, newcomer included, and nobody may be late, the newcomer's
+//! start-up ramp included.
 
 use super::RefinedModel;
 use super::policy::{Choice, Claim, Load, Order, choose};
@@ -38,9 +38,11 @@ pub struct Player {
     pub claim: Claim,
     /// From when a byte is asked for until it is due: buffered bytes are counted from the asking.
     pub lead: Duration,
-    /// Bytes that do not move the deadline: a read is due as a whole, and so much of its first one is not fetched yet.
+    /// Bytes that do not move the deadline: a read is due as a whole, and so much of its first one
+    /// is not fetched yet.
     pub first_read: ByteCount,
-    /// Its reader cuts away after so much, and what was fetched ahead is lost then; None: nothing says that it does.
+    /// Its reader cuts away after so much, and what was fetched ahead is lost then; None: nothing
+    /// says that it does.
     pub run: Option<ByteCount>,
 }
 
@@ -86,7 +88,8 @@ fn needed(model: &RefinedModel, players: &[Player], cuts: fn(&Player) -> (u64, u
         let transfer = rate.0.saturating_add(lost);
         needed_ns = needed_ns.saturating_add(model.transfer_of(player.claim.writes, transfer).0);
         positioning = positioning.max(model.step_of(player.claim.writes, players.len()));
-        // A visit can be what the buffers hold less what must stay in them while the others are visited.
+        // A visit can be what the buffers hold less what must stay in them while the others are
+        // visited.
         let visit = (player.claim.cap * 7 / 10).max(1);
         let visits_per_s_milli = transfer.saturating_mul(1000) / visit + cuts_per_s_milli;
         visits_milli = visits_milli.saturating_add(visits_per_s_milli);
@@ -127,8 +130,9 @@ pub fn dry_run(
     if needed_permille + kept > 1000 {
         return Err(Refusal::Capacity { needed_permille });
     }
-    // At its price, and with the margin on top, so that a promise survives a device that is that much slower.
-    // Not one of them alone: at another price others go first, and what then comes late is not the same.
+    // At its price, and with the margin on top, so that a promise survives a device that is that
+    // much slower. Not one of them alone: at another price others go first, and what then comes
+    // late is not the same.
     play(device, now, players, 0, order)?;
     play(device, now, players, device.margin_permille, order)
 }

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long a device will take: `t(n, d) = fixed + span·√d + n / rate`, times what it was lately off.
+//! How long a device will take: `t(n, d) = fixed + span·√d + n / rate`, times what it was lately
+//! off.
 
 use crate::units::*;
 
 /// Observed over predicted time, in thousandths, within which the calibration is taken to be right.
 const TRUSTED_PERMILLE: core::ops::RangeInclusive<u64> = 900..=1050;
 
-/// How long a device takes: `t(n, d) = fixed + span·√d + n / rate`, where *d* is the distance from the end
-/// of the previous request as a fraction of the device, and positioning is nothing when d is 0.
+/// How long a device takes: `t(n, d) = fixed + span·√d + n / rate`, where *d* is the distance from
+/// the end of the previous request as a fraction of the device, and positioning is nothing when d
+/// is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceModel {
     /// Positioning at the shortest distance.
@@ -30,7 +32,8 @@ pub struct DeviceModel {
 }
 
 impl ServiceModel {
-    /// Time to get to bytes that lie `distance` away on a device of `size`; nothing when they follow on.
+    /// Time to get to bytes that lie `distance` away on a device of `size`; nothing when they
+    /// follow on.
     ///
     /// Units: bytes. Assumes nothing; a distance past the size counts as the size.
     pub fn positioning(&self, distance: u64, size: ByteCount) -> Duration {
@@ -70,8 +73,8 @@ pub struct RefinedModel {
     excuses: u32,
 }
 
-/// Requests that may be left out in a row. Each that is learned from allows for one more: on a device where files
-/// are opened all the time half of them count, so it still is seen to be slow.
+/// Requests that may be left out in a row. Each that is learned from allows for one more: on a
+/// device where files are opened all the time half of them count, so it still is seen to be slow.
 const EXCUSES_MAX: u32 = 16;
 
 /// The part that others may take without being charged: files are opened on every device, and the
@@ -205,8 +208,8 @@ impl RefinedModel {
         }
     }
 
-    /// Whether a request beside an open took so long that somebody else's must have come between: to it and back at
-    /// the least. A device that is slow all the time is not excused by that.
+    /// Whether a request beside an open took so long that somebody else's must have come between:
+    /// to it and back at the least. A device that is slow all the time is not excused by that.
     fn excused(&mut self, predicted: Duration, taken: Duration) -> bool {
         let expected = u128::from(predicted.0) * u128::from(self.scale_ppm) / 1_000_000;
         let there_and_back = 2 * self.base.read.fixed.0;
@@ -218,21 +221,23 @@ impl RefinedModel {
         true
     }
 
-    /// A file is being opened on the device, or was: the kernel reads what it must know of it (names, inode,
-    /// extents) between our requests. The margin is for that; the requests around it say nothing of the device.
+    /// A file is being opened on the device, or was: the kernel reads what it must know of it
+    /// (names, inode, extents) between our requests. The margin is for that; the requests around it
+    /// say nothing of the device.
     pub fn file_opened(&mut self) {
         self.opened = true;
     }
 
     fn learn(&mut self, predicted: Duration, taken: Duration) {
         let now_ppm = (taken.0.saturating_mul(1_000_000) / predicted.0).clamp(500_000, 4_000_000);
-        // One request that somebody else's got between says little of the next: it counts as twice as slow at most.
+        // One request that somebody else's got between says little of the next: it counts as twice
+        // as slow at most.
         let now_ppm = now_ppm.min(2 * self.scale_ppm);
         self.scale_ppm = (self.scale_ppm * 63 + now_ppm) / 64;
     }
 
-    /// Others were seen to send so many small requests (thousandths a second) and bytes a second. Each
-    /// of theirs between ours costs positioning twice: to it, and back.
+    /// Others were seen to send so many small requests (thousandths a second) and bytes a second.
+    /// Each of theirs between ours costs positioning twice: to it, and back.
     pub fn foreign_load(&mut self, requests_per_kilosecond: u64, rate: BytesPerSecond) {
         let positioning = self
             .base

@@ -12,14 +12,15 @@ use super::RefinedModel;
 use crate::units::*;
 use alloc::vec::Vec;
 
-/// One stream's claim on the device: a reader's, or a writer's, which is the same mirrored. A reader's buffers are
-/// emptied by its player and filled by the device, a writer's are filled by its client and emptied by the
-/// device; full is to the one what empty is to the other.
+/// One stream's claim on the device: a reader's, or a writer's, which is the same mirrored. A
+/// reader's buffers are emptied by its player and filled by the device, a writer's are filled by
+/// its client and emptied by the device; full is to the one what empty is to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// It writes.
     pub writes: bool,
-    /// When the first byte not yet asked of the device must be there (of a writer: the oldest not yet given to it).
+    /// When the first byte not yet asked of the device must be there (of a writer: the oldest not
+    /// yet given to it).
     pub deadline: Instant,
     /// How fast it is consumed, or written.
     pub rate: BytesPerSecond,
@@ -32,7 +33,8 @@ pub struct Claim {
     pub cap: u64,
     /// How much is left of what it reads or writes. Units: bytes.
     pub left: u64,
-    /// Somebody waits for the first of these bytes: they go before nobody does, however few they are.
+    /// Somebody waits for the first of these bytes: they go before nobody does, however few they
+    /// are.
     pub is_awaited: bool,
 }
 
@@ -53,7 +55,8 @@ pub struct Load<'a> {
     pub visit_given: u64,
     /// Longest single request. Units: bytes.
     pub chunk: u64,
-    /// Best effort wants the device: what its next request will cost, and how long it has not been served.
+    /// Best effort wants the device: what its next request will cost, and how long it has not been
+    /// served.
     pub best_effort: Option<BestEffortClaim>,
 }
 
@@ -75,7 +78,8 @@ pub struct BestEffortClaim {
     pub waited: Duration,
     /// True when that request follows on its last one without positioning.
     pub continues: bool,
-    /// Nobody minds when it waits: it is only asked because the device might have nothing else to do.
+    /// Nobody minds when it waits: it is only asked because the device might have nothing else to
+    /// do.
     pub can_rest: bool,
 }
 
@@ -104,7 +108,8 @@ pub struct Order {
 /// Best effort gets a request through at least this often, when no deadline forbids it.
 const BEST_EFFORT_PATIENCE: Duration = Duration::from_s(1);
 
-/// And at least this often when even that forbids it for long: some thousandths of the device's time.
+/// And at least this often when even that forbids it for long: some thousandths of the device's
+/// time.
 const BEST_EFFORT_LAST: Duration = Duration::from_ms(1500);
 
 /// Positioning takes at most this part of an efficient visit, as one in so many.
@@ -218,15 +223,16 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
     choice
 }
 
-/// By how much all could be delayed, when they are visited as long as they can go round for ever with. Negative: not
-/// everybody will be in time.
+/// By how much all could be delayed, when they are visited as long as they can go round for ever
+/// with. Negative: not everybody will be in time.
 fn slack_of_all(load: &Load<'_>, order: &mut Order) -> i64 {
     let visits = Visits::of(load);
     sort_by_deadline(load.claims, order);
     visits.fill_slack(load, 0, order)
 }
 
-/// By how much all could be delayed beyond what they live on: time for what no deadline asks for. Zero: there is none.
+/// By how much all could be delayed beyond what they live on: time for what no deadline asks for.
+/// Zero: there is none.
 pub fn spare(load: &Load<'_>, order: &mut Order) -> Duration {
     let kept = (round_time(load).0 / 4).min(4 * load.model.transfer(load.chunk).0);
     let kept = i64::try_from(kept).unwrap_or(i64::MAX);
@@ -300,8 +306,8 @@ impl Visits {
         let mut least = i64::MAX;
         for &index in &order.by_deadline {
             let claim = &load.claims[index as usize];
-            // A stream without room (its buffers full, its reader idle) asks nothing of the device, and nothing
-            // done here could serve it.
+            // A stream without room (its buffers full, its reader idle) asks nothing of the device,
+            // and nothing done here could serve it.
             if claim.room > 0 {
                 let first = self.chunk.min(claim.room);
                 let needed = start
@@ -377,7 +383,8 @@ fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
             .needed_bytes(claim)
             .max(wished.min(claim.cap * 7 / 10).min(claim.left))
     };
-    // The stream that has the device keeps it while everybody before it in deadline can wait a chunk.
+    // The stream that has the device keeps it while everybody before it in deadline can wait a
+    // chunk.
     if let Some(index) = load.visiting
         && let Some(claim) = claims.get(index)
         && claim.room >= load.chunk.min(claim.left).max(1)
@@ -455,7 +462,8 @@ fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
     if let Some((_, index)) = nearest {
         return Choice::Stream(index);
     }
-    // The earliest deadline goes although its visit is short when waiting for a longer one would break it.
+    // The earliest deadline goes although its visit is short when waiting for a longer one would
+    // break it.
     let mut by_deadline = order.by_deadline.iter().map(|&index| index as usize);
     let first = by_deadline.find(|&index| {
         let claim = &claims[index];

@@ -8,7 +8,8 @@ pub use crate::write::{PageRun, Runs};
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// Page of the cache: granularity of validity inside a slot and alignment of device reads. Units: bytes.
+/// Page of the cache: granularity of validity inside a slot and alignment of device reads. Units:
+/// bytes.
 pub const PAGE_BYTES: u64 = 4096;
 
 /// Bounds fixed at start. Every queue and pool of the server has one of these.
@@ -28,7 +29,8 @@ pub struct Limits {
     pub read_bytes_max: u64,
     /// Longest single device request; longer fetches go down in such chunks.
     pub chunk_bytes_max: u64,
-    /// Files that are known at once, which the driver holds open: beyond that none is kept that nobody uses.
+    /// Files that are known at once, which the driver holds open: beyond that none is kept that
+    /// nobody uses.
     pub file_count_max: u32,
     /// Frames of a sequence opened ahead of the player.
     pub sequence_ahead_max: u32,
@@ -64,23 +66,27 @@ impl Default for Limits {
 /// The settings that an operator may change while the server runs.
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub struct Policy {
-    /// Start-up time that a contract assumes of a player: byte *x* is due at first read + this + x / rate.
+    /// Start-up time that a contract assumes of a player: byte *x* is due at first read + this + x
+    /// / rate.
     pub preroll: Duration,
     /// A seat that has nothing open keeps its promise for so long behind its last read.
     pub pause: Duration,
     /// Part of every device kept free by admission, in thousandths.
     pub margin_permille: u32,
-    /// False: no pattern is recognised, nothing is fetched ahead, no contract is made (for ablation).
+    /// False: no pattern is recognised, nothing is fetched ahead, no contract is made (for
+    /// ablation).
     pub analyser: bool,
     /// Make contracts for streams whose rate was only observed (no rule, no header).
     pub contracts_from_cadence: bool,
     /// Make contracts from what a container's header says.
     pub contracts_from_header: bool,
-    /// An acknowledged byte is on its device so long after at the latest, when the device can. Zero: the driver ends as soon as it is.
+    /// An acknowledged byte is on its device so long after at the latest, when the device can.
+    /// Zero: the driver ends as soon as it is.
     pub write_age: Duration,
     /// False: no gap is bridged, neither reading nor writing (for ablation).
     pub coalesce: bool,
-    /// A file that is read and may be changed by others is looked at so often: not every change is told of.
+    /// A file that is read and may be changed by others is looked at so often: not every change is
+    /// told of.
     pub look_every: Duration,
     /// A read is not answered from the cache when the last look is older than this, and than the
     /// read.
@@ -178,7 +184,8 @@ pub enum WriteWay {
 /// The facts that the driver found out about a file when it was opened.
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub struct FileFacts {
-    /// The driver's name for it: the same as long as the file is not forgotten ([`Action::Forget`]).
+    /// The driver's name for it: the same as long as the file is not forgotten
+    /// ([`Action::Forget`]).
     pub file: FileId,
     /// Its device and inode.
     pub key: FileKey,
@@ -188,7 +195,8 @@ pub struct FileFacts {
     pub size: ByteCount,
     /// Changes whenever the file changed without us (ctime).
     pub version: u64,
-    /// It became so just before it was looked at: another change may have the same version, or this one may not be over.
+    /// It became so just before it was looked at: another change may have the same version, or this
+    /// one may not be over.
     pub is_fresh: bool,
     /// Where its bytes are; ascending, may have holes, empty when unknown.
     pub extents: Vec<Extent>,
@@ -200,7 +208,8 @@ pub struct FileFacts {
     pub way: Option<WriteWay>,
     /// Nobody writes to it but clients of ours: no other program, through no other door.
     pub is_exclusive: bool,
-    /// Others may have written bytes to it that its device does not have yet. Not so when it has a length at most, and no blocks.
+    /// Others may have written bytes to it that its device does not have yet. Not so when it has a
+    /// length at most, and no blocks.
     pub has_unwritten: bool,
 }
 
@@ -264,7 +273,8 @@ impl Errno {
 )]
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub enum Event {
-    /// A device exists; before any file on it. Once more: it was measured anew, and what was learned of it is void.
+    /// A device exists; before any file on it. Once more: it was measured anew, and what was
+    /// learned of it is void.
     DeviceAdded {
         device: DeviceId,
         model: DeviceModel,
@@ -286,10 +296,11 @@ pub enum Event {
         session: SessionId,
         pool: PoolNumber,
     },
-    /// It went, or was put out: its handles, pins and waiting reads are void, but for the pins after
-    /// [`Event::Stopping`]. In-flight I/O is not.
+    /// It went, or was put out: its handles, pins and waiting reads are void, but for the pins
+    /// after [`Event::Stopping`]. In-flight I/O is not.
     SessionClosed { session: SessionId },
-    /// A client named a file, or the object that has a part of it; the driver is finding out about it. Reads may follow at once.
+    /// A client named a file, or the object that has a part of it; the driver is finding out about
+    /// it. Reads may follow at once.
     Opening {
         session: SessionId,
         handle: HandleId,
@@ -328,8 +339,8 @@ pub enum Event {
         /// Records that its table has room for.
         record_count: u32,
     },
-    /// A record that a former daemon published in a lane's table, in order of publication: its piece is still to be written, or has
-    /// no pages any more ([`Action::Spent`]; no runs then).
+    /// A record that a former daemon published in a lane's table, in order of publication: its
+    /// piece is still to be written, or has no pages any more ([`Action::Spent`]; no runs then).
     Recovered {
         lane: LaneId,
         record: u32,
@@ -339,8 +350,9 @@ pub enum Event {
     },
     /// All that was left has been told: lanes that hold nothing of it can go.
     RecoveryEnded,
-    /// More of what a former daemon left will be told, of files that could not be had before: [`Event::Recovered`] of each piece, then
-    /// [`Event::RecoveryEnded`]. Until then nothing is sent to a device.
+    /// More of what a former daemon left will be told, of files that could not be had before:
+    /// [`Event::Recovered`] of each piece, then [`Event::RecoveryEnded`]. Until then nothing is
+    /// sent to a device.
     RecoveryBegun,
     /// The client wants to write.
     WriteBegin {
@@ -366,15 +378,16 @@ pub enum Event {
         handle: HandleId,
         request: RequestId,
     },
-    /// A client is about to change a file on its own descriptor, in a way that leads past its bytes (truncate, copy on the
-    /// server). It waits until the file has everything, and nothing is granted until its [`Event::Changed`].
+    /// A client is about to change a file on its own descriptor, in a way that leads past its bytes
+    /// (truncate, copy on the server). It waits until the file has everything, and nothing is
+    /// granted until its [`Event::Changed`].
     Hold {
         session: SessionId,
         request: RequestId,
         key: FileKey,
     },
-    /// This record of a lane that a former server left is told later ([`Event::Recovered`]): its file cannot be had yet. After the lane's
-    /// [`Event::LaneAdded`].
+    /// This record of a lane that a former server left is told later ([`Event::Recovered`]): its
+    /// file cannot be had yet. After the lane's [`Event::LaneAdded`].
     RecordKept { lane: LaneId, record: u32 },
     /// Answer to [`Action::Reserve`]: where all of the file's bytes are now.
     Reserved {
@@ -395,8 +408,9 @@ pub enum Event {
         file: FileId,
         result: Result<(), Errno>,
     },
-    /// The same in its place: it has failed, which may be no disk's fault, since a write past the kernel's cache met the file there meanwhile (see
-    /// [`LOST_IN_A_ROW`]). Nobody will be told of that error again.
+    /// The same in its place: it has failed, which may be no disk's fault, since a write past the
+    /// kernel's cache met the file there meanwhile (see [`LOST_IN_A_ROW`]). Nobody will be told of
+    /// that error again.
     SyncDoubted { file: FileId, errno: Errno },
     /// Answer to [`Action::Flush`].
     Flushed { device: DeviceId, outcome: Flushed },
@@ -408,7 +422,8 @@ pub enum Event {
         request: RequestId,
         key: FileKey,
         range: ByteRange,
-        /// Bytes of it may wait in the kernel's cache. Not so when its length or blocks alone were changed.
+        /// Bytes of it may wait in the kernel's cache. Not so when its length or blocks alone were
+        /// changed.
         has_bytes: bool,
     },
     /// A file has lost its last name, or is about to; the client waits for the reply.
@@ -444,7 +459,8 @@ pub enum Event {
         name: String,
         facts: Result<FileFacts, Errno>,
     },
-    /// Answer to [`Action::AskPool`]. Err: there is no such file, or it is none that could be fetched ahead.
+    /// Answer to [`Action::AskPool`]. Err: there is no such file, or it is none that could be
+    /// fetched ahead.
     PoolFileOpened {
         pool: PoolNumber,
         path: String,
@@ -468,8 +484,9 @@ pub enum Event {
         io: IoId,
         result: Result<ByteCount, Errno>,
     },
-    /// The kernel took, or may have taken, this write into its cache, although past it was asked. Right before its [`Event::IoDone`].
-    /// Some: and there it could not write something of the file, since that was last asked.
+    /// The kernel took, or may have taken, this write into its cache, although past it was asked.
+    /// Right before its [`Event::IoDone`]. Some: and there it could not write something of the
+    /// file, since that was last asked.
     FellBack { io: IoId, lost: Option<Errno> },
     /// The kernel could not write something of a file that it had in its cache, and has told the
     /// driver, which it will not tell again. Asked behind each read of a file with such bytes,
@@ -484,7 +501,8 @@ pub enum Event {
         handle: HandleId,
         station: Station,
     },
-    /// The driver could not open a file, or let anybody in, since it has too many open: some that nobody uses are forgotten.
+    /// The driver could not open a file, or let anybody in, since it has too many open: some that
+    /// nobody uses are forgotten.
     Crowded,
     /// It has more open than it should: so many that nobody uses are forgotten.
     Overfull { count: u32 },
@@ -523,7 +541,8 @@ pub struct IoRead {
     pub range: ByteRange,
     /// Where to: the first byte goes to `range.start % slot_bytes` of the first slot.
     pub slots: SlotRun,
-    /// Through the kernel's cache, which may have bytes that it could not write and has told nobody of yet.
+    /// Through the kernel's cache, which may have bytes that it could not write and has told nobody
+    /// of yet.
     pub buffered: bool,
     /// Priority.
     pub class: IoClass,
@@ -539,8 +558,8 @@ pub const NO_RECORD: u32 = u32::MAX;
 pub struct LanePart {
     /// Which lane.
     pub lane: LaneId,
-    /// Which of its records they belong to; [`NO_RECORD`]: they were on their device once, as far as was known, and its table has had no free
-    /// record for them since.
+    /// Which of its records they belong to; [`NO_RECORD`]: they were on their device once, as far
+    /// as was known, and its table has had no free record for them since.
     pub record: u32,
     /// Where they begin. Units: bytes from the start of the lane.
     pub offset: u64,
@@ -596,7 +615,8 @@ pub struct IoWrite {
     pub range: ByteRange,
     /// The bytes, one part behind the other, as many as the range has.
     pub parts: PartRun,
-    /// Less than a page at its start or end: through the kernel's cache, which knows the rest of the page.
+    /// Less than a page at its start or end: through the kernel's cache, which knows the rest of
+    /// the page.
     pub buffered: bool,
     /// Priority.
     pub class: IoClass,
@@ -611,7 +631,8 @@ pub struct IoWrite {
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Outcome {
-    /// Bytes of the cache, pinned until ReadEnd; short only at the end of the file. Zero slots: end of file.
+    /// Bytes of the cache, pinned until ReadEnd; short only at the end of the file. Zero slots: end
+    /// of file.
     Data {
         slots: SlotRun,
         first_offset: u32,
@@ -619,7 +640,8 @@ pub enum Outcome {
     },
     /// Changed, Gone, WriteEnd, Sync, Hold: done.
     Done,
-    /// WriteBegin: put the bytes here, the first at `first_offset` in the first page; then [`Event::WriteEnd`].
+    /// WriteBegin: put the bytes here, the first at `first_offset` in the first page; then
+    /// [`Event::WriteEnd`].
     Granted {
         runs: Runs,
         first_offset: u32,
@@ -688,7 +710,8 @@ pub enum Action {
         runs: Runs,
         request: Option<RequestId>,
     },
-    /// A piece needs its pages no more, but its record stays: it hides part of an older one that is still to be written.
+    /// A piece needs its pages no more, but its record stays: it hides part of an older one that is
+    /// still to be written.
     Spent { lane: LaneId, record: u32 },
     /// Strike a piece from the table of its lane: it is on its device, or nobody wants it any more.
     Strike { lane: LaneId, record: u32 },
@@ -696,9 +719,11 @@ pub enum Action {
     GiveMemoryBack { lane: LaneId, run: PageRun },
     /// The session that a lane belonged to is gone, and so is everything in it.
     LaneDone { lane: LaneId },
-    /// The file has bytes that the file system does not have: to observers behind doors it is so long, and changed now.
+    /// The file has bytes that the file system does not have: to observers behind doors it is so
+    /// long, and changed now.
     Known { file: FileId, size: ByteCount },
-    /// It has none any more: the file system knows its length. Set its times, then [`Event::Settled`].
+    /// It has none any more: the file system knows its length. Set its times, then
+    /// [`Event::Settled`].
     Clean { file: FileId },
     /// Reserve blocks for `needed`, and onward to `wished_end` if that is easy.
     Reserve {
@@ -708,15 +733,17 @@ pub enum Action {
     },
     /// Put all that was written of the file on stable storage.
     Sync { file: FileId },
-    /// Have the kernel write what it has of the file in its cache, and no more, on the descriptor that [`Action::Sync`] has; then
-    /// [`Event::Synced`].
+    /// Have the kernel write what it has of the file in its cache, and no more, on the descriptor
+    /// that [`Action::Sync`] has; then [`Event::Synced`].
     WriteOut { file: FileId },
-    /// The drive shall bring what it took into a memory of its own to the medium; then [`Event::Flushed`].
+    /// The drive shall bring what it took into a memory of its own to the medium; then
+    /// [`Event::Flushed`].
     Flush { device: DeviceId },
     /// Nobody is writing to the file: give back what was reserved past its end, which is here; then
     /// [`Event::Settled`].
     Trim { file: FileId, size: ByteCount },
-    /// Open the regular file `name` in the folder of `beside` (beneath it, same mount, no symlinks).
+    /// Open the regular file `name` in the folder of `beside` (beneath it, same mount, no
+    /// symlinks).
     OpenNeighbour { beside: FileId, name: String },
     /// Ask the door of a pool for the file of this path in its tree, on whichever member it lies.
     AskPool { pool: PoolNumber, path: String },
@@ -726,7 +753,8 @@ pub enum Action {
     Forget { file: FileId },
     /// Send [`Event::Timer`] at this instant; replaces what was asked before.
     Wake { at: Instant },
-    /// Bytes of the file may be in the kernel's cache alone, which may have to give them up; or none are any more. Doors are told, so that nobody reads it past us until then.
+    /// Bytes of the file may be in the kernel's cache alone, which may have to give them up; or
+    /// none are any more. Doors are told, so that nobody reads it past us until then.
     Loose { file: FileId, is_loose: bool },
 }
 
@@ -856,7 +884,8 @@ pub struct StreamRecord {
 pub enum SeatState {
     /// Somebody reads.
     Plays,
-    /// Something is open, and nobody reads: longer than a preroll behind the last read, and what was read is played.
+    /// Something is open, and nobody reads: longer than a preroll behind the last read, and what
+    /// was read is played.
     Paused,
     /// Nothing is open, and the seat keeps what it was promised.
     Away,
@@ -900,9 +929,11 @@ pub struct SeatRecord {
     pub promised: BytesPerSecond,
     /// How long nobody has read.
     pub silent: Duration,
-    /// How much it reads at one place before it cuts to another, in the mean; None: it has not cut yet.
+    /// How much it reads at one place before it cuts to another, in the mean; None: it has not cut
+    /// yet.
     pub run: Option<ByteCount>,
-    /// Where it plays: all places with a contract, and those without that are being read at a known rate.
+    /// Where it plays: all places with a contract, and those without that are being read at a known
+    /// rate.
     pub playheads: Vec<PlayheadRecord>,
     /// Promises that it has no place for.
     pub kept: Vec<KeptRecord>,
@@ -986,7 +1017,8 @@ pub struct Verdict {
     pub admitted: bool,
     /// A sentence with the reason that decides.
     pub reason: String,
-    /// How many more of that rate could be added (when not admitted: how many in all; at most 1000).
+    /// How many more of that rate could be added (when not admitted: how many in all; at most
+    /// 1000).
     pub more_count: u32,
     /// Bytes a second left for contracts at that rate's request size.
     pub left: BytesPerSecond,

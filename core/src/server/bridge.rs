@@ -62,9 +62,10 @@ impl Server {
             && self.sessions.values().all(|session| session.lane.is_some())
     }
 
-    /// A request for `first` of a file, lengthened by what is dirty behind it as long as going over what lies between
-    /// costs less than another request. Never past a chunk, so that nobody waits longer for the device than without; nor past
-    /// what the file system knows of the file, nor from one extent to the next.
+    /// A request for `first` of a file, lengthened by what is dirty behind it as long as going over
+    /// what lies between costs less than another request. Never past a chunk, so that nobody waits
+    /// longer for the device than without; nor past what the file system knows of the file, nor
+    /// from one extent to the next.
     pub(super) fn lengthened(&self, device: &Device, file: &File, first: ByteRange) -> ByteRange {
         let start = first.start.0;
         let chunk = self.limits.chunk_bytes_max / PAGE_BYTES * PAGE_BYTES;
@@ -104,8 +105,9 @@ impl Server {
         })
     }
 
-    /// As much of `range`, from its start, as one request may be put together from. A run of memory counts once, and once more when it
-    /// begins within a page: somebody has to copy that page together. Its first page goes always, from however many pieces.
+    /// As much of `range`, from its start, as one request may be put together from. A run of memory
+    /// counts once, and once more when it begins within a page: somebody has to copy that page
+    /// together. Its first page goes always, from however many pieces.
     pub(super) fn within_parts(&self, file: &File, range: ByteRange, buffered: bool) -> ByteRange {
         let start = range.start.0;
         let first_page_end = (start / PAGE_BYTES + 1) * PAGE_BYTES;
@@ -154,8 +156,8 @@ impl Server {
         range
     }
 
-    /// Put together what is to be written of `range`: dirty bytes out of their lanes, everything else out of the cache, where it
-    /// stays until [`Server::let_go`].
+    /// Put together what is to be written of `range`: dirty bytes out of their lanes, everything
+    /// else out of the cache, where it stays until [`Server::let_go`].
     pub(super) fn gather(
         &mut self,
         id: FileId,
@@ -280,7 +282,8 @@ impl Server {
         (ByteRange::new(start, end - start), bridged)
     }
 
-    /// How many pieces of a strided stream are read at once, the gaps between them with them. Units: bytes.
+    /// How many pieces of a strided stream are read at once, the gaps between them with them.
+    /// Units: bytes.
     pub(super) fn strides_at_once(&self, file: &File, stride: i64, piece: u64, bytes: u64) -> u64 {
         let Some(gap) = u64::try_from(stride)
             .ok()

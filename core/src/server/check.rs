@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether the server's state agrees with itself: each count with what it counts, each name with what it names.
+//! Whether the server's state agrees with itself: each count with what it counts, each name with
+//! what it names.
 //!
-//! The daemon never asks: it is for the simulator and the random tests, which end with the first contradiction, long before it has
-//! become a wrong byte or a buffer that nobody gives back.
+//! The daemon never asks: it is for the simulator and the random tests, which end with the first
+//! contradiction, long before it has become a wrong byte or a buffer that nobody gives back.
 
 use super::state::*;
 use super::*;

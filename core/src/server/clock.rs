@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A player's clock: the ledger measures lateness by it, promised or not.
 //!
-//! A run begins with its first read, and from then on each byte is due a preroll after the reader's clock comes to it.
-//! A schedule that was promised is another thing (see `flow.rs`): it begins when the promise is given, and begins again
-//! when that is taken away and given once more. Here only the reader moves the clock, by a pause; our own lateness
-//! never does.
+//! A run begins with its first read, and from then on each byte is due a preroll after the reader's
+//! clock comes to it. A schedule that was promised is another thing (see `flow.rs`): it begins when
+//! the promise is given, and begins again when that is taken away and given once more. Here only
+//! the reader moves the clock, by a pause; our own lateness never does.
 
 use crate::stream::CursorIndex;
 use crate::units::{ByteCount, BytesPerSecond, Duration, Instant};
@@ -23,7 +23,8 @@ pub(super) struct PlayClock {
     pub before: u64,
     /// When its first byte was asked for, or would have been if the reader had not paused.
     anchor: Instant,
-    /// When the first byte behind what was read so far is asked for, at the rate at which it is played.
+    /// When the first byte behind what was read so far is asked for, at the rate at which it is
+    /// played.
     next: Instant,
     /// So much time behind our answer to its last read the reader may take without pausing.
     wire: Duration,
@@ -143,7 +144,8 @@ impl PlayClock {
 /// When a read is wanted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Due {
-    /// For the device: by a promise, or because it is presumed to be the beginning of one. NEVER: best effort.
+    /// For the device: by a promise, or because it is presumed to be the beginning of one. NEVER:
+    /// best effort.
     pub wanted: Instant,
     /// As it is promised. NEVER: it is not.
     pub promised: Instant,

@@ -13,7 +13,8 @@ const AHEAD_BYTES: core::ops::RangeInclusive<u64> = 2 << 20..=32 << 20;
 /// The bytes that a best-effort stream gets in one visit before the next one's turn, least and
 /// most. Units: bytes.
 const BACKGROUND_VISIT: core::ops::RangeInclusive<u64> = 4 << 20..=16 << 20;
-/// Until every best-effort stream of a device has been visited once, if visits of the least length allow it.
+/// Until every best-effort stream of a device has been visited once, if visits of the least length
+/// allow it.
 const BACKGROUND_ROUND: Duration = Duration::from_s(2);
 /// The next stream breaks into another's visit when it has waited this long: where most of a device
 /// is promised, a visit takes seconds.
@@ -26,8 +27,8 @@ pub(super) const DEMANDS_WEIGHED: usize = 64;
 /// A turn of writers or of readers, when nothing is promised to either and both want the device.
 const BEST_EFFORT_TURN: Duration = Duration::from_ms(200);
 
-/// Where somebody cuts, everybody can wait for so many chunks, and at most so much of each
-/// second of a device is promised, it is at ease: first frames go before bytes that are fetched ahead, and
+/// Where somebody cuts, everybody can wait for so many chunks, and at most so much of each second
+/// of a device is promised, it is at ease: first frames go before bytes that are fetched ahead, and
 /// requests are a chunk's part in so many, so that a reader that cuts is not kept waiting. Each way
 /// back to the stream that was interrupted, and anything else that gets in between two requests,
 /// costs positioning, which is too dear where more is promised.
@@ -497,7 +498,8 @@ impl Server {
         match stream.flow {
             Flow::Forward => {
                 let start = stream.origin.saturating_add(stream.fetched);
-                // Requests end where slots do, so that the next one starts a slot; never longer than asked.
+                // Requests end where slots do, so that the next one starts a slot; never longer
+                // than asked.
                 let asked = start.saturating_add(bytes);
                 let wanted = stream.origin.saturating_add(stream.consumed);
                 let end = match asked / slot_bytes * slot_bytes {
@@ -557,7 +559,8 @@ impl Server {
 
     // ---- Best effort ----
 
-    /// A waiting read lacks these bytes. Unless its contract is about to fetch them, ask the device.
+    /// A waiting read lacks these bytes. Unless its contract is about to fetch them, ask the
+    /// device.
     pub(super) fn demand(&mut self, key: u32, id: FileId, missing: ByteRange) {
         let Some(read) = self.reads.get(key) else {
             return;
@@ -952,8 +955,8 @@ impl Server {
 
     // ---- Requests ----
 
-    /// Have `range` of a file in the cache: skip what is there or on its way, send one request for the first run
-    /// that is not, as far as it is contiguous on its device and a chunk allows.
+    /// Have `range` of a file in the cache: skip what is there or on its way, send one request for
+    /// the first run that is not, as far as it is contiguous on its device and a chunk allows.
     fn fetch_run(
         &mut self,
         id: FileId,
@@ -1293,8 +1296,8 @@ impl Server {
         self.touch(flight.device);
     }
 
-    /// A device that keeps giving less than the file's size says would be asked for ever: after the second
-    /// time a read fails.
+    /// A device that keeps giving less than the file's size says would be asked for ever: after the
+    /// second time a read fails.
     fn short_read(&mut self, flight: &Flight, arrived_end: u64, actions: &mut Actions) {
         let missing = ByteRange::new(arrived_end, flight.range.end() - arrived_end);
         let Some(file) = self.files.get(&flight.file) else {
@@ -1367,8 +1370,8 @@ impl Server {
         if let Some(place) = deadlines.iter().position(|&at| at == flight.deadline) {
             deadlines.swap_remove(place);
         }
-        // Of several requests a device that positions takes the nearest first: each by itself took anything,
-        // together they took what they took.
+        // Of several requests a device that positions takes the nearest first: each by itself took
+        // anything, together they took what they took.
         let wrote = flight.wrote;
         device.count_for_medium(now, flight, taken);
         device.batch_calibrated += flight.calibrated;
@@ -1425,7 +1428,8 @@ impl Device {
     }
 }
 
-/// Whether the pump should go on: a request was sent, or the stream moved over bytes that were there.
+/// Whether the pump should go on: a request was sent, or the stream moved over bytes that were
+/// there.
 fn run_is_progress(run: &Run, moved: u64) -> bool {
     matches!(run, Run::Sent(_)) || moved > 0
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sessions, handles and files: opening, closing, and what happens to cached bytes when a file changes.
+//! Sessions, handles and files: opening, closing, and what happens to cached bytes when a file
+//! changes.
 
 use super::gaps::Gaps;
 use super::state::*;
@@ -270,7 +271,8 @@ impl Server {
         }
     }
 
-    /// Know a file, with one more use of it, by what the driver found out since `change_count` was `asked`, and since when.
+    /// Know a file, with one more use of it, by what the driver found out since `change_count` was
+    /// `asked`, and since when.
     pub(super) fn adopt(
         &mut self,
         facts: FileFacts,
@@ -526,8 +528,8 @@ impl Server {
         let known = self.keys.get(&key).and_then(|id| self.files.get(id));
         let waiting = known.map(|file| file.waiting.clone()).unwrap_or_default();
         // It has none of bytes that are not written yet: the file may even end before them there.
-        // The kernel may have to give up loose bytes; a reader that waits for too long is left to it
-        // all the same, and its door holds the file first.
+        // The kernel may have to give up loose bytes; a reader that waits for too long is left to
+        // it all the same, and its door holds the file first.
         let is_clean = known.is_some_and(|file| file.writing.is_clean());
         let has_all = known.is_some_and(|file| file.writing.is_with_the_kernel());
         for read in waiting {
@@ -560,8 +562,8 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        // Changes that were answered for since it was asked count as much as what the driver saw, and so does what was
-        // acknowledged and is not written yet.
+        // Changes that were answered for since it was asked count as much as what the driver saw,
+        // and so does what was acknowledged and is not written yet.
         let asked = file.stat.take().unwrap_or_default();
         let was_doubted =
             !asked.is_void && self.drop_what_was_cut(id, size_told.max(asked.length), actions);
@@ -576,7 +578,8 @@ impl Server {
             self.drop_blocks(id, 0, u64::MAX);
         }
         if asked.is_void {
-            // It is asked once more; until then this is nearer to what is there than what was known before.
+            // It is asked once more; until then this is nearer to what is there than what was known
+            // before.
             if self.files.get(&id).is_some_and(|file| file.size != size) {
                 self.resize(id, size);
             }
@@ -615,8 +618,8 @@ impl Server {
         self.forget_if_unused(id, actions);
     }
 
-    /// The file has another length. Cached bytes past the shorter end are not the file's: of the page
-    /// that the old end lay in, only the part before it ever came from the device.
+    /// The file has another length. Cached bytes past the shorter end are not the file's: of the
+    /// page that the old end lay in, only the part before it ever came from the device.
     pub(super) fn resize(&mut self, id: FileId, size: u64) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
@@ -626,7 +629,8 @@ impl Server {
         self.drop_blocks(id, shorter / PAGE_BYTES * PAGE_BYTES, u64::MAX);
     }
 
-    /// Forget cached bytes `start .. end` of a file, whole pages. Slots in a client's hands become orphans.
+    /// Forget cached bytes `start .. end` of a file, whole pages. Slots in a client's hands become
+    /// orphans.
     pub(super) fn drop_blocks(&mut self, id: FileId, start: u64, end: u64) {
         let slot_bytes = self.slot_bytes();
         let Some(file) = self.files.get_mut(&id) else {

@@ -16,8 +16,8 @@ use crate::stream::{CursorIndex, Moved, Observation, Pattern};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// Kept between a deadline that the device is given and the one the reader has: turns of the event loop,
-/// the copy, the wire.
+/// Kept between a deadline that the device is given and the one the reader has: turns of the event
+/// loop, the copy, the wire.
 pub(super) const SAFETY: Duration = Duration::from_ms(60);
 /// Parts of a file that are read so far apart are not read together.
 const READ_TOGETHER: Duration = Duration::from_s(5);
@@ -415,7 +415,8 @@ impl Server {
         }
     }
 
-    /// A header says another rate than the stream has, or none any more: at its next read it asks for that.
+    /// A header says another rate than the stream has, or none any more: at its next read it asks
+    /// for that.
     pub(super) fn rate_told(&mut self, id: StreamId, hint: Option<RateHint>) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
@@ -481,8 +482,8 @@ impl Server {
         (slots - reserve) * self.slot_bytes()
     }
 
-    /// Buffers without which a stream of `rate` cannot be served: two requests, and its edges. A slow one's requests
-    /// are short. Units: bytes.
+    /// Buffers without which a stream of `rate` cannot be served: two requests, and its edges. A
+    /// slow one's requests are short. Units: bytes.
     pub(super) fn least_buffers(&self, rate: u64) -> u64 {
         let request = self
             .limits
@@ -508,8 +509,9 @@ impl Server {
         }
     }
 
-    /// Ask whether the stream can be promised its rate; enter it where it then belongs. Parts of a striped file are promised all of them or
-    /// none: those that were refused ask with it, and what they are told, those with a contract are told as well.
+    /// Ask whether the stream can be promised its rate; enter it where it then belongs. Parts of a
+    /// striped file are promised all of them or none: those that were refused ask with it, and what
+    /// they are told, those with a contract are told as well.
     pub(super) fn ask_admission(&mut self, id: StreamId) {
         if let Some(device) = self.streams.get(id.0).map(|stream| stream.device) {
             self.give_back_left(device);
@@ -658,7 +660,8 @@ impl Server {
         }
     }
 
-    /// The device cannot promise the stream its part: it has no contract (any more), and asks again.
+    /// The device cannot promise the stream its part: it has no contract (any more), and asks
+    /// again.
     fn refuse(&mut self, id: StreamId, device: DeviceId, refusal: Refusal) {
         self.resign(id);
         if let Some(stream) = self.streams.get_mut(id.0) {
@@ -671,8 +674,8 @@ impl Server {
         self.block(device);
     }
 
-    /// Frames of a sequence lie on a device from which it was not fetched before. Under contract the device is asked for its part: a
-    /// sequence is promised as a whole, or not at all.
+    /// Frames of a sequence lie on a device from which it was not fetched before. Under contract
+    /// the device is asked for its part: a sequence is promised as a whole, or not at all.
     pub(super) fn comes_to(&mut self, id: StreamId, device: DeviceId) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
@@ -738,7 +741,8 @@ impl Server {
         fetched
     }
 
-    /// Whether each device that it is fetched from can promise its part, in place of a promise that its seat keeps; else which cannot.
+    /// Whether each device that it is fetched from can promise its part, in place of a promise that
+    /// its seat keeps; else which cannot.
     fn admission_of(
         &self,
         id: StreamId,
@@ -889,8 +893,8 @@ impl Server {
         self.enlist_background(id);
     }
 
-    /// A device that has become too slow for what was promised on it keeps most promises by breaking one: the
-    /// newest goes back to best effort, and is told so.
+    /// A device that has become too slow for what was promised on it keeps most promises by
+    /// breaking one: the newest goes back to best effort, and is told so.
     pub(super) fn shed(&mut self, id: DeviceId) {
         let now = self.now;
         let Some(device) = self.devices.get(&id) else {
@@ -1202,7 +1206,8 @@ impl Server {
         })
     }
 
-    /// Where the next byte to be fetched lies on the device, and how many are left to fetch from there.
+    /// Where the next byte to be fetched lies on the device, and how many are left to fetch from
+    /// there.
     pub(super) fn next_place(&self, stream: &Stream, device: DeviceId, file: &File) -> (u64, u64) {
         match stream.flow {
             Flow::Forward => {

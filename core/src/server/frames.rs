@@ -9,9 +9,10 @@
 //! frames open at once, and open them in any order: those behind the last one that it has come to
 //! stay until it has closed them.
 //!
-//! On a pool the frames of one sequence lie on any of its members. Its stream is one, and its place in `v` is one; but each device is
-//! asked for its own frames by itself, in the order of `v`, so that one that is slow keeps nobody from fetching from the others. Each
-//! is charged the part of the rate that the frames have which lie there (docs/decisions/0034).
+//! On a pool the frames of one sequence lie on any of its members. Its stream is one, and its place
+//! in `v` is one; but each device is asked for its own frames by itself, in the order of `v`, so
+//! that one that is slow keeps nobody from fetching from the others. Each is charged the part of
+//! the rate that the frames have which lie there (docs/decisions/0034).
 
 use super::clock::Due;
 use super::state::*;
@@ -31,7 +32,8 @@ const SILENCE: Duration = Duration::from_s(10);
 /// So many frames, the last ones, tell how a sequence is spread over devices.
 const LATELY_MAX: usize = 32;
 
-/// A device is asked again when its part of a sequence has become larger by so much. Thousandths of the whole.
+/// A device is asked again when its part of a sequence has become larger by so much. Thousandths of
+/// the whole.
 const PART_GROWN: u64 = 125;
 
 /// The owner of the opens in which a sequence is looked for.
@@ -76,7 +78,8 @@ const FRAMED_MAX: u32 = 8;
 /// Such endings of one folder.
 const CLIP_COUNT_MAX: usize = 16;
 
-/// So many frames in a row that nobody could open ahead, though their reader then opened them: it is not fetched ahead.
+/// So many frames in a row that nobody could open ahead, though their reader then opened them: it
+/// is not fetched ahead.
 const MISSED_MAX: u32 = 8;
 
 /// Readers at once in one folder of a pool: all clients of a mount are one owner.
@@ -86,7 +89,8 @@ const POOL_READER_COUNT_MAX: usize = 64;
 /// as it has them open or has left them out.
 const BEHIND_MAX: usize = 8;
 
-/// Folders of one owner that are watched for sequences; an indexer opens something in every one there is.
+/// Folders of one owner that are watched for sequences; an indexer opens something in every one
+/// there is.
 const FOLDER_COUNT_MAX: usize = 64;
 
 /// A frame of a sequence that is open.
@@ -171,11 +175,13 @@ pub(super) struct Frames {
     asked: VecDeque<(u64, Asked)>,
     /// The next one does not exist: ask again when the reader moves on.
     ended: bool,
-    /// The last one that was asked for did not exist. The next is asked for alone: a name that does not exist is looked for on the disk.
+    /// The last one that was asked for did not exist. The next is asked for alone: a name that does
+    /// not exist is looked for on the disk.
     is_doubtful: bool,
     /// Frames in a row that did not exist when they were asked for, and then were opened.
     missed_count: u32,
-    /// They are not to be had ahead (links, or frames that are only just being written): a contract would promise nothing.
+    /// They are not to be had ahead (links, or frames that are only just being written): a contract
+    /// would promise nothing.
     is_blind: bool,
     cadence: Cadence,
 }
@@ -204,7 +210,8 @@ impl Frames {
         &self.devices
     }
 
-    /// `v` of what a device is asked for next; where nothing of it is open, that comes after all that is.
+    /// `v` of what a device is asked for next; where nothing of it is open, that comes after all
+    /// that is.
     pub(super) fn next(&self, device: DeviceId) -> Option<u64> {
         let next = self.next_frame(device);
         match next {
@@ -374,7 +381,8 @@ impl Server {
             return;
         };
         if !entry.part.is_whole() {
-            // Each device has one, under one name: they would be taken for readers of that frame, and what they have for all of it.
+            // Each device has one, under one name: they would be taken for readers of that frame,
+            // and what they have for all of it.
             return;
         }
         let (path, hint) = (entry.path.clone(), entry.hint);
@@ -1132,7 +1140,8 @@ impl Server {
             .min(size)
             .min(start.saturating_add(file.place(start).1));
         if start >= end {
-            // A frame that has become shorter is passed over: nothing of it is fetched, all of it is done.
+            // A frame that has become shorter is passed over: nothing of it is fetched, all of it
+            // is done.
             let rest = frame.size - start;
             return Some((frame.file, ByteRange::new(start, 0), rest));
         }

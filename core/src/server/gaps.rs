@@ -6,9 +6,9 @@
 //! filled the next one is sent within that moment. A client that opens a file of which no cache
 //! knows anything needs a few small reads of the kernel's, each behind the one before, and would
 //! wait until all windows are full. So where it costs nobody a frame, a gap is left behind a
-//! promised request now and then. Programs of the server that read without a pause use such gaps
-//! as well: others that have taken much time in gaps get no more for a while. Where the scheduler lets others in
-//! between two promised requests anyway, which shows, no gap is left.
+//! promised request now and then. Programs of the server that read without a pause use such gaps as
+//! well: others that have taken much time in gaps get no more for a while. Where the scheduler lets
+//! others in between two promised requests anyway, which shows, no gap is left.
 
 use super::state::Device;
 use super::*;
@@ -16,7 +16,8 @@ use crate::sched::{Load, Order, spare};
 
 /// The length of a gap: a scheduler of classes turns to others within it.
 const GAP: Duration = Duration::from_ms(1);
-/// The length of one behind a gap that others have used: a client that opens a file reads a few places in turn.
+/// The length of one behind a gap that others have used: a client that opens a file reads a few
+/// places in turn.
 const LONG_GAP: Duration = Duration::from_ms(20);
 /// A request that took so much longer than expected, and one part in so many of it, was sent while
 /// others used the gap.

@@ -7,10 +7,12 @@
 //! at. After two such places in a row the seat looks about, until it plays again. Then
 //!
 //! - nothing is fetched ahead of a first read, and twice what was read on from there of the others;
-//! - a first read elsewhere neither begins to play nor takes the promise along: the second one does;
+//! - a first read elsewhere neither begins to play nor takes the promise along: the second one
+//!   does;
 //! - no contract is asked for before half a second was played.
 //!
-//! All of that is per session. Of a pool's door, by which all clients of a mount come, it is per stream.
+//! All of that is per session. Of a pool's door, by which all clients of a mount come, it is per
+//! stream.
 
 use super::seats::PLAYED_MIN;
 use super::state::*;
@@ -25,9 +27,11 @@ const FORGOTTEN: Duration = Duration::from_s(10);
 pub(super) const RUN_MIN: Duration = Duration::from_ms(500);
 /// The same where nobody knows the rate. Units: bytes.
 const RUN_MIN_BYTES: u64 = 4 << 20;
-/// Reads of one run may be so far apart, by the rate of the file: a player at eight times its speed leaves seven frames of eight out.
+/// Reads of one run may be so far apart, by the rate of the file: a player at eight times its speed
+/// leaves seven frames of eight out.
 const APART: Duration = Duration::from_ms(320);
-/// And so many reads, and twice as many as their reader has waited for at once, since requests overtake each other.
+/// And so many reads, and twice as many as their reader has waited for at once, since requests
+/// overtake each other.
 const APART_READS: u64 = 2;
 
 /// Places that a seat has left at once.
@@ -43,7 +47,8 @@ pub(super) struct Row {
     last: ByteRange,
     /// Units: bytes.
     bytes: u64,
-    /// Of those, reads that touch the one before or the one behind; of both only what was read lately. Units: bytes.
+    /// Of those, reads that touch the one before or the one behind; of both only what was read
+    /// lately. Units: bytes.
     touched: u64,
     /// The last one did.
     is_touching: bool,
@@ -90,7 +95,8 @@ impl Row {
         (self.bytes, self.count)
     }
 
-    /// A read of so many bytes may be of the same kind: picture is asked for in larger pieces than sound.
+    /// A read of so many bytes may be of the same kind: picture is asked for in larger pieces than
+    /// sound.
     pub(super) fn is_read_like(&self, length: u64) -> bool {
         let own = self.latest.length.0;
         own == 0 || length.saturating_mul(2) >= own && own.saturating_mul(2) >= length
@@ -135,7 +141,8 @@ impl Glances {
 }
 
 impl Server {
-    /// A read of a stream: whether it goes on from the last one, and what that says of its seat. True: it was a hop to somewhere else.
+    /// A read of a stream: whether it goes on from the last one, and what that says of its seat.
+    /// True: it was a hop to somewhere else.
     pub(super) fn note_place(
         &mut self,
         id: StreamId,

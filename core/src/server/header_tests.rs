@@ -27,7 +27,8 @@ fn answer(bench: &mut Bench, file: u32) {
     });
 }
 
-/// A clip that is looked at for a moment is forgotten with its handle, and nobody tells of its header.
+/// A clip that is looked at for a moment is forgotten with its handle, and nobody tells of its
+/// header.
 #[test]
 fn a_file_that_is_forgotten_holds_no_other_header_up() {
     let mut bench = Bench::new(256);

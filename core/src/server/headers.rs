@@ -22,7 +22,8 @@ const GOES_ON_READS: u32 = 32;
 /// A driver that does not answer for so long does not answer.
 const ANSWER: Duration = Duration::from_s(1);
 
-/// The header of a file that goes on changing is read again after so long, then less and less often.
+/// The header of a file that goes on changing is read again after so long, then less and less
+/// often.
 pub(super) const REREAD: Duration = Duration::from_s(1);
 const REREAD_MAX: Duration = Duration::from_s(8);
 /// The length of a file's beginning, when its header is looked for. Units: bytes.
@@ -31,8 +32,8 @@ const HEADER_BYTES: u64 = 1 << 20;
 /// Headers on a device that nobody has read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UnreadHeaders {
-    /// Since when, oldest first, but before them those that somebody needs (never: it is time); [`File::is_header_wanted`] says of each
-    /// whether it still waits.
+    /// Since when, oldest first, but before them those that somebody needs (never: it is time);
+    /// [`File::is_header_wanted`] says of each whether it still waits.
     waiting: VecDeque<(Option<Instant>, FileId)>,
     /// The file whose header the driver is reading, and since when.
     reading: Option<(FileId, Instant)>,
@@ -51,7 +52,8 @@ impl UnreadHeaders {
         self.reading.is_some_and(|(_, at)| now.since(at) < ANSWER)
     }
 
-    /// The driver has answered, or nobody wants to know any more. Whether that makes way for the next one.
+    /// The driver has answered, or nobody wants to know any more. Whether that makes way for the
+    /// next one.
     pub(super) fn ended(&mut self, id: FileId) -> bool {
         let is_this = self.reading.is_some_and(|(file, _)| file == id);
         if is_this {

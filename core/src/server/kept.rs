@@ -18,11 +18,13 @@ use crate::sched::admission::Player;
 /// Promises kept at once, of one session and of all; more are given up with their handles.
 const KEPT_OF_SESSION_MAX: usize = 64;
 const KEPT_MAX: usize = 1024;
-/// So many others may be reckoned to come back one after another, a second apart; the rest come with the last.
+/// So many others may be reckoned to come back one after another, a second apart; the rest come
+/// with the last.
 const COME_BACK_MAX: u64 = 8;
 
 impl Server {
-    /// The handle of a stream is closed: its seat keeps the promise, if there is one and something was played.
+    /// The handle of a stream is closed: its seat keeps the promise, if there is one and something
+    /// was played.
     pub(super) fn keep_promise(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(id.0) else {
             return;

@@ -12,7 +12,8 @@ impl Server {
     /// Enter an answered read.
     pub(super) fn account(&mut self, read: &Read, outcome: &Outcome) {
         let now = self.now;
-        // A read that never waited for a device was a hit, also when its file was still being opened.
+        // A read that never waited for a device was a hit, also when its file was still being
+        // opened.
         let hit = read.asked == Instant::NEVER;
         match outcome {
             Outcome::Data { .. } if hit => self.hit_count += 1,
@@ -51,7 +52,8 @@ impl Server {
         stream.enter(&entry);
     }
 
-    /// Enter a read that is never answered, since its client has gone: late, if it was due before that.
+    /// Enter a read that is never answered, since its client has gone: late, if it was due before
+    /// that.
     pub(super) fn account_unanswered(&mut self, key: u32) {
         let now = self.now;
         let Some(read) = self.reads.get(key).filter(|read| read.played < now) else {
@@ -70,7 +72,8 @@ impl Server {
         lines.find(|line| line.number == number)
     }
 
-    /// A run that begins, or goes on where nobody followed it, has a clock of its own from its first read on.
+    /// A run that begins, or goes on where nobody followed it, has a clock of its own from its
+    /// first read on.
     pub(super) fn begin_clock(
         &mut self,
         id: StreamId,

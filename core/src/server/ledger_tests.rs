@@ -9,7 +9,8 @@ const FRAME: u64 = 500_000;
 const TICK: Duration = Duration::from_ms(40);
 const RATE: u64 = 12_500_000;
 
-/// A client of session `1` with a clip of 100 Mb/s under handle `1`, on a device with room for it or without.
+/// A client of session `1` with a clip of 100 Mb/s under handle `1`, on a device with room for it
+/// or without.
 fn editor(is_full: bool) -> Bench {
     let mut bench = Bench::new(1024);
     bench.session(1);

@@ -3,7 +3,8 @@
 
 use super::*;
 
-/// Daemons that are killed again and again before anything has rested long enough would leave more and more lanes.
+/// Daemons that are killed again and again before anything has rested long enough would leave more
+/// and more lanes.
 #[test]
 fn what_a_dead_daemon_left_is_written_at_once() {
     let mut world = quiet();
@@ -44,7 +45,8 @@ fn nothing_is_clean_that_the_kernel_may_have_lost_where_the_server_ends() {
     assert_eq!(world.device[100..150], world.flat[100..150]);
 }
 
-/// Two writes were under way to the device in one request when the daemon died; the newer one's record says that it is there.
+/// Two writes were under way to the device in one request when the daemon died; the newer one's
+/// record says that it is there.
 #[test]
 fn nothing_is_written_before_all_that_was_left_is_known() {
     let mut world = World::new(3);
@@ -161,8 +163,8 @@ fn a_record_stays_until_the_time_of_its_file_is_set() {
     assert_eq!(left(&world), [0; 0]);
 }
 
-/// A piece was being written when the one over it was overwritten, too: of the middle one only its record is left. Told in this order, the
-/// file is clean for a moment.
+/// A piece was being written when the one over it was overwritten, too: of the middle one only its
+/// record is left. Told in this order, the file is clean for a moment.
 #[test]
 fn a_file_that_is_clean_for_a_moment_of_recovery_is_not_forgotten() {
     let mut world = World::new(3);

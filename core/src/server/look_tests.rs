@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Changes of which nobody tells: files are looked at while they are read, and nobody is answered by what was right long ago.
+//! Changes of which nobody tells: files are looked at while they are read, and nobody is answered
+//! by what was right long ago.
 
 use super::tests::{Bench, facts};
 use super::*;
@@ -177,7 +178,8 @@ fn who_follows_what_a_client_writes_keeps_what_is_cached_until_that_is_over() {
         bench.end(1, 10 + nth);
         looked(&mut bench, 2 + nth, true);
     }
-    // Somebody else may have changed it meanwhile: dropped when the client is quiet, and when it is long over.
+    // Somebody else may have changed it meanwhile: dropped when the client is quiet, and when it is
+    // long over.
     hits(&mut bench, 29);
     let after = [(true, true), (true, false), (true, false), (false, true)];
     for (request, (is_fresh, drops)) in (30..).step_by(2).zip(after) {

@@ -26,7 +26,8 @@ use super::*;
 use crate::write::{Released, Span};
 use alloc::vec::Vec;
 
-/// By then the kernel has written what was in its cache (30 s, looked for each 5), and asking about it makes no work.
+/// By then the kernel has written what was in its cache (30 s, looked for each 5), and asking about
+/// it makes no work.
 const LOOSE_AGE: Duration = Duration::from_s(36);
 /// Files that may have loose bytes; beyond that the oldest are looked after at once.
 const LOOSE_FILES_MAX: usize = 1024;
@@ -89,7 +90,8 @@ impl Server {
             return;
         };
         if range.end() == u64::MAX {
-            // Nobody says what of it. Where it ends now is being found out, and what lay behind that is dropped then.
+            // Nobody says what of it. Where it ends now is being found out, and what lay behind
+            // that is dropped then.
             self.hurry_loose(|_, other, _| other == id);
         } else {
             self.discard_loose(id, range, actions);
@@ -326,7 +328,8 @@ impl Server {
         actions.list.push(Action::WriteOut { file: id });
     }
 
-    /// Something goes wrong with a device, or somebody changes a file beside us: the sooner it is known what became of loose bytes the better.
+    /// Something goes wrong with a device, or somebody changes a file beside us: the sooner it is
+    /// known what became of loose bytes the better.
     pub(super) fn hurry_loose(&mut self, which: impl Fn(&Server, FileId, &File) -> bool) {
         let is_meant = |id: &FileId| {
             let file = self.files.get(id);

@@ -38,7 +38,8 @@ impl World {
         }
     }
 
-    /// The file as a read finds it: the kernel writes what it has there first, and what it could not write is in its cache alone.
+    /// The file as a read finds it: the kernel writes what it has there first, and what it could
+    /// not write is in its cache alone.
     pub(super) fn seen_by(&mut self, io: &IoRead) -> Vec<u8> {
         if io.buffered {
             return self.native.clone();
@@ -51,7 +52,8 @@ impl World {
         self.device.clone()
     }
 
-    /// The same for a client that reads by itself. A page that the kernel could not write may be gone from its cache: the device is asked then.
+    /// The same for a client that reads by itself. A page that the kernel could not write may be
+    /// gone from its cache: the device is asked then.
     pub(super) fn seen_plainly(&mut self) -> Vec<u8> {
         let mut seen = self.native.clone();
         for range in self.untold.iter().chain(&self.told) {
@@ -146,7 +148,8 @@ impl World {
         self.keep_what_is_untold();
     }
 
-    /// Linux takes a write past its cache into it when it is told of a failure at the first look, whoever's that was.
+    /// Linux takes a write past its cache into it when it is told of a failure at the first look,
+    /// whoever's that was.
     pub(super) fn falls_back(&mut self) -> bool {
         core::mem::take(&mut self.falls_back)
     }
@@ -229,7 +232,8 @@ impl World {
     }
 }
 
-/// The head and the tail of a piece that begins and ends within a page, whose middle went by direct I/O.
+/// The head and the tail of a piece that begins and ends within a page, whose middle went by direct
+/// I/O.
 fn half_lost() -> World {
     let mut world = quiet();
     let file = world.server.files.get_mut(&FILE).expect("it is open");
@@ -641,7 +645,8 @@ fn what_a_reader_was_told_of_is_written_again_and_a_sync_under_way_covers_nothin
     assert!(world.device == world.flat);
 }
 
-/// Here and there in a file, each read served before the next one. Which of them the client was told to make by itself.
+/// Here and there in a file, each read served before the next one. Which of them the client was
+/// told to make by itself.
 fn read_here_and_there(world: &mut World) -> Vec<bool> {
     let places = (0..60).map(|nth| nth * 37 % 61 * SLOT as u64);
     let reads = places.map(|at| {
@@ -656,7 +661,8 @@ fn read_here_and_there(world: &mut World) -> Vec<bool> {
     reads.collect()
 }
 
-/// A client that reads by itself is not told that the kernel has lost these bytes (real torture, seed 14200, round 38).
+/// A client that reads by itself is not told that the kernel has lost these bytes (real torture,
+/// seed 14200, round 38).
 #[test]
 fn no_read_is_left_to_a_kernel_that_may_have_lost_what_is_to_be_read() {
     let mut world = quiet();

@@ -98,7 +98,8 @@ pub struct Server {
     sessions: BTreeMap<SessionId, Session>,
     handles: BTreeMap<(SessionId, HandleId), Handle>,
     files: BTreeMap<FileId, File>,
-    /// Files that nobody uses, by the number of the use that was their last. Some are used again, or gone.
+    /// Files that nobody uses, by the number of the use that was their last. Some are used again,
+    /// or gone.
     unused: VecDeque<(u64, FileId)>,
     /// Last uses so far.
     unused_count: u64,
@@ -142,7 +143,8 @@ pub struct Server {
     is_roomier: bool,
     /// Changes so far, of all files.
     change_count: u64,
-    /// Files with loose bytes and since when, those first that are to be looked after first; none that is being written out.
+    /// Files with loose bytes and since when, those first that are to be looked after first; none
+    /// that is being written out.
     loose_files: VecDeque<(Instant, FileId)>,
     /// Pieces that became loose so far.
     loose_count: u64,
@@ -171,7 +173,8 @@ pub struct Server {
     blocked: Vec<DeviceId>,
     /// Devices that could not get a buffer.
     starved: Vec<DeviceId>,
-    /// Reads whose stream may no longer fetch what they lack: to be looked at before this step ends.
+    /// Reads whose stream may no longer fetch what they lack: to be looked at before this step
+    /// ends.
     unsettled: Vec<u32>,
     wake_at: Instant,
     // Memory used again from step to step.
@@ -243,8 +246,8 @@ impl Server {
         }
     }
 
-    /// Take one event at `now` and append what is to be done. An instant before the last one counts as
-    /// the last one.
+    /// Take one event at `now` and append what is to be done. An instant before the last one counts
+    /// as the last one.
     pub fn step(&mut self, now: Instant, event: Event, actions: &mut Actions) {
         self.now = self.now.max(now);
         match event {

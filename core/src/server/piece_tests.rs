@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pieces of any size in any order: of what memory each request is put together, and that all of them are written.
+//! Pieces of any size in any order: of what memory each request is put together, and that all of
+//! them are written.
 
 use super::*;
 
-/// A request as its driver sends it: of how many pieces of memory, and how many pages it had to copy together first. A direct write is
-/// of whole pages of a lane, or of a copy; a buffered one of anything, what is less than a page copied together.
+/// A request as its driver sends it: of how many pieces of memory, and how many pages it had to
+/// copy together first. A direct write is of whole pages of a lane, or of a copy; a buffered one of
+/// anything, what is less than a page copied together.
 pub(super) fn memory_of(io: &IoWrite, parts: &[WritePart]) -> (usize, u64) {
     // Of each page of the request by how many parts it is filled.
     let mut at = io.range.start.0;

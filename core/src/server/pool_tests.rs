@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files of a pool: sequences are one stream over several devices and sessions, striped files one stream for each part.
+//! Files of a pool: sequences are one stream over several devices and sessions, striped files one
+//! stream for each part.
 
 use super::tests::{Bench, disk, facts};
 use super::*;
@@ -59,7 +60,8 @@ impl Pool {
         })
     }
 
-    /// The door answers what it was asked for, and devices end what they have, as long as time goes on.
+    /// The door answers what it was asked for, and devices end what they have, as long as time goes
+    /// on.
     fn settle(&mut self, span: Duration) {
         let until = self.bench.now + span;
         while self.bench.now < until {
@@ -74,7 +76,8 @@ impl Pool {
                     .ok_or(Errno(2));
                 self.bench.step(Event::PoolFileOpened { pool, path, facts });
             }
-            // Each device has ended one request of each turn, and what goes on from it, a chunk at most.
+            // Each device has ended one request of each turn, and what goes on from it, a chunk at
+            // most.
             let mut busy: Vec<DeviceId> = Vec::new();
             for io in &self.bench.flights {
                 if !busy.contains(&io.device) {
@@ -111,7 +114,8 @@ impl Pool {
         }
     }
 
-    /// A player opens a frame where it lies, reads it whole, and closes it. None: not answered within a frame's time.
+    /// A player opens a frame where it lies, reads it whole, and closes it. None: not answered
+    /// within a frame's time.
     fn play(&mut self, folder: u32, number: u32) -> Option<u64> {
         let facts = self.frame(folder, number).expect("a frame");
         let session = u32::from(facts.device.0);
@@ -341,7 +345,8 @@ const MIB: u64 = 1 << 20;
 /// Of a file of 100 Mb/s.
 const RATE: u64 = 12_500_000;
 
-/// Part `index` of `count` of a striped file, which lies on the member after its index, as the file's rule says.
+/// Part `index` of `count` of a striped file, which lies on the member after its index, as the
+/// file's rule says.
 fn part_of(file: u32, index: u32) -> FileFacts {
     FileFacts {
         device: DeviceId(index as u16 + 1),

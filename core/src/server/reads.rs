@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A client's read, from its arrival to its answer.
 //!
-//! A read is answered in the step in which its last page becomes valid, at once when it is a hit. While
-//! it waits, every page it lacks is valid, on its way, demanded of the device, or about to be fetched by
-//! the contract it belongs to: `pursue` looks at that again whenever anything changed.
+//! A read is answered in the step in which its last page becomes valid, at once when it is a hit.
+//! While it waits, every page it lacks is valid, on its way, demanded of the device, or about to be
+//! fetched by the contract it belongs to: `pursue` looks at that again whenever anything changed.
 
 use super::state::*;
 use super::*;
@@ -133,7 +133,8 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        // Nobody is told where the file ends by a size that may be old, nor what it holds by what was right long ago.
+        // Nobody is told where the file ends by a size that may be old, nor what it holds by what
+        // was right long ago.
         let now = self.now;
         let is_late = file.must_be_looked_at(now, read.arrived, self.policy.look_age);
         let is_unknown = file.size_stale || (read.range.end() > file.size && !read.size_checked);
@@ -386,8 +387,9 @@ impl Server {
         }
     }
 
-    /// The device could not read `failed` of a file. A read that is hit for the first time by a request larger
-    /// than itself tries its own pages once more: one bad sector must not fail its neighbours.
+    /// The device could not read `failed` of a file. A read that is hit for the first time by a
+    /// request larger than itself tries its own pages once more: one bad sector must not fail its
+    /// neighbours.
     pub(super) fn fail_waiting(
         &mut self,
         id: FileId,

@@ -269,7 +269,8 @@ fn one_byte_far_away_announces_nothing() {
     assert_eq!(writer.asked[0].0, ByteRange::new(10 << 30, 1));
 }
 
-/// The door's fsx hung on it: a file that is closed, written back and held at once was forgotten before it was settled.
+/// The door's fsx hung on it: a file that is closed, written back and held at once was forgotten
+/// before it was settled.
 #[test]
 fn who_is_about_to_change_a_file_that_nobody_has_open_gets_to_do_so() {
     let mut writer = Writer::new();
@@ -298,7 +299,8 @@ fn a_grant_that_is_given_back_keeps_nobody_from_changing_the_file() {
     writer.begin(ByteRange::new(0, 100));
     writer.reserve_all();
     writer.end();
-    // All of it reaches the disk, and while its time is being set the next grant is made, and given back.
+    // All of it reaches the disk, and while its time is being set the next grant is made, and given
+    // back.
     let sync = writer.next + 1;
     writer.next = sync;
     writer.step(Event::Sync {
@@ -389,7 +391,8 @@ fn nothing_is_cut_off_a_file_that_a_former_server_reserved_for() {
     assert!(!writer.is_trimmed && writer.is_forgotten);
 }
 
-/// A disk that is almost full gives what is needed and hardly more: it is asked ahead of need once, and then when somebody waits.
+/// A disk that is almost full gives what is needed and hardly more: it is asked ahead of need once,
+/// and then when somebody waits.
 #[test]
 fn a_disk_that_gives_little_is_not_asked_again_at_each_write() {
     let mut writer = Writer::new();

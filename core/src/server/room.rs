@@ -25,7 +25,8 @@ impl Room {
 }
 
 impl Server {
-    /// A write to `id` found no blocks. True: others give some back, and it is looked at again when they have.
+    /// A write to `id` found no blocks. True: others give some back, and it is looked at again when
+    /// they have.
     pub(super) fn make_room(&mut self, id: FileId, actions: &mut Actions) -> bool {
         let Some(device) = self.files.get(&id).map(|file| file.device) else {
             return false;
@@ -91,7 +92,8 @@ impl Server {
 }
 
 impl File {
-    /// Nobody is writing to it, and what is reserved behind its end is ours to cut off once its bytes are written.
+    /// Nobody is writing to it, and what is reserved behind its end is ours to cut off once its
+    /// bytes are written.
     fn could_give(&self) -> bool {
         let writing = &self.writing;
         writing.is_reserved

@@ -217,7 +217,8 @@ impl World {
         self.next
     }
 
-    /// The driver has looked for blocks once: all that is wished if there is so much, else what is needed, else none.
+    /// The driver has looked for blocks once: all that is wished if there is so much, else what is
+    /// needed, else none.
     fn reserve(&mut self) {
         if self.reserves.is_empty() {
             return;
@@ -413,7 +414,8 @@ fn who_goes_on_in_his_last_page_comes_behind_the_cut() {
     assert_eq!(world.ended.get(&waits), Some(&Ok(())));
 }
 
-/// Writers that come and go on disks that are too small: the driver's asserts hold at each step, and each write ends.
+/// Writers that come and go on disks that are too small: the driver's asserts hold at each step,
+/// and each write ends.
 #[test]
 fn every_write_ends_whoever_comes_and_goes() {
     for seed in 1..400u64 {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Seats: one client at its work, and the promise that goes with it.
 //!
-//! A contract belongs to the client and not to a handle. An editor that plays a timeline cuts every few
-//! seconds to another place in another file, and keeps the files open: the promise moves with it. A cut is a
-//! move and not a new question, so nothing is asked of admission; the place that was left has no claim and
-//! holds no buffers. Several places that are read at the same time (layers) are several times the rate, and
-//! each of them is asked for once.
+//! A contract belongs to the client and not to a handle. An editor that plays a timeline cuts every
+//! few seconds to another place in another file, and keeps the files open: the promise moves with
+//! it. A cut is a move and not a new question, so nothing is asked of admission; the place that was
+//! left has no claim and holds no buffers. Several places that are read at the same time (layers)
+//! are several times the rate, and each of them is asked for once.
 //!
-//! A seat is a session here: smbd has one for each connection to a share. Sessions of a pool's door are left
-//! out, since all clients of a mount are one session: there each stream is a seat of its own.
+//! A seat is a session here: smbd has one for each connection to a share. Sessions of a pool's door
+//! are left out, since all clients of a mount are one session: there each stream is a seat of its
+//! own.
 
 use super::glances::RUN_MIN;
 use super::state::*;
@@ -38,11 +39,11 @@ const LOOKS: u8 = 2;
 pub(super) const REST: Duration = Duration::from_ms(4);
 
 impl Server {
-    /// A read of a stream without a contract: where the seat's promise is now, if this is where its reader has
-    /// gone.
+    /// A read of a stream without a contract: where the seat's promise is now, if this is where its
+    /// reader has gone.
     ///
-    /// A place that nobody has read since this one was last read is one that was left. Two that are read in
-    /// turn are two layers.
+    /// A place that nobody has read since this one was last read is one that was left. Two that are
+    /// read in turn are two layers.
     fn left_place(&self, id: StreamId, is_first: bool, length: u64) -> Option<StreamId> {
         let stream = self.streams.get(id.0)?;
         let is_seat = self.sessions.get(&stream.session)?.pool.is_none();
@@ -52,7 +53,8 @@ impl Server {
         }
         let own = self.told_rate(stream);
         let device = self.devices.get(&stream.device)?;
-        // Where there is time for all, sound of unknown rate does without the promise of its picture, which would be far too much for it.
+        // Where there is time for all, sound of unknown rate does without the promise of its
+        // picture, which would be far too much for it.
         let is_any = own.is_some() || !device.keeps_up(self.now);
         let is_like = |other: &Stream| is_any || other.row.is_read_like(length);
         let kept = self.kept_for(stream, is_like);
@@ -88,8 +90,9 @@ impl Server {
         self.handles.get(&handle)?.hint
     }
 
-    /// Whether a read may be the first of playing something: of a clip whose rate is known it is, of another file if it is large. A promise does not go
-    /// to a project's database because somebody looks something up there.
+    /// Whether a read may be the first of playing something: of a clip whose rate is known it is,
+    /// of another file if it is large. A promise does not go to a project's database because
+    /// somebody looks something up there.
     fn may_play(&self, stream: &Stream, seen: &Observation, length: u64) -> bool {
         let hint = self.hint_of(stream);
         let is_known = stream.rate.is_some() || matches!(hint, Some(RateHint::Rate(..)));
@@ -209,7 +212,8 @@ impl Server {
         arrived + preroll
     }
 
-    /// Whether it is read on where the promise went with it. If not, it is followed to where it reads now.
+    /// Whether it is read on where the promise went with it. If not, it is followed to where it
+    /// reads now.
     pub(super) fn look_at_presumption(
         &mut self,
         id: StreamId,
@@ -261,7 +265,8 @@ impl Server {
         }
     }
 
-    /// How long the run will be that a stream is in, as its seat's were; None: nothing says that it ends.
+    /// How long the run will be that a stream is in, as its seat's were; None: nothing says that it
+    /// ends.
     pub(super) fn run_bytes(&self, stream: &Stream) -> Option<u64> {
         let session = self.sessions.get(&stream.session)?;
         let mean = session.run_bytes.filter(|_| session.pool.is_none())?;
@@ -270,15 +275,16 @@ impl Server {
 
     /// How far ahead of its reader a stream is read. Units: bytes; at most `cap`.
     ///
-    /// A visit costs positioning, and what was fetched when the reader cuts away is lost, half a window in the
-    /// mean. Of a run of `r` bytes read in windows of `w`, positioning as dear as `p` bytes, that is
-    /// `p·r/w + w/2`: least at `w = √(2·p·r)`.
+    /// A visit costs positioning, and what was fetched when the reader cuts away is lost, half a
+    /// window in the mean. Of a run of `r` bytes read in windows of `w`, positioning as dear as `p`
+    /// bytes, that is `p·r/w + w/2`: least at `w = √(2·p·r)`.
     pub(super) fn window(&self, stream: &Stream, device: DeviceId, cap: u64) -> u64 {
         let chunk = self.limits.chunk_bytes_max;
         let session = self.sessions.get(&stream.session);
         let is_new = session.is_some_and(|session| session.run_bytes.is_none());
         if stream.is_presumed && is_new {
-            // It may be a single look. One request brings its bytes and shows whether it is read on.
+            // It may be a single look. One request brings its bytes and shows whether it is read
+            // on.
             return cap.min(chunk.max(stream.read_bytes));
         }
         let (Some(run), Some(device)) = (self.run_bytes(stream), self.devices.get(&device)) else {
@@ -301,7 +307,8 @@ impl Server {
         }
     }
 
-    /// Nothing is fetched ahead until then behind a first read from which its reader has not gone on. None: no such moment is to come.
+    /// Nothing is fetched ahead until then behind a first read from which its reader has not gone
+    /// on. None: no such moment is to come.
     pub(super) fn rests_until(&self, stream: &Stream) -> Option<Instant> {
         if !stream.row.is_one() || stream.frames.is_some() {
             return None;
@@ -318,7 +325,8 @@ impl Server {
         Some(answered + REST).filter(|until| *until > self.now)
     }
 
-    /// Promises on a device that their readers have left, for another place that was promised as well, are given back.
+    /// Promises on a device that their readers have left, for another place that was promised as
+    /// well, are given back.
     pub(super) fn give_back_left(&mut self, device: DeviceId) {
         let Some(entry) = self.devices.get(&device) else {
             return;
@@ -351,7 +359,8 @@ impl Server {
     }
 }
 
-/// Whether a promise is one for a place of that rate: enough for it, and not so much more that sound would take what picture was promised.
+/// Whether a promise is one for a place of that rate: enough for it, and not so much more that
+/// sound would take what picture was promised.
 pub(super) fn suits(promised: BytesPerSecond, own: Option<(BytesPerSecond, RateSource)>) -> bool {
     own.is_none_or(|(own, _)| {
         own.0 <= promised.0.saturating_add(promised.0 / 20) && own.0 >= promised.0 / SOUND

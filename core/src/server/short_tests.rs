@@ -62,7 +62,8 @@ impl World {
     }
 }
 
-/// It was read before it grew: that is no device that lacks what it ought to have, however often it happens.
+/// It was read before it grew: that is no device that lacks what it ought to have, however often it
+/// happens.
 #[test]
 fn whoever_reads_the_end_of_a_file_that_grows_all_the_time_is_answered() {
     let mut world = quiet();

@@ -33,7 +33,8 @@ pub(super) struct Session {
     pub lane: Option<LaneId>,
     /// Of which pool's door it is one.
     pub pool: Option<PoolNumber>,
-    /// How much was read at one place before it cut to another, in the mean; None: it has never cut. Units: bytes.
+    /// How much was read at one place before it cut to another, in the mean; None: it has never
+    /// cut. Units: bytes.
     pub run_bytes: Option<u64>,
     /// It has played: a reader of it waited for its clock and not for us.
     pub has_played: bool,
@@ -137,7 +138,8 @@ pub(super) struct File {
     pub use_count: u32,
     /// Number of the use that was the last, if that is over.
     pub unused_since: u64,
-    /// No name leads to it any more, its key was taken over, or it is let go of: forget it with its last use.
+    /// No name leads to it any more, its key was taken over, or it is let go of: forget it with its
+    /// last use.
     pub gone: bool,
     /// How it may be written.
     pub way: WriteWay,
@@ -164,8 +166,8 @@ pub(super) struct Looks {
     pub doubt: Doubt,
 }
 
-/// Whether what came since a file's version became so may be older than that. In any doubt it is dropped when the version is no
-/// longer fresh.
+/// Whether what came since a file's version became so may be older than that. In any doubt it is
+/// dropped when the version is no longer fresh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Doubt {
     #[default]
@@ -207,7 +209,8 @@ pub(super) struct Writing {
     /// Its length as the file system has it; `File::size` is what was acknowledged.
     pub native_size: u64,
     pub dirty: DirtyMap,
-    /// Commits in order, with those that nobody needs any more between them: the first that is alive is the oldest.
+    /// Commits in order, with those that nobody needs any more between them: the first that is
+    /// alive is the oldest.
     pub commits: VecDeque<(u64, PieceKey)>,
     /// From where to where those reach at most: a writer that goes on behind them hides none, and
     /// need not look at each. Start, end.
@@ -228,9 +231,11 @@ pub(super) struct Writing {
     pub failed_syncs: u64,
     /// Its last write past the kernel's cache went into it.
     pub falls_back: bool,
-    /// So many of them, one behind the other, were told of something that the kernel could not keep (see [`LOST_IN_A_ROW`]).
+    /// So many of them, one behind the other, were told of something that the kernel could not keep
+    /// (see [`LOST_IN_A_ROW`]).
     pub lost_count: u8,
-    /// Bytes are to be written again that somebody may have cut off: none is before its length was looked at.
+    /// Bytes are to be written again that somebody may have cut off: none is before its length was
+    /// looked at.
     pub is_cut_doubted: bool,
     /// The sync that the driver has is one for nobody but us.
     pub is_writing_out: bool,
@@ -256,18 +261,20 @@ pub(super) struct Writing {
     pub gives_room: bool,
     /// Requests that wait for stable storage, and the last commit that each waits for.
     pub syncs: VecDeque<SyncWaiter>,
-    /// A sync is with the driver. Its answer says nothing of what was written after it was asked for, so that it is one at a time.
+    /// A sync is with the driver. Its answer says nothing of what was written after it was asked
+    /// for, so that it is one at a time.
     pub is_syncing: bool,
     /// An error that the driver was told of meanwhile, which that sync will not tell of.
     pub not_kept: Option<Errno>,
     /// So many, one behind the other, covered nothing for that (see [`LOST_IN_A_ROW`]).
     pub uncovered_syncs: u8,
-    /// How often others have written to it by themselves, as far as we know: so far; before the sync under way was asked for; and before the
-    /// last one that ended well.
+    /// How often others have written to it by themselves, as far as we know: so far; before the
+    /// sync under way was asked for; and before the last one that ended well.
     pub others_changed: u64,
     pub others_syncing: u64,
     pub others_synced: u64,
-    /// For so many of `syncs`; fewer than it was asked for, when some of them have left or been told of a failure.
+    /// For so many of `syncs`; fewer than it was asked for, when some of them have left or been
+    /// told of a failure.
     pub syncing: usize,
     /// Sessions that change it on their own descriptors, or wait to do so with the request to be
     /// answered.
@@ -288,13 +295,15 @@ pub(super) struct Writing {
     pub is_listed: bool,
     /// A request over a gap has failed: each goes by itself then, and says itself what it lacks.
     pub is_unbridgeable: bool,
-    /// Its file system has refused a request of whole pages that goes past the kernel's cache: all go through it then.
+    /// Its file system has refused a request of whole pages that goes past the kernel's cache: all
+    /// go through it then.
     pub is_direct_refused: bool,
     /// We have written to it since we knew its version: another one says nothing of others.
     pub is_unsettled: bool,
     /// Requests under way that change its times and blocks after we wrote.
     pub settling: u32,
-    /// A piece of which nothing but its record is left, so that a later server sees to its time, should this one die before that is set.
+    /// A piece of which nothing but its record is left, so that a later server sees to its time,
+    /// should this one die before that is set.
     pub remembered: Option<PieceKey>,
     /// How fast it is being written.
     pub pace: Pace,
@@ -374,9 +383,9 @@ pub(super) struct Grant {
     pub shares_pages: bool,
 }
 
-/// A committed write. It has its pages as long as the map points to it or a request reads from it; its record it has
-/// longer, if it hides part of an older one that still has pages: a later server, which finds that one, must not write it over
-/// what came after.
+/// A committed write. It has its pages as long as the map points to it or a request reads from it;
+/// its record it has longer, if it hides part of an older one that still has pages: a later server,
+/// which finds that one, must not write it over what came after.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub file: FileId,
@@ -425,7 +434,8 @@ impl Piece {
         (self.live > 0 || self.flights > 0).then_some(self.since)
     }
 
-    /// These bytes of it, as a piece that is a part of this one, in the pages that they lie in: nobody's bytes yet, and nothing in a table.
+    /// These bytes of it, as a piece that is a part of this one, in the pages that they lie in:
+    /// nobody's bytes yet, and nothing in a table.
     pub(super) fn part(&self, span: &Span) -> Piece {
         let from = self.range.start.0 % PAGE_BYTES + span.at;
         let first = from / PAGE_BYTES;
@@ -550,7 +560,8 @@ impl Asked {
 }
 
 impl File {
-    /// How much of it the device can give. Bytes past the end that the file system knows are ours alone. Units: bytes.
+    /// How much of it the device can give. Bytes past the end that the file system knows are ours
+    /// alone. Units: bytes.
     pub(super) fn device_size(&self) -> u64 {
         self.size.min(self.writing.native_size)
     }
@@ -716,15 +727,16 @@ pub(super) struct Demand {
     pub stream: Option<StreamId>,
 }
 
-/// How a stream goes through its bytes. `v` counts bytes in the order they are read, from where the stream
-/// began.
+/// How a stream goes through its bytes. `v` counts bytes in the order they are read, from where the
+/// stream began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Flow {
     /// File offset = origin + v.
     Forward,
     /// File offset = origin − v, each piece read forward.
     Reverse,
-    /// Pieces of `piece` bytes, `stride` apart (from start to start; negative: towards the start of the file).
+    /// Pieces of `piece` bytes, `stride` apart (from start to start; negative: towards the start of
+    /// the file).
     Strided { stride: i64, piece: u64 },
     /// One file a frame.
     Frames,
@@ -769,7 +781,8 @@ pub(super) struct Stream {
     pub handle: Option<HandleId>,
     /// File that is being fetched (of a sequence: the one the player is in).
     pub file: FileId,
-    /// Where that lies. A sequence of a pool is fetched from others as well, see [`Stream::device_at`].
+    /// Where that lies. A sequence of a pool is fetched from others as well, see
+    /// [`Stream::device_at`].
     pub device: DeviceId,
     pub path: String,
     /// Which part of the file of that path it is.
@@ -778,7 +791,8 @@ pub(super) struct Stream {
     pub rate: Option<(BytesPerSecond, RateSource)>,
     /// Why it was refused a contract, when that last happened.
     pub refusal: Option<Refusal>,
-    /// It is a promise that its seat keeps, and nothing else: see `kept`. Its `origin` is where its place ended on the device.
+    /// It is a promise that its seat keeps, and nothing else: see `kept`. Its `origin` is where its
+    /// place ended on the device.
     pub is_kept: bool,
     /// Its reader copies: it takes all that it is given, and needs no promise.
     pub is_copy: bool,
@@ -867,7 +881,8 @@ pub(super) struct Device {
     pub flight_cost: Duration,
     /// When each request with it is wanted.
     pub flight_deadlines: Vec<Instant>,
-    /// Of what ended since it last had nothing to do: cost by the calibration alone, and time taken.
+    /// Of what ended since it last had nothing to do: cost by the calibration alone, and time
+    /// taken.
     pub batch_calibrated: Duration,
     pub batch_taken: Duration,
     pub contracts: Vec<StreamId>,
@@ -903,7 +918,8 @@ pub(super) struct Device {
     pub kept_rate: u64,
     /// Written in this visit. Units: bytes.
     pub write_given: u64,
-    /// Of those without a promise, writers have their turn now, and so much of it they or the readers had.
+    /// Of those without a promise, writers have their turn now, and so much of it they or the
+    /// readers had.
     pub writers_turn: bool,
     pub turn_given: Duration,
     /// Requests are learned from together until then, since some of them write; those that ended,
@@ -912,7 +928,8 @@ pub(super) struct Device {
     pub mixed_calibrated: Duration,
     pub mixed_taken: Duration,
     pub mixed_count: u32,
-    /// Time that it was quicker than it can be: bytes in its memory, that it will write beside what comes.
+    /// Time that it was quicker than it can be: bytes in its memory, that it will write beside what
+    /// comes.
     pub mixed_owed: Duration,
     /// Of a drive with a memory of its own: the bytes that it took since it was last told to flush.
     /// Units: bytes.
@@ -1143,7 +1160,8 @@ impl Device {
         }
     }
 
-    /// It takes writes into a memory of its own and brings them to the medium later, beside what is read then.
+    /// It takes writes into a memory of its own and brings them to the medium later, beside what is
+    /// read then.
     pub(super) fn defers_writes(&self) -> bool {
         self.positions() && self.model.has_memory()
     }
@@ -1153,8 +1171,9 @@ impl Device {
         self.medium_free_at.since(now)
     }
 
-    /// Before it is read from: it would go back and forth between what is read and what it has still to write, at times of
-    /// its own choosing. Told to write all that first it does so in one go.
+    /// Before it is read from: it would go back and forth between what is read and what it has
+    /// still to write, at times of its own choosing. Told to write all that first it does so in one
+    /// go.
     pub(super) fn is_to_flush(&self) -> bool {
         self.can_flush && self.flushing_since.is_none() && self.unflushed >= FLUSH_BYTES
     }
@@ -1227,7 +1246,8 @@ impl Device {
             .any(|&deadline| deadline >= done && deadline < overtaken)
     }
 
-    /// When it can turn to something else: where somebody reads, with all on the medium that it has taken.
+    /// When it can turn to something else: where somebody reads, with all on the medium that it has
+    /// taken.
     pub(super) fn turns_at(&self, now: Instant) -> Instant {
         let free_at = self.free_at(now);
         let is_read =

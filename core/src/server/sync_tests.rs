@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A sync is for everything that was committed before it, or for what was written over that. And a read has it all, whoever else
-//! changes the file.
+//! A sync is for everything that was committed before it, or for what was written over that. And a
+//! read has it all, whoever else changes the file.
 
 use super::*;
 
-/// Bytes that wait for their page to be free are written over: neither they nor the newer ones are on the device yet.
+/// Bytes that wait for their page to be free are written over: neither they nor the newer ones are
+/// on the device yet.
 #[test]
 fn a_sync_waits_for_what_was_written_over_what_it_is_for() {
     let mut world = quiet();
@@ -21,7 +22,8 @@ fn a_sync_waits_for_what_was_written_over_what_it_is_for() {
     assert_eq!(world.counts.syncs, 2);
 }
 
-/// And the newer ones, on their way to the device, are written over in turn: they are still what the sync is for.
+/// And the newer ones, on their way to the device, are written over in turn: they are still what
+/// the sync is for.
 #[test]
 fn a_sync_waits_for_what_is_on_its_way_and_was_written_over_twice() {
     let mut world = quiet();

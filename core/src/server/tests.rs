@@ -172,8 +172,8 @@ impl Bench {
         });
     }
 
-    /// Let the device finish its requests, and those that follow, at most `count`. One that goes on where the last one ended counts, and
-    /// takes time, as the part of a chunk that it is.
+    /// Let the device finish its requests, and those that follow, at most `count`. One that goes on
+    /// where the last one ended counts, and takes time, as the part of a chunk that it is.
     pub(super) fn run(&mut self, count: usize) -> usize {
         let chunk = self.server.limits.chunk_bytes_max;
         let all = count as u64 * chunk;
@@ -827,8 +827,9 @@ fn frames_that_are_answered_before_those_in_front_of_them_are_let_go_in_the_end(
     assert_eq!(used.count(), 0);
 }
 
-/// A name that does not exist is looked for in the folder's blocks on the disk: sixteen of them with each frame held ten players up for a second,
-/// two seconds before each of their sequences ended. One that is being written is followed all the same.
+/// A name that does not exist is looked for in the folder's blocks on the disk: sixteen of them
+/// with each frame held ten players up for a second, two seconds before each of their sequences
+/// ended. One that is being written is followed all the same.
 #[test]
 fn sequence_is_asked_beyond_its_end_one_name_at_a_time() {
     let mut bench = Bench::new(256);
@@ -871,8 +872,8 @@ fn sequence_is_asked_beyond_its_end_one_name_at_a_time() {
     );
 }
 
-/// Every event in every state has an answer: no panic, no request answered twice, no slot given away
-/// while in use (the cache asserts that itself).
+/// Every event in every state has an answer: no panic, no request answered twice, no slot given
+/// away while in use (the cache asserts that itself).
 #[test]
 fn any_events_in_any_order_are_survived() {
     let mut seed = 0x2545_f491_4f6c_dd1du64;

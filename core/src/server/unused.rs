@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that nobody uses: known for what is cached of them, and no longer than there is room for the files that are used.
+//! Files that nobody uses: known for what is cached of them, and no longer than there is room for
+//! the files that are used.
 //!
-//! The driver holds each file open that is known here, and may hold so many only. How many that is, and that there are too many after all, it says.
+//! The driver holds each file open that is known here, and may hold so many only. How many that is,
+//! and that there are too many after all, it says.
 
 use super::*;
 
-/// This part of those that nobody uses goes where the driver has no room at all, and so many at least.
+/// This part of those that nobody uses goes where the driver has no room at all, and so many at
+/// least.
 const CROWDED_PART: usize = 8;
 const CROWDED_COUNT: usize = 16;
 /// Those that are used again are looked for when so many are listed.

@@ -96,7 +96,8 @@ impl World {
         }
     }
 
-    /// The driver closes it: no answer about it counts any more, and it gives back what it left reserved.
+    /// The driver closes it: no answer about it counts any more, and it gives back what it left
+    /// reserved.
     pub(super) fn forget(&mut self) {
         self.counts.forgotten += 1;
         self.reserves.clear();

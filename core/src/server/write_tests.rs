@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes, with bytes: a driver with real lanes, slots and files, whose requests end when chance says so, and that may die.
+//! Writes, with bytes: a driver with real lanes, slots and files, whose requests end when chance
+//! says so, and that may die.
 
 use super::*;
 use alloc::string::ToString;
@@ -1428,8 +1429,8 @@ fn an_open_that_looks_at_nothing_changes_no_way() {
     }
 }
 
-/// Else a facility would stand still until nobody can be expected to go on with that page, two seconds, whenever a daemon
-/// has left such parts all over its lanes.
+/// Else a facility would stand still until nobody can be expected to go on with that page, two
+/// seconds, whenever a daemon has left such parts all over its lanes.
 #[test]
 fn whoever_waits_for_memory_does_not_wait_for_the_rest_of_a_page() {
     let mut world = quiet();

@@ -52,7 +52,8 @@ impl Writing {
         self.dirty.is_empty() && self.flights.is_empty() && self.grant_count == 0
     }
 
-    /// Nor is anything of it in the kernel's cache that may never reach the device: a client that reads by itself finds all acknowledged bytes.
+    /// Nor is anything of it in the kernel's cache that may never reach the device: a client that
+    /// reads by itself finds all acknowledged bytes.
     pub(super) fn is_with_the_kernel(&self) -> bool {
         self.is_clean() && !self.is_loose
     }
@@ -86,8 +87,8 @@ fn kept_rate(file: &File, most: u64) -> u64 {
 impl Server {
     // ---- Reading what is not written yet ----
 
-    /// Bring those pages of `range` that no device has whole, because all their bytes are ours, into the cache. False: no
-    /// buffer is free.
+    /// Bring those pages of `range` that no device has whole, because all their bytes are ours,
+    /// into the cache. False: no buffer is free.
     pub(super) fn compose(
         &mut self,
         id: FileId,
@@ -98,7 +99,8 @@ impl Server {
         self.bring_in(id, range, holder, false, actions)
     }
 
-    /// The same; `is_unread`: nobody has asked for it, and it takes the place of little that somebody has used.
+    /// The same; `is_unread`: nobody has asked for it, and it takes the place of little that
+    /// somebody has used.
     fn bring_in(
         &mut self,
         id: FileId,
@@ -186,8 +188,8 @@ impl Server {
         is_roomy && self.files.get(&id).is_some_and(is_recorder)
     }
 
-    /// Lay what is not written yet over pages of a slot that have the device's bytes; past the end that the device
-    /// knows they have nothing.
+    /// Lay what is not written yet over pages of a slot that have the device's bytes; past the end
+    /// that the device knows they have nothing.
     pub(super) fn overlay(
         &mut self,
         id: FileId,
@@ -257,7 +259,8 @@ impl Server {
         claimants: &mut Vec<Claimant>,
     ) {
         self.next_write = None;
-        // More than it can write are not cameras that were held back: a crowd of copies began as slowly as one.
+        // More than it can write are not cameras that were held back: a crowd of copies began as
+        // slowly as one.
         if let Some(device) = self.devices.get_mut(&id) {
             let most = device.model.base.write.rate.0;
             let writers = device.writers.iter();
@@ -328,8 +331,9 @@ impl Server {
         waits || self.free_bytes() < self.limits.write_buffer_bytes / 2
     }
 
-    /// When the oldest byte that the device lacks was acknowledged. Bytes that only announce a length wait for what
-    /// will hide them, as long as that comes: each by itself would cost the device a way.
+    /// When the oldest byte that the device lacks was acknowledged. Bytes that only announce a
+    /// length wait for what will hide them, as long as that comes: each by itself would cost the
+    /// device a way.
     fn oldest_dirty(&self, file: &File) -> Option<Instant> {
         let comes = self.is_still_written(file);
         self.oldest_where(file, |piece| !(comes && piece.is_announcement))
@@ -350,7 +354,8 @@ impl Server {
             .map(|piece| piece.committed)
     }
 
-    /// Its oldest bytes are in a lane that nobody writes to any more, as a dead daemon leaves them: nobody can be expected to go on with them there.
+    /// Its oldest bytes are in a lane that nobody writes to any more, as a dead daemon leaves them:
+    /// nobody can be expected to go on with them there.
     fn is_left(&self, file: &File) -> bool {
         let known = file.writing.commits.iter();
         let mut known = known.filter_map(|entry| piece_of(&self.pieces, entry));
@@ -589,7 +594,8 @@ impl Server {
             for (edge_start, edge_end) in [head, tail] {
                 let edge = ByteRange::new(edge_start, edge_end.saturating_sub(edge_start));
                 if edge.length.0 > 0 && (asked || self.is_quiet(file, edge)) {
-                    // Nothing of the same page may be under way: which of them would be last nobody could say.
+                    // Nothing of the same page may be under way: which of them would be last nobody
+                    // could say.
                     let page = edge_start / PAGE_BYTES * PAGE_BYTES;
                     let around = ByteRange::new(page, PAGE_BYTES);
                     if !file
@@ -819,7 +825,8 @@ impl Server {
                     asked.length = asked.length.max(written_end);
                 }
             }
-            // The kernel's cache has it, and may have told already that it could not keep it: it is written once more.
+            // The kernel's cache has it, and may have told already that it could not keep it: it is
+            // written once more.
             is_doubtful = flight.is_again
                 || flight.lost.is_some()
                 || flight.buffered && flight.failed_syncs != file.writing.failed_syncs;
@@ -874,7 +881,8 @@ impl Server {
         self.touch(flight.device);
     }
 
-    /// The device has what was committed when it last failed: a file that is written to without a pause never has everything.
+    /// The device has what was committed when it last failed: a file that is written to without a
+    /// pause never has everything.
     fn end_failing(&mut self, id: FileId) {
         let Some(file) = self.files.get_mut(&id) else {
             return;

@@ -16,7 +16,8 @@ use alloc::vec::Vec;
 /// A reservation that nobody announced: the write alone until a file has so much, then this.
 const RESERVE_FROM: u64 = 1 << 20;
 const RESERVE_FIRST: u64 = 64 << 20;
-/// From so much on in pieces of a gigabyte, so that files that are written side by side have a few extents each.
+/// From so much on in pieces of a gigabyte, so that files that are written side by side have a few
+/// extents each.
 const RESERVE_LARGE_FROM: u64 = 32 << 20;
 const RESERVE_LARGE: u64 = 1 << 30;
 /// So long ahead of a writer, and at least so much.
@@ -157,7 +158,8 @@ impl Server {
         }
     }
 
-    /// A lane that nobody writes to and that holds nothing is done; but not while its pieces are still being told.
+    /// A lane that nobody writes to and that holds nothing is done; but not while its pieces are
+    /// still being told.
     fn lane_emptied(&mut self, lane: LaneId, actions: &mut Actions) {
         if self.is_recovering {
             return;
@@ -297,7 +299,8 @@ impl Server {
             return Turn::Plain;
         }
         if file.size_stale {
-            // Somebody has changed it: a write that ends in it or goes past its end is to find the end where it is.
+            // Somebody has changed it: a write that ends in it or goes past its end is to find the
+            // end where it is.
             if file.stat.is_none() {
                 file.stat = Some(Asked::since(self.now));
                 actions.list.push(Action::Stat { file: id });
@@ -532,7 +535,8 @@ impl Server {
             .take(count, end.max(state.pages.touched_count()))
     }
 
-    /// Other lanes give back memory that they do not use, so much that this one can have pages, and little more. False: there is no use in it.
+    /// Other lanes give back memory that they do not use, so much that this one can have pages, and
+    /// little more. False: there is no use in it.
     ///
     /// Memory that changes hands is given to the kernel and faulted in again, which costs about as
     /// much as the copy into it. So a lane that is written to keeps its share of the buffer for
@@ -646,7 +650,8 @@ impl Server {
         }
     }
 
-    /// It is forgotten with the last of its handles, so that the driver can give back what lies behind its end.
+    /// It is forgotten with the last of its handles, so that the driver can give back what lies
+    /// behind its end.
     pub(super) fn has_reserve(&mut self, id: FileId) {
         if let Some(file) = self.files.get_mut(&id) {
             file.writing.is_reserved = true;
@@ -941,8 +946,8 @@ impl Server {
         }
     }
 
-    /// Tell observers what a file with dirty bytes looks like. Also while its length is being found out: that it has bytes which the
-    /// file system has not must never be unknown.
+    /// Tell observers what a file with dirty bytes looks like. Also while its length is being found
+    /// out: that it has bytes which the file system has not must never be unknown.
     pub(super) fn make_known(&mut self, id: FileId, actions: &mut Actions) {
         let now = self.now;
         if let Some(file) = self.files.get_mut(&id)
@@ -1024,8 +1029,8 @@ impl Server {
     // Of writers without a claim none gets far ahead of another one that waits (start-time fair
     // queueing, Goyal et al. 1996).
 
-    /// Where a write stands among those that wait, and for which device: how far files are is counted by devices, and says nothing of
-    /// a file on another one.
+    /// Where a write stands among those that wait, and for which device: how far files are is
+    /// counted by devices, and says nothing of a file on another one.
     fn place_in_line(&self, key: u32) -> Option<(DeviceId, Place)> {
         let write = self.writes.get(key)?;
         let file = write.file?;
@@ -1141,8 +1146,8 @@ impl Server {
         }
     }
 
-    /// A piece that nobody needs gives its pages back; and its record, unless a later server would need to know that it came after
-    /// an older one.
+    /// A piece that nobody needs gives its pages back; and its record, unless a later server would
+    /// need to know that it came after an older one.
     pub(super) fn strike_if_done(&mut self, key: PieceKey, actions: &mut Actions) {
         let Some(piece) = self.pieces.get_mut(key.0) else {
             return;
@@ -1183,7 +1188,8 @@ impl Server {
         self.roomier();
     }
 
-    /// Its record goes too, unless it is the one by which a later server knows that the file's time is still to be set.
+    /// Its record goes too, unless it is the one by which a later server knows that the file's time
+    /// is still to be set.
     fn strike_or_remember(&mut self, key: PieceKey, actions: &mut Actions) {
         let Some(piece) = self.pieces.get(key.0) else {
             return;
@@ -1228,8 +1234,8 @@ fn fits(bytes: u64, own: u64, free: u64, has_claim: bool) -> bool {
     bytes <= free && (has_claim || own == 0 || own + bytes <= 2 * (free - bytes))
 }
 
-/// Pieces of a file that have pages and share bytes with `newer` are hidden by it; also where they are on the device already: a
-/// later server knows nothing of that.
+/// Pieces of a file that have pages and share bytes with `newer` are hidden by it; also where they
+/// are on the device already: a later server knows nothing of that.
 fn note_hidden(
     pieces: &mut slab::Slab<Piece>,
     write_flights: &slab::Slab<WriteFlight>,

@@ -129,8 +129,8 @@ impl Down {
 /// The rest of the run in hand, then a run at every stride.
 ///
 /// Where frames differ in size the stride is a mean, and runs lie the less surely where they are
-/// expected the farther off they are: ranges widen, and the prediction ends where they would be mostly
-/// doubt.
+/// expected the farther off they are: ranges widen, and the prediction ends where they would be
+/// mostly doubt.
 #[derive(Clone, Debug)]
 pub(super) struct Steps {
     rest: Span,

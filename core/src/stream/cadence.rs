@@ -36,7 +36,8 @@ const PAUSE_MIN: Duration = Duration::from_ms(4);
 /// A silence this long is a stopped player: reads before it say nothing of those that come after.
 const SILENCE: Duration = Duration::from_s(5);
 
-/// No frame is read on for so long, and in pieces with pauses between them. The bytes keep small files out.
+/// No frame is read on for so long, and in pieces with pauses between them. The bytes keep small
+/// files out.
 const LONG_SPAN: Duration = Duration::from_s(3);
 const LONG_BYTES: u64 = 4 << 20;
 
@@ -414,8 +415,8 @@ mod tests {
         service: Duration,
     }
 
-    /// Plays requests: each arrives `wait` after the clock of the one before (a player) or after its
-    /// last answer (a copy).
+    /// Plays requests: each arrives `wait` after the clock of the one before (a player) or after
+    /// its last answer (a copy).
     fn play(paced: bool, requests: impl Iterator<Item = Request>) -> Vec<Option<BytesPerSecond>> {
         let mut cadence = Cadence::new();
         let mut clock = Instant(1_000_000_000);

@@ -2,9 +2,9 @@
 //! One place in a file at which somebody reads, and where it is going.
 //!
 //! A forward cursor knows what was asked without a hole (`base..front`) and, because pipelining
-//! clients ask out of order, up to eight islands beyond it. A hole is filled by a late read, or given
-//! up as skipped when sixteen later reads have passed it: sixteen is how many reads a client may
-//! have outstanding before its order means something here.
+//! clients ask out of order, up to eight islands beyond it. A hole is filled by a late read, or
+//! given up as skipped when sixteen later reads have passed it: sixteen is how many reads a client
+//! may have outstanding before its order means something here.
 //!
 //! A stepping cursor (reverse, strided) knows the run it is in (a frame, read forward in pieces)
 //! and by how much run follows run.
@@ -149,8 +149,8 @@ impl Cursor {
         self.read_bytes
     }
 
-    /// How much is read at each step of a reverse or strided pattern: a frame, in however many reads.
-    /// The typical read otherwise. Units: bytes.
+    /// How much is read at each step of a reverse or strided pattern: a frame, in however many
+    /// reads. The typical read otherwise. Units: bytes.
     pub fn run_bytes(&self) -> u64 {
         match self.stepping {
             Some(stepping) => stepping.run_bytes.max(self.front - self.base),
@@ -383,8 +383,8 @@ impl Cursor {
         self.largest_bytes = length.max(self.largest_bytes - self.largest_bytes / 64);
     }
 
-    /// How far from the front a read of the same pipeline can be. Half as much again, and twice for a
-    /// young cursor, as the longest reads may be still to come.
+    /// How far from the front a read of the same pipeline can be. Half as much again, and twice for
+    /// a young cursor, as the longest reads may be still to come.
     fn window(&self, range: ByteRange) -> u64 {
         let length = self.largest_bytes.max(range.length.0);
         let halves = if self.is_young() { 4 } else { 3 };
@@ -445,7 +445,8 @@ impl Cursor {
         self.stepping.is_some() || (self.read_count >= 8 && self.score >= SCORE_PRESUMED)
     }
 
-    /// True for a read that may only be out of order: others of the same pipeline are still to come.
+    /// True for a read that may only be out of order: others of the same pipeline are still to
+    /// come.
     pub(super) fn may_be_out_of_order(&self, range: ByteRange) -> bool {
         let ahead = self.score >= SCORE_SEQUENTIAL
             && range.start.0 >= self.front

@@ -3,8 +3,9 @@
 //! suffix `.tif`.
 //!
 //! The number is the last run of digits before the extension, so that `.jp2` and `.dpx10` are no
-//! numbers. A name that ends in `.0001` has no extension but a number. That is a guess: in `shot_1001_v002.exr`
-//! it is another one, and only several names together say which ([`FrameName::others`]).
+//! numbers. A name that ends in `.0001` has no extension but a number. That is a guess: in
+//! `shot_1001_v002.exr` it is another one, and only several names together say which
+//! ([`FrameName::others`]).
 
 use alloc::string::String;
 use core::fmt::Write;

@@ -10,8 +10,9 @@
 //! | [`FrameName`] | one file name | prefix, number, width, suffix |
 //! | [`SequenceTracker`] | the opens of one folder by one session | readers, direction, the frames that come next |
 //!
-//! Nothing here fetches, promises or holds bytes; a wrong prediction costs a fetch and nothing else.
-//! Nothing here knows the file's size except where it is handed in, and nothing here reads a clock.
+//! Nothing here fetches, promises or holds bytes; a wrong prediction costs a fetch and nothing
+//! else. Nothing here knows the file's size except where it is handed in, and nothing here reads a
+//! clock.
 
 mod ahead;
 mod cadence;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which bytes of one file a reader has asked for, as far as needed to tell new places from old ones.
+//! Which bytes of one file a reader has asked for, as far as needed to tell new places from old
+//! ones.
 //!
 //! A few runs of bytes are remembered. Where a read begins one more than that, the two that are
 //! nearest to each other become one, with the bytes between them: bytes that were read once are

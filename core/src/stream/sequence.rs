@@ -6,9 +6,10 @@
 //! in any order, and names the frames that come next. That a file of such a name exists is not its
 //! business.
 //!
-//! Which digits of a name are the frame the name alone does not say: the last ones are where nothing speaks against
-//! them. A name that differs from one opened before in other digits and in these alone (`shot_1001_v002`,
-//! `shot_1002_v002`) is the beginning of a guess; a third one makes it a sequence.
+//! Which digits of a name are the frame the name alone does not say: the last ones are where
+//! nothing speaks against them. A name that differs from one opened before in other digits and in
+//! these alone (`shot_1001_v002`, `shot_1002_v002`) is the beginning of a guess; a third one makes
+//! it a sequence.
 
 use super::frame_name::{FrameName, frame_file_name};
 use super::recogniser::Moved;
@@ -31,11 +32,13 @@ const WINDOW_STEP_COUNT: u64 = 16;
 /// How many frames away the second frame of a reader may be.
 const STEP_MAX: u64 = 64;
 
-/// So many different numbers make a sequence. Frames have three digits or more, or zeros in front; `f0.bin` and `f1.bin` are more often two
-/// files than two frames, so that of such names more are asked for. A player that needs those is past them in a sixth of a second.
+/// So many different numbers make a sequence. Frames have three digits or more, or zeros in front;
+/// `f0.bin` and `f1.bin` are more often two files than two frames, so that of such names more are
+/// asked for. A player that needs those is past them in a sixth of a second.
 const NUMBERS_LEAST: usize = 2;
 const NUMBERS_LEAST_OF_FEW_DIGITS: usize = 4;
-/// The same, where they are not the last digits of the name: two cameras side by side differ once in theirs.
+/// The same, where they are not the last digits of the name: two cameras side by side differ once
+/// in theirs.
 pub const NUMBERS_LEAST_OF_OTHERS: usize = 3;
 /// So many contradictions end that.
 const DOUBTS_LEAST: u32 = 2;
@@ -167,8 +170,8 @@ impl SequenceTracker {
         })
     }
 
-    /// The same, where other digits than the last of the name are the number. `known`: of a sequence that is one; else of
-    /// one that may become one.
+    /// The same, where other digits than the last of the name are the number. `known`: of a
+    /// sequence that is one; else of one that may become one.
     fn opened_by_others(
         &mut self,
         now: Instant,
@@ -230,8 +233,9 @@ impl SequenceTracker {
         })
     }
 
-    /// A name goes on with its last digits from the only one known of a reader, which had been taken for a frame by others: shots
-    /// that are read side by side look like that. The second time it is believed, and the guess is given up.
+    /// A name goes on with its last digits from the only one known of a reader, which had been
+    /// taken for a frame by others: shots that are read side by side look like that. The second
+    /// time it is believed, and the guess is given up.
     fn doubt(&mut self, usual: ReaderIndex, frame: &FrameName<'_>) -> Option<ReaderIndex> {
         let reader = self.reader(usual)?;
         if reader.recent_count > 1 || reader.recent().contains(&frame.number()) {
@@ -269,7 +273,8 @@ impl SequenceTracker {
             .map(|(index, first, _)| (index, first))
     }
 
-    /// Know this name as that of a frame whose number are the last digits, if there is room: the guess may be wrong.
+    /// Know this name as that of a frame whose number are the last digits, if there is room: the
+    /// guess may be wrong.
     fn remember(&mut self, now: Instant, name: &str, frame: &FrameName<'_>, size: ByteCount) {
         if self.readers.len() < self.reader_count_max {
             let reader = Reader::begin(now, self.open_count, name, frame, size, None);

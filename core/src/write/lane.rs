@@ -34,8 +34,8 @@ impl Runs {
         self.as_slice().iter().map(|run| run.count).sum()
     }
 
-    /// The page of the lane that page `index` of the write is, and how many follow it there without a gap (itself
-    /// included). None past the end.
+    /// The page of the lane that page `index` of the write is, and how many follow it there without
+    /// a gap (itself included). None past the end.
     pub fn place(&self, index: u32) -> Option<(u32, u32)> {
         let mut before = 0;
         for run in self.as_slice() {
@@ -89,7 +89,8 @@ pub struct Lane {
     words: Vec<u64>,
     page_count: u32,
     free: u32,
-    /// Pages up to here have memory, or may have: one of them or one behind it was in use since the lane last shrank.
+    /// Pages up to here have memory, or may have: one of them or one behind it was in use since the
+    /// lane last shrank.
     touched: u32,
     /// Pages that somebody needs besides the one that has taken them.
     held: BTreeMap<u32, Held>,
@@ -137,9 +138,9 @@ impl Lane {
         self.touched
     }
 
-    /// Take `count` pages: in one run when there is one, else in as few as there are. None, and nothing is taken, when
-    /// [`RUNS_MAX`] runs do not suffice. The first that fit, so that a lane has no more memory than it once needed at a time;
-    /// and none from page `end` on.
+    /// Take `count` pages: in one run when there is one, else in as few as there are. None, and
+    /// nothing is taken, when [`RUNS_MAX`] runs do not suffice. The first that fit, so that a lane
+    /// has no more memory than it once needed at a time; and none from page `end` on.
     pub fn take(&mut self, count: u32, end: u32) -> Option<Runs> {
         if count == 0 || count > self.free {
             return None;
@@ -156,8 +157,8 @@ impl Lane {
         Some(runs)
     }
 
-    /// Take exactly these, as another's records have them. False, and nothing is taken, when one of them is in use or out of
-    /// range, or named twice.
+    /// Take exactly these, as another's records have them. False, and nothing is taken, when one of
+    /// them is in use or out of range, or named twice.
     pub fn claim(&mut self, runs: &Runs) -> bool {
         for (index, run) in runs.as_slice().iter().enumerate() {
             let end = run.first.checked_add(run.count);
@@ -299,7 +300,8 @@ impl Lane {
         self.touched
     }
 
-    /// Pages behind the last in use need no memory: the last of them, `most` at most. They are counted as having none.
+    /// Pages behind the last in use need no memory: the last of them, `most` at most. They are
+    /// counted as having none.
     pub fn shrink(&mut self, most: u32) -> Option<PageRun> {
         let count = self.spare_count().min(most);
         self.touched -= count;

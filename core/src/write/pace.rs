@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a file is being written: how fast, whether from front to back, and whether its writer was held back.
+//! How a file is being written: how fast, whether from front to back, and whether its writer was
+//! held back.
 //!
 //! Not why: a camera that sends its recording and a copy that sends as fast as it may look alike
 //! for as long as there is room. The copy is known by having waited for room; then its rate says
@@ -16,9 +17,11 @@ const SILENCE: Duration = Duration::from_s(2);
 /// A writer that waited for room is taken to be one that would write as fast as it may, for so
 /// long.
 const HELD_BACK: Duration = Duration::from_s(5);
-/// Commits of late that went on where the one before ended, in thousandths, from which on it is a stream.
+/// Commits of late that went on where the one before ended, in thousandths, from which on it is a
+/// stream.
 const STREAM_PERMILLE: u64 = 500;
-/// A client that has several writes under way sends them in any order; so far from where the last one ended is still the same place.
+/// A client that has several writes under way sends them in any order; so far from where the last
+/// one ended is still the same place.
 const NEAR_BYTES: u64 = 8 << 20;
 
 /// Bytes that may have gathered on the way to us.

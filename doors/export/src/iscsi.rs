@@ -23,7 +23,8 @@ use std::time::{Duration, Instant};
 
 /// A disk's sectors. Units: bytes.
 const SECTOR_BYTES: u64 = 512;
-/// Its size is a multiple of it, so that it is of whole sectors for systems that want long ones. Units: bytes.
+/// Its size is a multiple of it, so that it is of whole sectors for systems that want long ones.
+/// Units: bytes.
 const SIZE_STEP_BYTES: u64 = 4096;
 /// Longest path of a Unix socket, with its NUL.
 const SOCKET_PATH_BYTES: usize = 108;
@@ -88,7 +89,8 @@ impl DiskExport {
             ))
         };
         if !sparse {
-            // Asked beforehand: a reservation that fails has taken all room from everybody for a moment.
+            // Asked beforehand: a reservation that fails has taken all room from everybody for a
+            // moment.
             let folder = path.parent().unwrap_or(Path::new("/"));
             let free = rustix::fs::statvfs(folder)
                 .map(|found| found.f_bavail.saturating_mul(found.f_frsize));
@@ -181,8 +183,9 @@ impl DiskExport {
 
     /// The commands of `tgtadm` to tgtd, one line each, without `tgtadm --lld iscsi`.
     ///
-    /// Two disks with one identity are one disk on two ways to a client that knows multipath, and it would mix their bytes: tgt's own
-    /// identity is the same for all. Ours is made of the pool and the file's inode.
+    /// Two disks with one identity are one disk on two ways to a client that knows multipath, and
+    /// it would mix their bytes: tgt's own identity is the same for all. Ours is made of the pool
+    /// and the file's inode.
     ///
     /// `file`   the path by which tgtd opens the file
     fn steps(
@@ -257,8 +260,8 @@ impl DiskExport {
     }
 }
 
-/// An empty file beside `path` for what is to be there, locked, and its name. One that is left of somebody who was killed goes first,
-/// with the room that it has.
+/// An empty file beside `path` for what is to be there, locked, and its name. One that is left of
+/// somebody who was killed goes first, with the room that it has.
 ///
 /// Errors   Refused when somebody makes it at this moment
 fn unfinished(path: &Path) -> Result<(PathBuf, OwnedFd), ExportError> {
@@ -300,7 +303,8 @@ fn unfinished(path: &Path) -> Result<(PathBuf, OwnedFd), ExportError> {
     }
 }
 
-/// The same for a disk as long as it lives, and another for any other; tgt makes the number of it that clients go by (NAA 6).
+/// The same for a disk as long as it lives, and another for any other; tgt makes the number of it
+/// that clients go by (NAA 6).
 fn identity(pool: u128, inode: u64) -> u128 {
     // splitmix64
     let mixed = |seed: u64| {

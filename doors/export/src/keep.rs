@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Keeps a server running as long as its mount is there, and stops it while it is not.
 //!
-//! A server that has a dead mount open answers with errors until it is started again. One that is stopped answers nothing: NFS clients
-//! and iSCSI initiators wait, try again, and go on when it is back.
+//! A server that has a dead mount open answers with errors until it is started again. One that is
+//! stopped answers nothing: NFS clients and iSCSI initiators wait, try again, and go on when it is
+//! back.
 
 use crate::error::ExportError;
 use crate::mount::Mount;

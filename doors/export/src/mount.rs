@@ -64,7 +64,8 @@ impl Mount {
         &self.folder
     }
 
-    /// Part of names that are another for anything else that can be exported, also if it is called the same: 8 hexadecimal digits.
+    /// Part of names that are another for anything else that can be exported, also if it is called
+    /// the same: 8 hexadecimal digits.
     pub fn label(&self, path: &Path) -> String {
         let below = path.strip_prefix(&self.folder).unwrap_or(path);
         // FNV-1a
@@ -87,12 +88,14 @@ impl Mount {
         self.pool
     }
 
-    /// Handles that clients keep are good after a restart only where the catalogue's file system finds an inode by its number.
+    /// Handles that clients keep are good after a restart only where the catalogue's file system
+    /// finds an inode by its number.
     pub(crate) fn has_lasting_handles(&self) -> bool {
         rustix::fs::statfs(&self.catalogue).is_ok_and(|found| found.f_type == EXT4_MAGIC)
     }
 
-    /// Its device number, which no other mount has as long as somebody has this one open. 0: it is not there.
+    /// Its device number, which no other mount has as long as somebody has this one open. 0: it is
+    /// not there.
     ///
     /// Waits as long as the mount does
     fn device(&self) -> u64 {

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! NFS by NFS-Ganesha and its FSAL_VFS: the configuration, and the server.
 //!
-//! Ganesha keeps what it knows of names and attributes for a minute by default, during which a client would not see what the mount, iSCSI or
-//! Samba did. Both memories are off: the kernel's own below the mount answers as fast, and is right. It also keeps files open that nobody
-//! has open any more, until there are very many: a file that is removed elsewhere would keep its room. It closes them after seconds here.
+//! Ganesha keeps what it knows of names and attributes for a minute by default, during which a
+//! client would not see what the mount, iSCSI or Samba did. Both memories are off: the kernel's own
+//! below the mount answers as fast, and is right. It also keeps files open that nobody has open any
+//! more, until there are very many: a file that is removed elsewhere would keep its room. It closes
+//! them after seconds here.
 
 use crate::error::ExportError;
 use crate::keep::Server;
@@ -92,7 +94,8 @@ impl NfsExport {
             self.listen.port(),
             self.v3_mount_port.unwrap_or(0),
         );
-        // Clients renew within the lease, so that it must be shorter than the time they have to come back.
+        // Clients renew within the lease, so that it must be shorter than the time they have to
+        // come back.
         let _ = write!(
             text,
             "NFSv4 {{\n\
@@ -233,8 +236,9 @@ impl NfsServer {
         })
     }
 
-    /// Ganesha 4.3 writes the mount's device number into handles and takes none with another. The kernel gives the lowest that is free,
-    /// which after a restart mostly is the same one, and cannot be asked for one.
+    /// Ganesha 4.3 writes the mount's device number into handles and takes none with another. The
+    /// kernel gives the lowest that is free, which after a restart mostly is the same one, and
+    /// cannot be asked for one.
     fn compare_device(&self) -> Result<(), ExportError> {
         let file = self.export.state.join("device");
         let folder = self.mount.folder();

@@ -26,7 +26,8 @@ pub(crate) fn find(name: &str, package: &str) -> Result<PathBuf, ExportError> {
         })
 }
 
-/// A command that gets `signal` when we die, however that happens: nobody would stop it with its mount then.
+/// A command that gets `signal` when we die, however that happens: nobody would stop it with its
+/// mount then.
 ///
 /// It is sent when the thread ends that started it, so that must be the one that waits.
 pub(crate) fn bound(program: &Path, signal: &str) -> Result<Command, ExportError> {
@@ -48,7 +49,8 @@ pub(crate) fn folder(path: &Path) -> Result<(), ExportError> {
         .map_err(|error| ExportError::at("make the folder", path, error))
 }
 
-/// The same, for one export alone as long as the descriptor is open: two would write over each other's configuration and what clients have open.
+/// The same, for one export alone as long as the descriptor is open: two would write over each
+/// other's configuration and what clients have open.
 ///
 /// Errors   Refused when another export has it; `option` names another one
 pub(crate) fn own_folder(path: &Path, option: &str) -> Result<OwnedFd, ExportError> {

@@ -55,7 +55,8 @@ pub(crate) struct Door {
     pub(crate) runtime_dir: Option<PathBuf>,
     /// Why the last text was no wish, so that it is said once.
     pub(crate) wish_fault: Mutex<String>,
-    /// That had no room for a file that is bound to them, and have none since, as far as is known: said once.
+    /// That had no room for a file that is bound to them, and have none since, as far as is known:
+    /// said once.
     pub(crate) full_classes: Mutex<BTreeSet<Class>>,
     /// Held while a link is made or goes.
     pub(crate) links: Mutex<()>,
@@ -159,7 +160,8 @@ impl Door {
         }
     }
 
-    /// A name leads there now; None: it is gone. Told while the kernel holds the folder's lock, so in order.
+    /// A name leads there now; None: it is gone. Told while the kernel holds the folder's lock, so
+    /// in order.
     pub(crate) fn name_changed(&self, folder: u64, name: &OsStr, node: Option<&Arc<Node>>) {
         self.tell_name(folder, name, node.map_or(0, |node| node.number));
         if let Some(node) = node {
@@ -167,7 +169,8 @@ impl Door {
         }
     }
 
-    /// An inode is about to be renamed: a checkpoint of names that ends before we tell of it is not to be believed.
+    /// An inode is about to be renamed: a checkpoint of names that ends before we tell of it is not
+    /// to be believed.
     pub(crate) fn moves(&self, number: u64) {
         if number != 0 && self.may_be_folder(number) {
             self.names.folder_moved();

@@ -42,7 +42,8 @@ pub fn mount(
     )
 }
 
-/// Nobody, root neither, makes anything in the folder as long as no pool is mounted there, from now on.
+/// Nobody, root neither, makes anything in the folder as long as no pool is mounted there, from now
+/// on.
 ///
 /// Errors   a sentence: its file system does not know that, say
 pub fn protect(folder: &Path) -> Result<(), String> {

@@ -4,7 +4,8 @@
 //! Both ends are here: the types, the codec for either side and a blocking client. Field names are
 //! stable: fields may be added, never renamed or given another unit; a reader ignores what it does
 //! not know. Units stand at the end of a name (`_bytes`, `_ms`, `_bytes_per_s`; a bitrate in a
-//! question is bits a second, as editors speak). This crate decides nothing and opens no other socket.
+//! question is bits a second, as editors speak). This crate decides nothing and opens no other
+//! socket.
 
 mod client;
 mod status;

@@ -55,7 +55,8 @@ pub struct DaemonStatus {
     pub event_loop: LoopStatus,
     /// What an operator may change while it runs.
     pub policy: PolicyStatus,
-    /// Things an operator should know: a guessed device model, a share without direct I/O, no fanotify.
+    /// Things an operator should know: a guessed device model, a share without direct I/O, no
+    /// fanotify.
     pub notes: Vec<String>,
     /// Of those, what clients were told is safe and cannot be written now.
     #[serde(default)]
@@ -179,7 +180,8 @@ pub struct ShareStatus {
     /// It is configured, and its folder is not there: nothing of it is served.
     #[serde(default)]
     pub is_absent: bool,
-    /// What is wrong with where it lies, a sentence: absent, or not on the disk that it should be on.
+    /// What is wrong with where it lies, a sentence: absent, or not on the disk that it should be
+    /// on.
     #[serde(default)]
     pub trouble: Option<String>,
 }
@@ -191,7 +193,8 @@ pub struct DeviceStatus {
     pub name: String,
     /// Number in this daemon.
     pub device: u16,
-    /// `calibrated`, `default (rotational)`, `default (solid state)` or `default (no block device)`.
+    /// `calibrated`, `default (rotational)`, `default (solid state)` or `default (no block
+    /// device)`.
     pub model_source: String,
     /// Read model as refined so far: positioning at the shortest distance.
     pub read_fixed_ms: f64,
@@ -269,7 +272,8 @@ pub struct SeatStatus {
     pub promised_bytes_per_s: u64,
     /// How long nobody has read.
     pub silent_ms: u64,
-    /// How much it reads at one place before it cuts to another, in the mean; None: it has not cut yet.
+    /// How much it reads at one place before it cuts to another, in the mean; None: it has not cut
+    /// yet.
     pub run_bytes: Option<u64>,
     /// Where it plays, or would play on.
     pub playheads: Vec<PlayheadStatus>,
@@ -322,7 +326,8 @@ pub struct StreamStatus {
     pub part: Option<String>,
     /// One file a frame.
     pub sequence: bool,
-    /// As in [`DeviceStatus::name`]; of a sequence of a pool all that frames lately lay on, with ", " between them.
+    /// As in [`DeviceStatus::name`]; of a sequence of a pool all that frames lately lay on, with ",
+    /// " between them.
     pub device: String,
     /// `contract`, `refused` or `best_effort`.
     pub standing: String,

@@ -306,7 +306,8 @@ impl Daemon {
             || self.is_left_on(&self.device_name(record.device))
     }
 
-    /// Devices of shares that go by a guess. One that a share lies on only while its own file system is away need not be measured.
+    /// Devices of shares that go by a guess. One that a share lies on only while its own file
+    /// system is away need not be measured.
     fn guesses(&self) -> Vec<Guess> {
         let mut guesses: Vec<Guess> = Vec::new();
         let shares = self.shares.iter();

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes calibrate`: the model of a device, measured.
 //!
-//! Direct requests of the seven sizes of rt-Samba's Table 5, one at a time, in random order of sizes and
-//! places: never contiguous, a third of them near the one before, the rest anywhere. Each is a sample of
-//! time, size and distance; least squares make the model of them ([`fit`]). Writes go to a scratch file
-//! only; a small read elsewhere before each moves the head to a known distance.
+//! Direct requests of the seven sizes of rt-Samba's Table 5, one at a time, in random order of
+//! sizes and places: never contiguous, a third of them near the one before, the rest anywhere. Each
+//! is a sample of time, size and distance; least squares make the model of them ([`fit`]). Writes
+//! go to a scratch file only; a small read elsewhere before each moves the head to a known
+//! distance.
 //!
-//! It does not know what the daemon is doing meanwhile: requests that others disturb lose their weight in
-//! the fit, but a busy device is better measured when it is not.
+//! It does not know what the daemon is doing meanwhile: requests that others disturb lose their
+//! weight in the fit, but a busy device is better measured when it is not.
 
 mod fit;
 mod ground;
@@ -130,10 +131,12 @@ pub struct Calibration {
     pub quick: bool,
     /// The source of the reads.
     pub source: Source,
-    /// Why writes were not measured although they were to be, a sentence. None: they were, or nobody wanted it.
+    /// Why writes were not measured although they were to be, a sentence. None: they were, or
+    /// nobody wanted it.
     #[serde(default)]
     pub writes_missing: Option<String>,
-    /// The file that the device is, if it is a loop device without direct I/O: this machine's memory was measured with it. None: not so.
+    /// The file that the device is, if it is a loop device without direct I/O: this machine's
+    /// memory was measured with it. None: not so.
     #[serde(default)]
     pub buffered_file: Option<String>,
     /// The model of reads.
@@ -280,8 +283,8 @@ const MEMORY_FILE_SYSTEMS: [u64; 2] = [0x0102_1994, 0x8584_58f6];
 /// `f_type` of FUSE (linux/magic.h).
 const FUSE: u64 = 0x6573_5546;
 
-/// Measures the device under `options.path`. Takes at most about 8 s when quick, a minute otherwise, more
-/// only on a device that needs longer for two requests of each size.
+/// Measures the device under `options.path`. Takes at most about 8 s when quick, a minute
+/// otherwise, more only on a device that needs longer for two requests of each size.
 ///
 /// Writes nothing but a nameless scratch file in that folder.
 /// Errors   no device, no right to use it, or too many failing requests
@@ -411,7 +414,8 @@ fn seed() -> u64 {
     now.map_or(1, |span| span.as_nanos() as u64) ^ u64::from(std::process::id()) << 40
 }
 
-/// As much as is wanted, but at most a tenth of what is free, and at least two of the largest requests.
+/// As much as is wanted, but at most a tenth of what is free, and at least two of the largest
+/// requests.
 fn scratch_bytes(folder: &Path, wanted: u64) -> io::Result<u64> {
     let space = rustix::fs::statvfs(folder)?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
@@ -516,8 +520,9 @@ impl Meter<'_> {
         )
     }
 
-    /// Rounds over all sizes, shuffled in each, until the time is over (but at least two) or every size
-    /// has its samples. `one` gives `None` when there is no place for that size or the request failed.
+    /// Rounds over all sizes, shuffled in each, until the time is over (but at least two) or every
+    /// size has its samples. `one` gives `None` when there is no place for that size or the request
+    /// failed.
     fn rounds(
         &mut self,
         stage: Stage,

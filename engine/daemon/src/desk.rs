@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The control and metrics sockets: a few threads that take questions to the loop and its answers back.
+//! The control and metrics sockets: a few threads that take questions to the loop and its answers
+//! back.
 //!
 //! Peers here are not trusted with the loop's time: reading, parsing and writing happen in these
 //! threads, each with a time limit; the loop sees whole questions only, through a bounded channel.
@@ -201,7 +202,8 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         .map(drop)
 }
 
-/// A stream socket of mode 0660 in place of what a dead daemon left there; the lock says it is dead.
+/// A stream socket of mode 0660 in place of what a dead daemon left there; the lock says it is
+/// dead.
 fn unix(path: &Path, group: Option<u32>) -> Result<UnixListener, ServeError> {
     let open = || {
         match std::fs::remove_file(path) {
@@ -353,7 +355,8 @@ fn error(error: String) -> Answer {
     Answer::Error { error }
 }
 
-/// Questions until the asker hangs up. A line that is no question gets a sentence and the next chance.
+/// Questions until the asker hangs up. A line that is no question gets a sentence and the next
+/// chance.
 fn control(clerk: &Clerk, stream: std::os::unix::net::UnixStream) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
     loop {

@@ -137,7 +137,8 @@ pub(crate) fn facts_of(share: &Share) -> Option<DeviceFacts> {
     device::facts(st_dev).ok()
 }
 
-/// Slower than most of its kind: a promise on an unmeasured disk should rather be refused than broken.
+/// Slower than most of its kind: a promise on an unmeasured disk should rather be refused than
+/// broken.
 fn guess(facts: &DeviceFacts) -> (DeviceModel, ModelSource) {
     let size = ByteCount(facts.disk_bytes);
     if facts.rotational {

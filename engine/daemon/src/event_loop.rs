@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loop: everything that happens becomes an event for the core, and what the core wants is done.
+//! The loop: everything that happens becomes an event for the core, and what the core wants is
+//! done.
 //!
 //! One thread, one ring, no waiting but in `submit_and_wait`. It decides nothing about reads,
 //! caches or deadlines: that is `rushes_core::server`. Work that may wait for a disk is a job for
@@ -48,8 +49,8 @@ use std::sync::mpsc::SyncSender;
 const SWEEP: Duration = Duration::from_ms(5);
 /// How often doors are told that we live.
 const BEAT: Duration = Duration::from_s(1);
-/// Standing still for longer is no matter of a busy machine. Less than RUSHES_SILENT_MS of doors/smb: a door that takes us for
-/// hung must be known to have been able to.
+/// Standing still for longer is no matter of a busy machine. Less than RUSHES_SILENT_MS of
+/// doors/smb: a door that takes us for hung must be known to have been able to.
 const STALL: Duration = Duration::from_s(3);
 /// EAGAIN: now is a bad moment, later may be a better one.
 pub(super) const AGAIN: Errno = Errno(11);
@@ -119,7 +120,8 @@ pub(crate) struct Daemon {
     pub(super) looks_at_end: bool,
     /// When a stop no longer waits for what is to be written.
     pub(super) drain_end: Instant,
-    /// While it stops: the least that was left to be written, and since when. Units: bytes and files.
+    /// While it stops: the least that was left to be written, and since when. Units: bytes and
+    /// files.
     pub(super) drain_left: u64,
     pub(super) drain_moved: Instant,
     /// When a request last failed.
@@ -513,7 +515,8 @@ impl Daemon {
         self.set_timer(start);
     }
 
-    /// We were stopped, or starved. A door that heard nothing from us has taken us for hung and may have changed any file.
+    /// We were stopped, or starved. A door that heard nothing from us has taken us for hung and may
+    /// have changed any file.
     fn stood_still(&mut self, span: Duration) {
         let note = format!(
             "the daemon stood still for {} ms; what it has cached is read again",
@@ -881,7 +884,8 @@ impl Daemon {
         self.ring.wake_at(at);
     }
 
-    /// Tell the core what others did on the devices since it was last told. (sysfs is memory: no wait.)
+    /// Tell the core what others did on the devices since it was last told. (sysfs is memory: no
+    /// wait.)
     fn sample_foreign(&mut self) {
         let promised = |record: &DeviceRecord| record.contract_count > 0;
         let busy = !self.in_flight.is_empty() || self.server.devices().iter().any(promised);

@@ -33,12 +33,15 @@ pub(crate) const TIME_IS_SET: i64 = i64::MIN;
 /// Our state of a file that is written through lanes.
 #[derive(Debug)]
 pub(crate) struct Written {
-    /// Or why it could not be opened for writing yet: of a file that a former daemon wrote to. It is tried again with each write.
+    /// Or why it could not be opened for writing yet: of a file that a former daemon wrote to. It
+    /// is tried again with each write.
     pub(crate) file: Result<WriteFile, Errno>,
     pub(crate) durable: Durable,
-    /// When a client changed it last, and we have not told the file system; or [`TIME_IS_SET`]. Units: ns since 1970.
+    /// When a client changed it last, and we have not told the file system; or [`TIME_IS_SET`].
+    /// Units: ns since 1970.
     pub(crate) changed_ns: i64,
-    /// Work on its blocks and times that waits for the one under way: they are done one after the other.
+    /// Work on its blocks and times that waits for the one under way: they are done one after the
+    /// other.
     pub(crate) chores: VecDeque<Chore>,
     pub(crate) is_busy: bool,
     /// The file's `told_past_count` when its latest sync was asked for.
@@ -125,11 +128,14 @@ pub(crate) struct File {
     pub(crate) written: Option<Written>,
     /// By way of the kernel's cache, if it was read so before anybody wrote it (through.rs).
     pub(crate) through: Option<Arc<OwnedFd>>,
-    /// Writes past that cache in a row of which the kernel told afterwards that it could not keep something.
+    /// Writes past that cache in a row of which the kernel told afterwards that it could not keep
+    /// something.
     pub(crate) lost_count: u8,
-    /// Errors that the descriptor which writes past that cache has told of when the one that syncs had told of them before: to a sync.
+    /// Errors that the descriptor which writes past that cache has told of when the one that syncs
+    /// had told of them before: to a sync.
     pub(crate) told_past_count: u64,
-    /// The kernel has told of an error of it that may be no disk's: what it has in its cache the disk may not have.
+    /// The kernel has told of an error of it that may be no disk's: what it has in its cache the
+    /// disk may not have.
     pub(crate) is_doubted: bool,
     /// Its part of all descriptors that are counted.
     counted: u64,
@@ -195,8 +201,8 @@ impl File {
 }
 
 impl Files {
-    /// The number of a file just opened: the one it has, or a new one. True when it had been opened through another mount: what
-    /// is done to it from now on goes through this one.
+    /// The number of a file just opened: the one it has, or a new one. True when it had been opened
+    /// through another mount: what is done to it from now on goes through this one.
     pub(crate) fn adopt(
         &mut self,
         key: FileKey,
@@ -349,7 +355,8 @@ mod tests {
             said: None,
             doubted_flush: Default::default(),
         };
-        // As of a drive that does not flush, though the other descriptor had been told of something before.
+        // As of a drive that does not flush, though the other descriptor had been told of something
+        // before.
         assert!(!written.may_be_no_disks(Errno::IO, false, 7));
         assert!(!written.may_be_no_disks(Errno::NO_SPACE, true, 8));
         for _ in 1..LOST_IN_A_ROW {

@@ -199,7 +199,8 @@ impl Daemon {
         }
     }
 
-    /// Read a file's header, if it has one. `size`: of what there is for others to know of it, which its device need not have.
+    /// Read a file's header, if it has one. `size`: of what there is for others to know of it,
+    /// which its device need not have.
     pub(super) fn read_header(&mut self, id: FileId, size: ByteCount) {
         let policy = &self.config.policy;
         let Some(file) = self.files.get(id) else {
@@ -353,7 +354,8 @@ impl Daemon {
         let Some(file) = self.files.same_mut(id, generation) else {
             return;
         };
-        // Of a file that does not say how long it is nobody is told that it ends: the device will say, or fail.
+        // Of a file that does not say how long it is nobody is told that it ends: the device will
+        // say, or fail.
         let (size, version, is_fresh) = result.map_or((SIZE_UNKNOWN, 0, true), |status| {
             (status.size, status.version, status.is_fresh)
         });
@@ -375,8 +377,8 @@ impl Daemon {
         }
     }
 
-    /// Something about a file other than its bytes has changed: does it still have a name? We hold it open, and without a
-    /// name it would keep its space for as long as anything of it is cached.
+    /// Something about a file other than its bytes has changed: does it still have a name? We hold
+    /// it open, and without a name it would keep its space for as long as anything of it is cached.
     fn look_for_names(&mut self, key: FileKey) {
         let Some(file) = self.files.by_key(key) else {
             return;

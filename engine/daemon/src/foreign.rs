@@ -2,10 +2,11 @@
 //! Load of others on a device: metadata that the kernel fetches for people who browse, other
 //! programs.
 //!
-//! The kernel counts every read of a disk (`/sys/block/NAME/stat`, Documentation/block/stat.rst). In a sample in
-//! which we read nothing, all of them are theirs, exactly. While we read nothing is said: the kernel cuts our
-//! requests into pieces of its own making, and a few per cent of error in that is more than a storm of
-//! metadata; what others take then shows in how long our own requests take, which the core watches.
+//! The kernel counts every read of a disk (`/sys/block/NAME/stat`, Documentation/block/stat.rst).
+//! In a sample in which we read nothing, all of them are theirs, exactly. While we read nothing is
+//! said: the kernel cuts our requests into pieces of its own making, and a few per cent of error in
+//! that is more than a storm of metadata; what others take then shows in how long our own requests
+//! take, which the core watches.
 
 use rushes_core::units::{BytesPerSecond, Duration, NS_PER_S};
 
@@ -47,8 +48,8 @@ pub(crate) struct Load {
 }
 
 impl Foreign {
-    /// The counters now, and how many bytes of ours were sent to the disk since the start. `busy`: some are still
-    /// on their way. None: we read, so nothing can be said.
+    /// The counters now, and how many bytes of ours were sent to the disk since the start. `busy`:
+    /// some are still on their way. None: we read, so nothing can be said.
     pub(crate) fn sample(
         &mut self,
         now: Counters,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A daemon that holds its folder and answers nobody: ended, so that somebody else can write what it has.
+//! A daemon that holds its folder and answers nobody: ended, so that somebody else can write what
+//! it has.
 
 use crate::error::ServeError;
 use crate::runtime_dir::{Purpose, RuntimeDir};
@@ -14,7 +15,8 @@ use std::time::{Duration, Instant};
 /// For one question, and between two.
 const ASK_PATIENCE: Duration = Duration::from_secs(6);
 const ASK_PAUSE: Duration = Duration::from_secs(1);
-/// How long a process that was killed may take to be gone. One that waits for a device takes until that answers.
+/// How long a process that was killed may take to be gone. One that waits for a device takes until
+/// that answers.
 const END_PATIENCE: Timespec = Timespec {
     tv_sec: 60,
     tv_nsec: 0,
@@ -28,7 +30,8 @@ pub(crate) fn take_or_end(path: &Path, patience: Duration) -> Result<RuntimeDir,
         Err(running @ ServeError::Running { .. }) => running,
         taken => return taken,
     };
-    // A daemon that starts answers nobody while it waits for a door's change, for what an earlier daemon left or for memory.
+    // A daemon that starts answers nobody while it waits for a door's change, for what an earlier
+    // daemon left or for memory.
     let Some((pid, Purpose::Serve)) = RuntimeDir::holder(path) else {
         return Err(running);
     };
@@ -49,7 +52,8 @@ pub(crate) fn take_or_end(path: &Path, patience: Duration) -> Result<RuntimeDir,
         ))
     };
     let process = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
-    // It had the number before we had a hold of it, and has it still: nobody else can have got it between.
+    // It had the number before we had a hold of it, and has it still: nobody else can have got it
+    // between.
     if RuntimeDir::holder(path) != Some((pid, Purpose::Serve)) {
         return RuntimeDir::take(path, Purpose::Recover);
     }

@@ -85,7 +85,8 @@ pub(crate) enum Job {
         fd: Arc<OwnedFd>,
         to: SyncTo,
     },
-    /// Have a drive bring what it has in a memory of its own to the medium, by syncing a file that has nothing to be written.
+    /// Have a drive bring what it has in a memory of its own to the medium, by syncing a file that
+    /// has nothing to be written.
     Flush { device: DeviceId, fd: Arc<OwnedFd> },
     /// Open a file beside one that a client opened.
     Neighbour {
@@ -420,7 +421,8 @@ pub(crate) fn work(job: Job) -> Done {
     }
 }
 
-/// Vet a client's descriptor. Also the share as it is now, if that has come to lie on another mount, and the file is there.
+/// Vet a client's descriptor. Also the share as it is now, if that has come to lie on another
+/// mount, and the file is there.
 fn reopen(
     share: &Share,
     config: &Config,
@@ -437,7 +439,8 @@ fn reopen(
         return (vetted, None);
     };
     let refused = Err(Unserved::OtherMount(theirs));
-    // The table alone is looked at: what hangs there is not touched before the file is known to be of the share.
+    // The table alone is looked at: what hangs there is not touched before the file is known to be
+    // of the share.
     let now = MountTable::read()
         .ok()
         .and_then(|table| table.over(&share.real));
@@ -477,8 +480,8 @@ fn look(
     (!is_same).then(|| open_share(share, config)).transpose()
 }
 
-/// Large reservations of one file system are made one by one: those made at once take turns at the same free space, and get a
-/// piece here and a piece there.
+/// Large reservations of one file system are made one by one: those made at once take turns at the
+/// same free space, and get a piece here and a piece there.
 fn turn_of(st_dev: u64) -> Arc<Mutex<()>> {
     static TURNS: Mutex<BTreeMap<u64, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
     let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -605,7 +608,8 @@ pub(crate) fn is_container(path: &str) -> bool {
         })
 }
 
-/// The calibration of a share's device, if there is one. One that makes no sense is said and ignored. Does not wait for the share.
+/// The calibration of a share's device, if there is one. One that makes no sense is said and
+/// ignored. Does not wait for the share.
 pub(crate) fn calibration_for(state_dir: &Path, share: &Share) -> Option<Calibration> {
     let loaded = Calibration::load_for(state_dir, share.identity.as_ref()?);
     loaded.unwrap_or_else(|error| {

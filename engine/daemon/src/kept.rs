@@ -147,7 +147,8 @@ impl KeptFile {
     }
 }
 
-/// As blkid and /etc/fstab write it, where it is one: older kernels tell a number instead, of half the length.
+/// As blkid and /etc/fstab write it, where it is one: older kernels tell a number instead, of half
+/// the length.
 fn uuid_of(id: &[u8; 16]) -> String {
     let (_, second) = id.split_at(8);
     if second == [0; 8] {
@@ -412,7 +413,8 @@ impl Daemon {
 
     pub(super) fn found_again(&mut self, mut found: Vec<(u64, Result<FoundAgain, Missed>)>) {
         self.is_looking = false;
-        // Those of a share that has moved meanwhile are looked for where it lies now: nobody would let go of them.
+        // Those of a share that has moved meanwhile are looked for where it lies now: nobody would
+        // let go of them.
         found.retain(|(_, result)| !matches!(result, Ok(again) if again.share.is_left()));
         self.looks_at_end |= self.take_found(found);
         self.look_at = self.look_at.min(clock::now() + LOOK_AGAIN);
@@ -496,7 +498,8 @@ impl Daemon {
         // wrote.
         let said = lanes.facts.get(known_as.0, known_as.1);
         let said = said.filter(|said| said.generation == 0 || said.generation == generation);
-        // Without a fact: it died before the first one, or after the time was set (then only the record by which we were to know is left).
+        // Without a fact: it died before the first one, or after the time was set (then only the
+        // record by which we were to know is left).
         let committed = kept
             .pieces
             .iter()
@@ -565,7 +568,8 @@ impl Daemon {
                 self.feed(Event::RecordKept { lane, record });
             }
         }
-        // Only now: a piece that is struck at once must not take the name of a file from those that follow.
+        // Only now: a piece that is struck at once must not take the name of a file from those that
+        // follow.
         for (lane, left, facts) in told {
             let runs = match left.state {
                 State::Spent => Runs::default(),
@@ -716,7 +720,8 @@ impl Daemon {
         Err(ServeError::Left { sentences })
     }
 
-    /// Files with bytes that are not on their disk, of which no lane has a record: there was no room for one.
+    /// Files with bytes that are not on their disk, of which no lane has a record: there was no
+    /// room for one.
     fn unrecorded_sentence(&self) -> Option<String> {
         let recorded = self.lanes.as_ref().map(|lanes| lanes.unwritten());
         let recorded = recorded.unwrap_or_default();

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lanes of all sessions, what lies in them by name, and what doors are told of files with bytes in them.
+//! The lanes of all sessions, what lies in them by name, and what doors are told of files with
+//! bytes in them.
 
 use crate::error::ServeError;
 use crate::files::{Durable, Written};
@@ -36,7 +37,8 @@ struct Lane {
     is_used: bool,
     /// The core knows it.
     is_told: bool,
-    /// Pieces that a former daemon left and that the core is not told of yet: their files could not be had.
+    /// Pieces that a former daemon left and that the core is not told of yet: their files could not
+    /// be had.
     kept: HashSet<u32>,
     /// Pages before this one have their memory, or a session that was granted them is taking it.
     backed_to: u32,
@@ -438,7 +440,8 @@ impl Lanes {
         self.facts.clear_reserved(key.device, key.inode);
     }
 
-    /// A lane is empty and nobody's. One with pieces that the core could not be told of, or did not take, stays for another time.
+    /// A lane is empty and nobody's. One with pieces that the core could not be told of, or did not
+    /// take, stays for another time.
     pub(crate) fn done(&mut self, id: LaneId) {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
@@ -463,7 +466,8 @@ impl Lanes {
         }
     }
 
-    /// Lanes that nobody writes to just now and that hold nothing, also nothing that only the core knows of, give their memory back.
+    /// Lanes that nobody writes to just now and that hold nothing, also nothing that only the core
+    /// knows of, give their memory back.
     pub(crate) fn give_memory_back(&mut self, is_unused: impl Fn(LaneId) -> bool) {
         for (&id, lane) in &mut self.lanes {
             let holds = !lane.pieces.is_empty() || !lane.kept.is_empty();
@@ -483,7 +487,8 @@ impl Lanes {
     /// together, one behind the other, however many pieces they come from. The core counts the
     /// rest: see `Limits::write_part_count_max`.
     ///
-    /// Errors   a lane's memory ends before its piece does; a direct write that is not of whole pages (our own fault)
+    /// Errors   a lane's memory ends before its piece does; a direct write that is not of whole
+    /// pages (our own fault)
     pub(crate) fn memory_of(
         &self,
         segment: &Segment,
@@ -569,8 +574,9 @@ enum Cut {
     Copied(LanePart),
 }
 
-/// Where parts lie in a lane as in their file, in whole pages, a direct write takes them from there, and copies the pages that several
-/// have a share of. Through the kernel's cache bytes may come from anywhere: only what is short is copied, if there is more than one.
+/// Where parts lie in a lane as in their file, in whole pages, a direct write takes them from
+/// there, and copies the pages that several have a share of. Through the kernel's cache bytes may
+/// come from anywhere: only what is short is copied, if there is more than one.
 fn cut(parts: &[WritePart], buffered: bool) -> io::Result<Vec<Cut>> {
     let mut out = Vec::with_capacity(parts.len());
     // How much of the page that is being copied there is.
@@ -859,7 +865,8 @@ mod tests {
             offset,
             length,
         };
-        // Two pages, a third of 1000 + 3000 + 96 bytes from three places, a page that follows, and a gap's.
+        // Two pages, a third of 1000 + 3000 + 96 bytes from three places, a page that follows, and
+        // a gap's.
         let parts = [
             part(0, 8192 + 1000),
             part(16_384 + 1000, 3000),
@@ -910,7 +917,8 @@ mod tests {
         assert!(std::fs::read(path).unwrap() == expected);
         // Through the kernel's cache nothing needs to be put together but what is short.
         assert_eq!(lanes.memory_of(&segment, &parts, true).unwrap().len(), 4);
-        // However many pieces a page is from, it is one of memory: here each byte is where it is in its page.
+        // However many pieces a page is from, it is one of memory: here each byte is where it is in
+        // its page.
         let crumbs: Vec<WritePart> = (0..4096).map(|at| part(at % 16 * 4096 + at, 1)).collect();
         for buffered in [true, false] {
             let memory = lanes.memory_of(&segment, &crumbs, buffered).unwrap();

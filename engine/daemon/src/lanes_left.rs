@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The contents of lanes, for an operator: looked at and given up without a daemon.
 //!
-//! A lane that is damaged keeps a daemon from starting, and is shown here as far as its records can be read, each by itself.
+//! A lane that is damaged keeps a daemon from starting, and is shown here as far as its records can
+//! be read, each by itself.
 
 use crate::config::Config;
 use crate::error::ServeError;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon: turns the outside into events for `rushes_core::server`, and its actions into system calls.
+//! The daemon: turns the outside into events for `rushes_core::server`, and its actions into system
+//! calls.
 //!
-//! Where to look: [`serve()`] puts it together; `event_loop` is the one thread that does the work, `visitors`
-//! its part for doors, `findings` for files, `answers` for people; `jobs` what may wait for a disk, done by `worker`; `desk` and `metrics` the sockets
-//! for people and scrapers; `share`, `device`, `files`, `sessions` what is remembered; `doctor` what `rushes check` finds. No policy lives here.
+//! Where to look: [`serve()`] puts it together; `event_loop` is the one thread that does the work,
+//! `visitors` its part for doors, `findings` for files, `answers` for people; `jobs` what may wait
+//! for a disk, done by `worker`; `desk` and `metrics` the sockets for people and scrapers; `share`,
+//! `device`, `files`, `sessions` what is remembered; `doctor` what `rushes check` finds. No policy
+//! lives here.
 
 mod answers;
 pub mod calibrate;

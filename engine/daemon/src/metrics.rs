@@ -16,8 +16,8 @@ use std::fmt;
 
 /// Sums over all streams there ever were.
 ///
-/// The ledger forgets streams that closed long ago; a counter must not go back when it does. So what
-/// each stream added since the last look is summed here.
+/// The ledger forgets streams that closed long ago; a counter must not go back when it does. So
+/// what each stream added since the last look is summed here.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     seen: HashMap<u32, Sums>,

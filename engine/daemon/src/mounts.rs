@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The kernel's table of mounts: what a mount is, and which one a folder lies on.
 //!
-//! Only tables in memory are read (/proc/self/mountinfo, /etc/fstab): no file system is touched, so that one that
-//! hangs keeps nobody waiting who asks about another.
+//! Only tables in memory are read (/proc/self/mountinfo, /etc/fstab): no file system is touched, so
+//! that one that hangs keeps nobody waiting who asks about another.
 
 use rushes_sys::file::MountId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -72,7 +72,8 @@ impl MountTable {
         self.line(mount).map(Line::point)
     }
 
-    /// The mount on which a path lies. None: the table does not show it (the path lies in a folder that is our root and no mount).
+    /// The mount on which a path lies. None: the table does not show it (the path lies in a folder
+    /// that is our root and no mount).
     ///
     /// Assumes  `path`: absolute, no symbolic link in it
     pub(crate) fn over(&self, path: &Path) -> Option<MountId> {
@@ -117,7 +118,8 @@ fn unescaped(name: &str) -> PathBuf {
     PathBuf::from(std::ffi::OsString::from_vec(out))
 }
 
-/// The folder nearest above a path (or the path) for which /etc/fstab has a file system, if that is not mounted there.
+/// The folder nearest above a path (or the path) for which /etc/fstab has a file system, if that is
+/// not mounted there.
 ///
 /// Assumes  `point`: on which the path lies now
 pub(crate) fn lacks_mount(path: &Path, point: &Path) -> Option<PathBuf> {

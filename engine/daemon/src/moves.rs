@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loop's part for shares whose file systems come and go: found again, taken into service, let go of.
+//! The loop's part for shares whose file systems come and go: found again, taken into service, let
+//! go of.
 //!
 //! A share is known by its path. That path may come to lie on another mount: the disk was
 //! unmounted, was mounted again, or came late. The kernel's table of mounts says so, and so does a
@@ -24,7 +25,8 @@ use rushes_sys::space::{self, WriteFile};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
-/// How often it is looked for shares that are not there: a folder may be made, or a link put right, which no table of mounts tells.
+/// How often it is looked for shares that are not there: a folder may be made, or a link put right,
+/// which no table of mounts tells.
 const LOOK_AGAIN: Duration = Duration::from_s(5);
 /// Descriptors that doors bring make us look at a share no more often than this.
 const LOOK_EVERY: Duration = Duration::from_s(1);
@@ -35,7 +37,8 @@ pub(crate) struct Moves {
     watch: Option<MountWatch>,
     /// Configured, and not there: why so.
     absent: BTreeMap<String, (ShareConfig, String)>,
-    /// Shares that a worker looks at. It may take as long as the disk likes: none is looked at twice at once.
+    /// Shares that a worker looks at. It may take as long as the disk likes: none is looked at
+    /// twice at once.
     looking: HashSet<String>,
     /// Of these, those for which something has changed meanwhile.
     missed: HashSet<String>,
@@ -43,8 +46,8 @@ pub(crate) struct Moves {
     looked_at: Instant,
     /// Shares as they were before they moved, while something of them is in use.
     left: Vec<LeftShare>,
-    /// By which files are to be written that were opened through another mount, once nothing is to be heard any more of what was written by
-    /// way of that.
+    /// By which files are to be written that were opened through another mount, once nothing is to
+    /// be heard any more of what was written by way of that.
     to_write: HashMap<FileId, (u64, WriteFile)>,
 }
 
@@ -179,7 +182,8 @@ impl Daemon {
         }
     }
 
-    /// A door has brought a file of a mount that we do not know: perhaps its share's path leads there by now.
+    /// A door has brought a file of a mount that we do not know: perhaps its share's path leads
+    /// there by now.
     pub(super) fn look_after_stranger(&mut self, served: &Arc<ServedShare>, now: Instant) {
         if now >= self.moves.looked_at + LOOK_EVERY {
             self.moves.looked_at = now;
@@ -272,7 +276,8 @@ impl Daemon {
         all.position(|served| served.share.config.name.eq_ignore_ascii_case(name))
     }
 
-    /// A share was opened: one that is new, or that lies elsewhere by now. How it is served from now on.
+    /// A share was opened: one that is new, or that lies elsewhere by now. How it is served from
+    /// now on.
     pub(super) fn share_is_at(
         &mut self,
         (share, calibration): (Share, Option<Calibration>),
@@ -359,7 +364,8 @@ impl Daemon {
         self.moves.absent.retain(|key, _| !is_it(key));
     }
 
-    /// Files of a former mount are closed after their last use, and kept no longer for what is cached of them.
+    /// Files of a former mount are closed after their last use, and kept no longer for what is
+    /// cached of them.
     fn let_go_of_left(&mut self) {
         if self.moves.left.is_empty() {
             return;

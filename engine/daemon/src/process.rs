@@ -28,7 +28,8 @@ pub(crate) fn kib(status: &str, name: &str) -> u64 {
         .map_or(0, |kib: u64| kib * 1024)
 }
 
-/// Every session and every file is a descriptor; and how long a file may be is between its client and its file system.
+/// Every session and every file is a descriptor; and how long a file may be is between its client
+/// and its file system.
 pub(crate) fn raise_limits() {
     if let Err(error) = rushes_sys::limits::raise_descriptor_limit() {
         tracing::warn!("cannot raise the limit of open files: {error}");

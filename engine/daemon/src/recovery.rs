@@ -25,10 +25,12 @@ use std::path::Path;
 
 /// How often the lock of a former daemon's ring is tried.
 pub(super) const RING_LOOK: Duration = Duration::from_ms(10);
-/// A daemon that is told to stop writes for so long at most what it has; the rest is left for the next.
+/// A daemon that is told to stop writes for so long at most what it has; the rest is left for the
+/// next.
 pub(super) const DRAIN_MAX: Duration = Duration::from_s(80);
 
-/// The same, where nothing that it tries is taken: somebody has to do something about those files, or their disk.
+/// The same, where nothing that it tries is taken: somebody has to do something about those files,
+/// or their disk.
 pub(super) const VAIN_MAX: Duration = Duration::from_s(20);
 
 /// A sentence about a lane that cannot be used, with the ways out.
@@ -107,7 +109,8 @@ impl Daemon {
 
     // ---- The former daemon's ring ----
 
-    /// Try the lock that a former daemon's ring holds until the kernel is done with its last request.
+    /// Try the lock that a former daemon's ring holds until the kernel is done with its last
+    /// request.
     pub(super) fn look_for_ring(&mut self, now: Instant) {
         let Some(file) = &self.ring_lock else {
             return;
@@ -155,7 +158,8 @@ impl Daemon {
         };
         self.feed(Event::PolicyChanged(policy));
         self.feed(Event::Stopping);
-        // Also if nothing is to be written: a session that stays would write on while others, who are told that nobody is here, read its files plainly.
+        // Also if nothing is to be written: a session that stays would write on while others, who
+        // are told that nobody is here, read its files plainly.
         let sessions: Vec<SessionId> = self.sessions.seats.keys().copied().collect();
         for session in sessions {
             self.end_session(session, &rushes_shm::PeerError::Closed);

@@ -11,8 +11,8 @@ use rushes_core::server::FileKey;
 use rushes_core::units::{Duration, Instant};
 use std::collections::HashMap;
 
-/// A notice and its report are heard at most so long after each other, in either order, or they do not belong together. A report
-/// that comes later costs a file its cached blocks, no more.
+/// A notice and its report are heard at most so long after each other, in either order, or they do
+/// not belong together. A report that comes later costs a file its cached blocks, no more.
 const TOGETHER: Duration = Duration::from_ms(250);
 /// So long a notice waits for its report.
 const PATIENCE: Duration = Duration::from_s(1);

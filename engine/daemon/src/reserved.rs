@@ -230,7 +230,8 @@ pub(crate) fn give_back(shares: &[Arc<Share>], left: &[(u32, FileRecord)]) -> At
 }
 
 impl Daemon {
-    /// A file came to be known: if blocks of it were left reserved, they can be given back after its last close.
+    /// A file came to be known: if blocks of it were left reserved, they can be given back after
+    /// its last close.
     pub(super) fn resume_reserve(&mut self, id: FileId) {
         let written = self.files.get(id).filter(|file| file.written.is_some());
         let (Some(file), Some(lanes)) = (written, &mut self.lanes) else {

@@ -85,7 +85,8 @@ impl RuntimeDir {
 
     /// Make the folder if need be, and take it.
     ///
-    /// Errors   Running: another daemon has it; Recovering: what a daemon left is being written; RuntimeDir: it cannot be made, or others could put
+    /// Errors   Running: another daemon has it; Recovering: what a daemon left is being written;
+    /// RuntimeDir: it cannot be made, or others could put
     ///          things into it.
     pub(crate) fn take(path: &Path, purpose: Purpose) -> Result<RuntimeDir, ServeError> {
         let fail = |source: io::Error| ServeError::RuntimeDir {
@@ -208,7 +209,8 @@ impl RuntimeDir {
     }
 }
 
-/// The configuration of the daemon that serves from a runtime folder, or did last. None: nobody has said.
+/// The configuration of the daemon that serves from a runtime folder, or did last. None: nobody has
+/// said.
 pub fn config_of(path: &Path) -> Option<PathBuf> {
     let name = std::fs::read(RuntimeDir::config_name(path)).ok()?;
     let name = PathBuf::from(std::ffi::OsString::from_vec(name));

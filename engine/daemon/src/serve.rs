@@ -34,14 +34,15 @@ use std::time::Duration;
 
 /// Cache of a daemon that only writes what was left. Units: bytes.
 const RECOVER_CACHE_BYTES: u64 = 64 << 20;
-/// Changes that doors began while no daemon was there have so long to end before one serves. A door that is stuck in one, on a
-/// disk that does not answer, keeps nobody out for longer.
+/// Changes that doors began while no daemon was there have so long to end before one serves. A door
+/// that is stuck in one, on a disk that does not answer, keeps nobody out for longer.
 const PLAIN_CHANGES_MAX: rushes_core::units::Duration = rushes_core::units::Duration::from_s(10);
 
 /// Serve until SIGTERM, SIGINT or a question says stop. Runs on the calling thread, which it puts
 /// into the real-time class if it may.
 ///
-/// Errors   everything that keeps the daemon from starting, as a sentence with its remedy; Left: it has stopped, and not all is written.
+/// Errors   everything that keeps the daemon from starting, as a sentence with its remedy; Left: it
+/// has stopped, and not all is written.
 pub fn serve(config: Config) -> Result<(), ServeError> {
     run(config, None)
 }
@@ -50,7 +51,8 @@ pub fn serve(config: Config) -> Result<(), ServeError> {
 ///
 /// A daemon that gives no answer for `patience` is ended first.
 ///
-/// Errors   as [`serve`]; Running: a daemon is there, which does that itself; Left: not all could be written.
+/// Errors   as [`serve`]; Running: a daemon is there, which does that itself; Left: not all could
+/// be written.
 pub fn recover(config: Config, patience: Duration) -> Result<(), ServeError> {
     run(config, Some(patience))
 }
@@ -124,7 +126,8 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
             Some(Lanes::new(&runtime.lanes(), 0).map_err(ServeError::System)?)
         }
         0 => {
-            // Doors that look for facts must not find those of a daemon that died while it cleared the last of them.
+            // Doors that look for facts must not find those of a daemon that died while it cleared
+            // the last of them.
             if let Some(facts) = FactsTable::find(&runtime.lanes()) {
                 facts.remove(&runtime.lanes());
             }
@@ -266,8 +269,8 @@ fn system(operation: &'static str) -> impl FnOnce(std::io::Error) -> ServeError 
 type Opened = Vec<(Share, Option<Calibration>)>;
 type Absent = Vec<(ShareConfig, ServeError)>;
 
-/// Those that are there, and the others, each with what was said: a disk that may never come back is not waited for by those on the other disks, nor
-/// by what a former daemon has left for them.
+/// Those that are there, and the others, each with what was said: a disk that may never come back
+/// is not waited for by those on the other disks, nor by what a former daemon has left for them.
 ///
 /// Errors   none is there
 fn open_shares(config: &Config) -> Result<(Opened, Absent), ServeError> {

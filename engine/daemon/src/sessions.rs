@@ -30,8 +30,8 @@ pub(crate) struct OpenHandle {
 pub(crate) enum IsFound {
     Yes,
     NotYet,
-    /// Nor is it when the door closes it. That it was opened is heard of all the same, and then that it is closed: of frames that the
-    /// kernel has in its cache nothing else is.
+    /// Nor is it when the door closes it. That it was opened is heard of all the same, and then
+    /// that it is closed: of frames that the kernel has in its cache nothing else is.
     NotYetAndClosed,
 }
 

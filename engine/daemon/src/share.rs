@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A share's folder, held open, and what lies below it.
 //!
-//! The folder is opened once; everything below is then reached from this descriptor, so that renaming or mounting over
-//! the path later changes nothing unseen. When the path leads to another mount, the share is opened anew, as another
-//! [`Share`] (see moves.rs): nothing of the former one is used for it.
+//! The folder is opened once; everything below is then reached from this descriptor, so that
+//! renaming or mounting over the path later changes nothing unseen. When the path leads to another
+//! mount, the share is opened anew, as another [`Share`] (see moves.rs): nothing of the former one
+//! is used for it.
 
 use crate::calibrate::{Identity, identity_of};
 use crate::config::ShareConfig;
@@ -57,13 +58,15 @@ pub(crate) struct Share {
 struct Held {
     /// O_PATH.
     root: Arc<OwnedFd>,
-    /// A file without a name and without bytes: to sync it is to have the drive bring what it has in its memory to the medium.
+    /// A file without a name and without bytes: to sync it is to have the drive bring what it has
+    /// in its memory to the medium.
     flush_with: Option<Arc<OwnedFd>>,
 }
 
 /// Which folder a path leads to, and by which mount.
 ///
-/// Numbers of mounts and inodes are used again: it means the same folder only while that is held open.
+/// Numbers of mounts and inodes are used again: it means the same folder only while that is held
+/// open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     mount: MountId,
@@ -82,7 +85,8 @@ pub(crate) fn place_of(path: &Path) -> io::Result<Place> {
     })
 }
 
-/// How what clients write to a share gets to its disk. Each file may still go the second way: see `space::NotOurs`.
+/// How what clients write to a share gets to its disk. Each file may still go the second way: see
+/// `space::NotOurs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     /// The kernel reserves blocks, then bytes are answered and written when it is their turn.
@@ -124,7 +128,8 @@ pub(crate) struct ServedShare {
     pub(crate) trouble: Option<String>,
     /// Its path leads to no folder.
     pub(crate) is_nowhere: bool,
-    /// Where it is at home: on the mount of the deepest folder, of those on which it has lain. And that one's device, by name.
+    /// Where it is at home: on the mount of the deepest folder, of those on which it has lain. And
+    /// that one's device, by name.
     pub(crate) home: (PathBuf, String),
 }
 
@@ -195,7 +200,8 @@ impl Share {
         self.held().as_ref()?.flush_with.clone()
     }
 
-    /// Its path leads elsewhere: what is open of it is closed when it is not needed any more, and nothing is opened.
+    /// Its path leads elsewhere: what is open of it is closed when it is not needed any more, and
+    /// nothing is opened.
     pub(crate) fn let_go(&self) {
         self.is_left.store(true, Ordering::Relaxed);
         *self.held() = None;

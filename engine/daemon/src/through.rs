@@ -168,8 +168,9 @@ impl Daemon {
         space::untold_error(&*opened.buffered).err()
     }
 
-    /// The descriptor that syncs has told of a failure. The other one, that writes past the cache, would tell of the same behind the next write, which
-    /// has nothing to do with it; unless that is under way.
+    /// The descriptor that syncs has told of a failure. The other one, that writes past the cache,
+    /// would tell of the same behind the next write, which has nothing to do with it; unless that
+    /// is under way.
     ///
     /// Returns  what it tells
     pub(super) fn hear_it_past_the_cache(&mut self, id: FileId) -> Option<std::io::Error> {

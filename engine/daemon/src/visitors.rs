@@ -29,7 +29,8 @@ const ACCEPT_AGAIN: Duration = Duration::from_ms(100);
 /// Too many open files in this process. When the whole machine has too many it is seldom ours that
 /// are.
 const NO_DESCRIPTOR: Errno = Errno(24);
-/// Between two times that files are given up for others: what each of many opens gave up would leave nothing cached.
+/// Between two times that files are given up for others: what each of many opens gave up would
+/// leave nothing cached.
 const CROWDED_AGAIN: Duration = ACCEPT_AGAIN;
 /// Said of a file that finds no room.
 const TOO_MANY: &str = "a file is not served, its client does plain I/O: too many are open (raise LimitNOFILE=, ulimit -n)";
@@ -113,7 +114,8 @@ impl Daemon {
         }
     }
 
-    /// Files that nobody uses have half of all descriptors at most, together with those that are used.
+    /// Files that nobody uses have half of all descriptors at most, together with those that are
+    /// used.
     pub(super) fn close_unused(&mut self) {
         let most = descriptor_count_max() / 2;
         while self.files.descriptors() > most {
@@ -129,7 +131,8 @@ impl Daemon {
         }
     }
 
-    /// A client's descriptor is of a file that we have open anyway, as far as can be told. Never waits for a file system.
+    /// A client's descriptor is of a file that we have open anyway, as far as can be told. Never
+    /// waits for a file system.
     fn has_open(&self, session: SessionId, fd: &OwnedFd) -> bool {
         let seat = self.sessions.seats.get(&session);
         let (Some(seat), Ok(info)) = (seat, FdInfo::of(fd)) else {
@@ -182,7 +185,8 @@ impl Daemon {
 
     pub(super) fn refuse(&mut self, mut newcomer: Newcomer, errno: Errno, reason: &str) {
         self.counts.refused += 1;
-        // A socket that is closed with something unread gives its peer ECONNRESET before our sentence.
+        // A socket that is closed with something unread gives its peer ECONNRESET before our
+        // sentence.
         let _ = newcomer.receive();
         tracing::warn!(
             "refused a session for pid {}: {reason}",

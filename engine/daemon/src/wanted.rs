@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loop's part for pools: frames of a pool's sequences that the core wants before they are read, which only the pool's door can find.
+//! The loop's part for pools: frames of a pool's sequences that the core wants before they are
+//! read, which only the pool's door can find.
 //!
-//! The door is asked in one of its sessions and may answer in any. It is never waited for: what it has not answered after a while counts
-//! as not there, and what it answers is vetted as any file that a door opens (docs/decisions/0034).
+//! The door is asked in one of its sessions and may answer in any. It is never waited for: what it
+//! has not answered after a while counts as not there, and what it answers is vetted as any file
+//! that a door opens (docs/decisions/0034).
 
 use crate::event_loop::{AGAIN, Daemon};
 use crate::jobs::Job;
@@ -86,7 +88,8 @@ impl Daemon {
         sessions.sort_unstable();
         self.wants.number_last += 1;
         let number = self.wants.number_last;
-        // One after the other: a session whose member hangs does not keep all files from being found.
+        // One after the other: a session whose member hangs does not keep all files from being
+        // found.
         let turn = (number % sessions.len() as u64) as usize;
         sessions.rotate_left(turn);
         let asked = sessions.into_iter().find(|session| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Getting to know a share before anybody asks: names, inodes and extents, read while its disks are idle.
+//! Getting to know a share before anybody asks: names, inodes and extents, read while its disks are
+//! idle.
 //!
 //! Opening a file that no cache knows costs a disk several small reads, each with positioning there
 //! and back. Twelve streams that start within three seconds lose a third of the disk to that. The
@@ -19,14 +20,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Files and folders looked at in one share: a quarter of a million inodes take some 300 MB of the kernel's memory,
-/// which it takes back when it needs it.
+/// Files and folders looked at in one share: a quarter of a million inodes take some 300 MB of the
+/// kernel's memory, which it takes back when it needs it.
 const ENTRY_COUNT_MAX: u32 = 250_000;
 /// Smaller files have their extents in the inode.
 const EXTENTS_BYTES_MIN: u64 = 8 << 20;
 /// Extents of a file that are asked for: the kernel reads the blocks of the tree on the way.
 const EXTENT_COUNT_MAX: usize = 4096;
-/// Folders near which the file system finds out where blocks are free: some in each part of it, as folders are spread.
+/// Folders near which the file system finds out where blocks are free: some in each part of it, as
+/// folders are spread.
 const FOLDER_COUNT_MAX: u32 = 256;
 /// How often a walk that stands still looks whether it may go on.
 const STAND_STILL: Duration = Duration::from_millis(250);
@@ -42,7 +44,8 @@ pub(crate) struct Idleness {
     pub(crate) walking_count: AtomicU32,
 }
 
-/// Walk a share in a thread of its own. `finds_blocks`: it is written to through the daemon, which reserves blocks then.
+/// Walk a share in a thread of its own. `finds_blocks`: it is written to through the daemon, which
+/// reserves blocks then.
 pub(crate) fn start(
     share: Arc<Share>,
     idleness: Arc<Idleness>,

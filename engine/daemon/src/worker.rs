@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The threads that may wait for a disk, so that the loop never does.
 //!
-//! A queue for each kind of job, all bounded ([`Urgency`]): from what a client waits for to what can be done later (a file's header).
-//! A full queue is answered at once: the client does its own I/O, nobody waits for a hung file system.
+//! A queue for each kind of job, all bounded ([`Urgency`]): from what a client waits for to what
+//! can be done later (a file's header). A full queue is answered at once: the client does its own
+//! I/O, nobody waits for a hung file system.
 
 use rushes_sys::bell;
 use std::collections::VecDeque;
@@ -10,10 +11,12 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Threads. Of each kind of job at most [`Urgency::most`] have one: some are left for clients who wait for a file to be opened, though
-/// disks are slow to flush, and for flushes, though a share hangs and all who open files there wait.
+/// Threads. Of each kind of job at most [`Urgency::most`] have one: some are left for clients who
+/// wait for a file to be opened, though disks are slow to flush, and for flushes, though a share
+/// hangs and all who open files there wait.
 const THREAD_COUNT: usize = 32;
-/// Of those that wait for a disk so many may wait for the same one: one that hangs keeps nobody from another.
+/// Of those that wait for a disk so many may wait for the same one: one that hangs keeps nobody
+/// from another.
 const SYNC_COUNT_OF_ONE: usize = 8;
 /// Jobs that wait, of each kind.
 const QUEUE_COUNT_MAX: usize = 4096;

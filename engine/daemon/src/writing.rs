@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loop's part for writes: what is published, what goes to a device, and what files need besides their bytes.
+//! The loop's part for writes: what is published, what goes to a device, and what files need
+//! besides their bytes.
 
 use crate::event_loop::{AGAIN, Daemon, InFlight};
 use crate::files::{Chore, TIME_IS_SET};
@@ -74,7 +75,8 @@ impl Daemon {
         }
     }
 
-    /// Pages were granted: see that their record will have memory. None: it has not, and the grant is void.
+    /// Pages were granted: see that their record will have memory. None: it has not, and the grant
+    /// is void.
     pub(super) fn grant<'a>(
         &mut self,
         session: SessionId,
@@ -135,8 +137,8 @@ impl Daemon {
         // A write that is repeated changes nothing.
         if request.is_some() {
             written.changed_ns = space::wall_ns();
-            // Before it: a later daemon takes the time that doors were told last for the file's own, and one that was set before this write is
-            // not.
+            // Before it: a later daemon takes the time that doors were told last for the file's
+            // own, and one that was set before this write is not.
             let FileKey { device, inode } = written.durable.key;
             lanes.facts.set_time(device, inode, written.changed_ns);
         }
@@ -162,8 +164,8 @@ impl Daemon {
             generation: known_generation(generation_of(&written.durable.handle)),
         };
         if !lanes.facts.set(file.key.device, file.key.inode, fact) {
-            // A place is kept for each file that is written through a lane; only a daemon of version 1 of the table may have left one
-            // that never had any.
+            // A place is kept for each file that is written through a lane; only a daemon of
+            // version 1 of the table may have left one that never had any.
             tracing::error!(
                 "cannot tell doors the length of {:?}, to which an earlier daemon left acknowledged writes: its bucket of the facts is full; \
                  expected a place for each file with bytes in a lane. Clients that read or change the file before these bytes are \
@@ -173,7 +175,8 @@ impl Daemon {
         }
     }
 
-    /// Doors have us see to it before they read the file on a descriptor of their own; or need not any more.
+    /// Doors have us see to it before they read the file on a descriptor of their own; or need not
+    /// any more.
     pub(super) fn make_loose_known(&mut self, id: FileId, is_loose: bool) {
         let key = self.files.get(id).map(|file| file.key);
         if let (Some(key), Some(lanes)) = (key, &mut self.lanes) {
@@ -181,7 +184,8 @@ impl Daemon {
         }
     }
 
-    /// A client sets the time of a file that may have bytes here: the one that it gets when they are written.
+    /// A client sets the time of a file that may have bytes here: the one that it gets when they
+    /// are written.
     pub(super) fn timed(&mut self, key: FileKey, changed_ns: i64) {
         let is_kept = self.is_kept(key);
         let id = self.files.id_of(key);
@@ -396,8 +400,9 @@ impl Daemon {
             .map_or(0, |file| self.place(file.key.device, &file.share).1)
     }
 
-    /// On the descriptor that what goes through the kernel's cache is written on, as long as the file is known: a failure of the kernel to
-    /// write that is told once to each, and only to those that were there.
+    /// On the descriptor that what goes through the kernel's cache is written on, as long as the
+    /// file is known: a failure of the kernel to write that is told once to each, and only to those
+    /// that were there.
     pub(super) fn sync_file(&mut self, id: FileId) {
         self.sync_to(id, SyncTo::Medium);
     }
@@ -432,7 +437,8 @@ impl Daemon {
         }
     }
 
-    /// By syncing a file that never has anything to be written: that asks nothing else of the drive.
+    /// By syncing a file that never has anything to be written: that asks nothing else of the
+    /// drive.
     pub(super) fn flush(&mut self, device: DeviceId) {
         let share = self.shares.iter().filter(|served| served.device == device);
         let fd = share.filter_map(|served| served.share.flush_with()).next();
@@ -502,7 +508,8 @@ impl Daemon {
         self.feed(Event::Synced { file: id, result });
     }
 
-    /// A client's flush fails, perhaps without any fault of the disk. Said of a file once in a while.
+    /// A client's flush fails, perhaps without any fault of the disk. Said of a file once in a
+    /// while.
     fn say_doubted(&mut self, id: FileId, error: &std::io::Error) {
         let Some(file) = self.files.get_mut(id) else {
             return;

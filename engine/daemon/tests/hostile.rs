@@ -406,8 +406,8 @@ fn strange_descriptors_are_left_to_their_owner() {
 
 #[test]
 fn more_handles_than_allowed_are_plain() {
-    // The bound itself is far above what a test can open; that it holds is tested in engine/shm. Here:
-    // thousands of handles are neither slow nor kept after the session.
+    // The bound itself is far above what a test can open; that it holds is tested in engine/shm.
+    // Here: thousands of handles are neither slow nor kept after the session.
     let world = World::new();
     let honest = File::open(world.share.0.join("honest.mov")).unwrap();
     let mut raw = world.raw();

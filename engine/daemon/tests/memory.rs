@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The promise: with twelve streams the daemon takes less than 64 MiB beside its cache, and its cache is
-//! never larger than its setting.
+//! The promise: with twelve streams the daemon takes less than 64 MiB beside its cache, and its
+//! cache is never larger than its setting.
 //!
 //! The players are another process (this program again), since memory is counted by process.
 

@@ -175,7 +175,8 @@ fn a_folder_that_goes_with_its_disk_is_let_go_of_and_served_when_it_is_back() {
     let status = daemon.status_when("not there", |status| status.shares[0].trouble.is_some());
     let trouble = status.shares[0].trouble.clone().unwrap();
     assert!(trouble.contains("No such file"), "{trouble}");
-    // Nothing is there that a booking script could be promised, nor a device that anybody is served from.
+    // Nothing is there that a booking script could be promised, nor a device that anybody is served
+    // from.
     assert!(status.shares[0].is_absent);
     assert!(
         !status

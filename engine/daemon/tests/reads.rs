@@ -280,7 +280,8 @@ fn an_unread_handle_costs_nothing_and_a_closed_one_is_gone() {
     }
     let (_file, handle) = open(&mut client, &share.0, "x");
     assert_eq!(read(&mut client, handle, 0, 10), b"abc");
-    // Files are looked up beside each other: the last may be found before one that is closed already.
+    // Files are looked up beside each other: the last may be found before one that is closed
+    // already.
     let status = daemon.status_when("one handle alone", |status| {
         status.sessions[0].handle_count == 1
     });

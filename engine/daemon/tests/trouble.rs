@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Trouble below and shortage within: a disk that fails, a cache with every buffer in somebody's hands.
+//! Trouble below and shortage within: a disk that fails, a cache with every buffer in somebody's
+//! hands.
 
 #![allow(clippy::unwrap_used)] // The helpers are tests, too.
 
@@ -140,7 +141,8 @@ const PIN_COUNT_MAX: u64 = 32;
 /// How long somebody is watched who must wait.
 const WATCHED: Duration = Duration::from_millis(300);
 
-/// A session that reads a megabyte at each of these places and gives nothing back; the place is the read's number.
+/// A session that reads a megabyte at each of these places and gives nothing back; the place is the
+/// read's number.
 fn hoarder(daemon: &Daemon, file: &File, places: Range<u64>) -> Raw {
     let mut raw = Raw::connect(&daemon.session_socket());
     raw.open(1, file);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! MP4 and QuickTime: boxes in boxes. Of their bodies only a few words at fixed places are needed, and
-//! what stands behind these is nobody's business here: writers pad.
+//! MP4 and QuickTime: boxes in boxes. Of their bodies only a few words at fixed places are needed,
+//! and what stands behind these is nobody's business here: writers pad.
 //!
 //! The description (`moov`) stands before the media or behind it. Either way it is reached by the
-//! sizes of the boxes before it, and inside it the sample tables, which can be megabytes, are stepped
-//! over: movie header, tracks' media headers, handlers, sample counts, and where their last chunk lies.
+//! sizes of the boxes before it, and inside it the sample tables, which can be megabytes, are
+//! stepped over: movie header, tracks' media headers, handlers, sample counts, and where their last
+//! chunk lies.
 //!
 //! A file may not be whole yet. Its later length is declared: by the sizes of the boxes with media,
 //! as far as the last chunks of the tracks lie in them. With fragments (`mvex`, `moof`) the movie
@@ -29,8 +30,8 @@ const CHUNK_TRACK_COUNT_MAX: usize = 4;
 /// Tracks remembered.
 const TRACK_COUNT_MAX: usize = 64;
 
-/// A fragment index of a file that is not whole is believed when it tells of so many fragments at least: one that
-/// tells of one may be that fragment's own.
+/// A fragment index of a file that is not whole is believed when it tells of so many fragments at
+/// least: one that tells of one may be that fragment's own.
 const FRAGMENT_COUNT_MIN: u64 = 2;
 
 /// A duration of all ones says "not known".
@@ -220,7 +221,8 @@ impl Clock {
         container: Container,
         found: Found,
     ) -> Result<Clock, HeaderError> {
-        // Version and flags; when it was made and changed; units a second; how many. In version 1 times are long.
+        // Version and flags; when it was made and changed; units a second; how many. In version 1
+        // times are long.
         let short = fields::<20>(source, found)?;
         let long = fields::<32>(source, found)?;
         match (short, long) {
@@ -499,7 +501,8 @@ impl Index {
         let (mut bytes, mut units) = (0u64, 0u64);
         let mut done = 0;
         while done < count {
-            // Bytes (the first bit says whether they are an index again), time, and where decoding may begin.
+            // Bytes (the first bit says whether they are an index again), time, and where decoding
+            // may begin.
             let together = (count - done).min(WINDOW_BYTES as u64 / 12);
             let Some(entries) = source.bytes(start + done * 12, together as usize * 12)? else {
                 return Ok(None);

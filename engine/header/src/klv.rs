@@ -8,9 +8,9 @@
 //! sequence (duration 0202). A file that was still open when its header was written says it in its
 //! footer.
 //!
-//! How much media there is is known by where the footer is, or will be: a header that was completed says it of
-//! a file of which only the beginning is there. Without a footer anywhere the file is being recorded, and what is
-//! there of it says nothing of how fast it is.
+//! How much media there is is known by where the footer is, or will be: a header that was completed
+//! says it of a file of which only the beginning is there. Without a footer anywhere the file is
+//! being recorded, and what is there of it says nothing of how fast it is.
 
 use crate::source::{Source, WINDOW_BYTES, broken, part};
 use crate::{Container, HeaderError, HeaderFacts, duration_of, facts, frames_per_kilosecond};
@@ -24,7 +24,8 @@ const HEADER_PARTITION: u8 = 2;
 const FOOTER_PARTITION: u8 = 4;
 const RANDOM_INDEX: u8 = 0x11;
 
-/// Key of what fills up: between a partition's pack and its metadata, too, so that these begin on a grid.
+/// Key of what fills up: between a partition's pack and its metadata, too, so that these begin on a
+/// grid.
 const FILL_KEY: [u8; 16] = [
     0x06, 0x0e, 0x2b, 0x34, 0x01, 0x01, 0x01, 0x02, 0x03, 0x01, 0x02, 0x10, 0x01, 0x00, 0x00, 0x00,
 ];
@@ -202,8 +203,8 @@ fn is_fill(key: &[u8; 16]) -> bool {
         && key[VERSION_BYTE + 1..] == FILL_KEY[VERSION_BYTE + 1..]
 }
 
-/// Where the footer partition is, as the header or the random index pack says, or where it will be in a file that
-/// is not whole yet. None: nobody says, or there is something else.
+/// Where the footer partition is, as the header or the random index pack says, or where it will be
+/// in a file that is not whole yet. None: nobody says, or there is something else.
 fn find_footer(
     source: &mut Source<'_>,
     header: &Partition,

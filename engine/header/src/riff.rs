@@ -14,8 +14,9 @@
 //! | `fmt ` | 8 | 4 | bytes a second |
 //! | `ds64` | 8 | 8 | length of `data` (RF64, BW64) |
 //!
-//! A file may not be whole yet. A WAV has its rate in so many words. Of an AVI, bytes and frames are compared that
-//! belong together: those declared for its first RIFF, or all, once the last RIFF ends where the file does.
+//! A file may not be whole yet. A WAV has its rate in so many words. Of an AVI, bytes and frames
+//! are compared that belong together: those declared for its first RIFF, or all, once the last RIFF
+//! ends where the file does.
 
 use crate::source::{Source, broken, part};
 use crate::{Container, HeaderError, HeaderFacts, duration_of, facts, frames_per_kilosecond};
@@ -215,8 +216,8 @@ impl AviHeader {
         };
         let all = self.frame_count_all.max(self.stream_length());
         let (bytes, frame_count) = if first_end > source.size() {
-            // Of more RIFFs, if there will be any, nothing is known. The main header counts the frames of the first
-            // one, but some writers count all of them there.
+            // Of more RIFFs, if there will be any, nothing is known. The main header counts the
+            // frames of the first one, but some writers count all of them there.
             if all > self.frame_count || (length < RIFF_BYTES_LARGE && self.frame_count > 0) {
                 (u64::from(length), self.frame_count)
             } else {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Reads of a file that count themselves: what is asked for comes from a small window, and when the
-//! budget is spent there is no more. Heads that lie far from each other are read by themselves, with a budget of their own:
-//! a recording may come in hundreds of pieces, of which nothing but the length is wanted.
+//! budget is spent there is no more. Heads that lie far from each other are read by themselves,
+//! with a budget of their own: a recording may come in hundreds of pieces, of which nothing but the
+//! length is wanted.
 
 use crate::{Container, HeaderError};
 use std::io;

@@ -337,7 +337,8 @@ fn fragments_are_not_counted_by_the_movie_header() {
     assert_eq!(file.probe().unwrap(), None);
 }
 
-/// Media in `count` boxes of a megabyte, each behind a `wide` or not, and the description before or behind them.
+/// Media in `count` boxes of a megabyte, each behind a `wide` or not, and the description before or
+/// behind them.
 fn in_pieces(count: u32, is_wide: bool, is_behind: bool) -> Sparse {
     let wide = mp4_box(b"wide", &[]);
     let ahead = if is_wide { &wide[..] } else { &[] };

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! True files, changed where it hurts: sizes, counts, kinds, order, of the parts that a reader walks by.
+//! True files, changed where it hurts: sizes, counts, kinds, order, of the parts that a reader
+//! walks by.
 //!
-//! The corpus was made by ffmpeg from a test picture of 32 x 32 (`-fflags +bitexact`), and cut where media follows:
+//! The corpus was made by ffmpeg from a test picture of 32 x 32 (`-fflags +bitexact`), and cut
+//! where media follows:
 //!
 //! | file | made with |
 //! |---|---|

@@ -175,7 +175,8 @@ fn mp4_with_its_description_in_front_and_behind() {
     check("front.mp4", &sources, &front, Container::Mp4, Some(25_000));
 }
 
-/// As ffmpeg writes them: into fragments with and without an index, a description before and behind.
+/// As ffmpeg writes them: into fragments with and without an index, a description before and
+/// behind.
 const KINDS: [(&str, &[&str]); 13] = [
     ("behind.mov", &["-c:v", "prores_ks"]),
     ("behind.mp4", &["-c:v", "mpeg4", "-b:v", "8M"]),
@@ -297,7 +298,8 @@ fn a_file_that_is_not_whole_has_the_rate_that_it_will_have_or_none() {
             let facts = probe(&mut &bytes[..length], length as u64).ok().flatten();
             let of = format!("{name}, {eighths} eighths");
             let must = TELL_FROM_THE_FRONT.contains(&name) || eighths == 8;
-            // A fragment's own index is not all of them's, and ffmpeg then writes no table at the end.
+            // A fragment's own index is not all of them's, and ffmpeg then writes no table at the
+            // end.
             assert!(facts.is_some() || !must || name == "dash.mp4", "{of}: none");
             if let Some(facts) = facts {
                 let rate = facts.bytes_per_second.0 as f64;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Moving whole files so that members are equally full, and stripes to as many members as they may have. [`rebalance`] wants nobody to use the pool meanwhile; a door moves files by [`crate::Move`].
+//! Moving whole files so that members are equally full, and stripes to as many members as they may
+//! have. [`rebalance`] wants nobody to use the pool meanwhile; a door moves files by
+//! [`crate::Move`].
 //!
 //! core/pool/balance says which bytes go where; they move in the steps of a drain. A stripe is as
 //! much on one member as on the other: it only becomes wider.
@@ -39,7 +41,8 @@ pub fn rebalance(
     })
 }
 
-/// Do something to each file that has bytes, of these paths or of the whole pool; it may move them. Nobody uses the pool meanwhile.
+/// Do something to each file that has bytes, of these paths or of the whole pool; it may move them.
+/// Nobody uses the pool meanwhile.
 ///
 /// `act`    by its stub and layout, which it keeps as the record is; it adds up the bytes that it
 /// copies
@@ -192,7 +195,8 @@ fn fills(pool: &Pool, of: impl Fn(MemberNumber) -> bool) -> Vec<Fill> {
 pub struct Evenness {
     /// How full those are together that files may go to. Units: thousandths
     pub whole_permille: u64,
-    /// Which of them are fuller than that, and how full; those within a hundredth are not. Units: thousandths
+    /// Which of them are fuller than that, and how full; those within a hundredth are not. Units:
+    /// thousandths
     pub fuller: Vec<(MemberNumber, u64)>,
     /// The files that are left on these.
     pub kept: Kept,
@@ -226,7 +230,8 @@ pub struct LeftOut {
     pub state: MemberState,
 }
 
-/// How far [`rebalance`] has come, and why no further. Looks through the tree if members are not equally full.
+/// How far [`rebalance`] has come, and why no further. Looks through the tree if members are not
+/// equally full.
 pub fn evenness(pool: &Pool) -> Result<Evenness, PoolError> {
     let members = pool.members();
     let left_out = members.iter().filter_map(|member| {

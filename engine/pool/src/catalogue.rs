@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The catalogue: the directory tree of a pool, the stubs on their way out, and the numbers of its files.
+//! The catalogue: the directory tree of a pool, the stubs on their way out, and the numbers of its
+//! files.
 
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, Format, FormatFault};
@@ -235,8 +236,8 @@ impl Catalogue {
         self.tree.as_fd()
     }
 
-    /// Where a door moves a stub instead of taking its last name, and links one that a rename is about to replace, under any name.
-    /// [`crate::Pool::bury`] does the rest, also after a crash.
+    /// Where a door moves a stub instead of taking its last name, and links one that a rename is
+    /// about to replace, under any name. [`crate::Pool::bury`] does the rest, also after a crash.
     pub fn removed(&self) -> BorrowedFd<'_> {
         self.removed.as_fd()
     }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which members a pool has: taking one in, having one emptied, letting one go. [`drain`] wants nobody to use the pool meanwhile; a door that has it
-//! moves files by [`crate::Move`], and tells of itself as [`Users`].
+//! Which members a pool has: taking one in, having one emptied, letting one go. [`drain`] wants
+//! nobody to use the pool meanwhile; a door that has it moves files by [`crate::Move`], and tells
+//! of itself as [`Users`].
 //!
-//! Each step is durable before the next one, and each command that was interrupted is finished by repeating it. A file's bytes move as in a spill:
-//! copied and fsynced, then the record, then that made durable, then the old object goes. So at every instant a record leads to all its bytes.
+//! Each step is durable before the next one, and each command that was interrupted is finished by
+//! repeating it. A file's bytes move as in a spill: copied and fsynced, then the record, then that
+//! made durable, then the old object goes. So at every instant a record leads to all its bytes.
 
 use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format, refused};
 use crate::data::data_ranges;
@@ -323,7 +325,8 @@ fn no_add_waits(pool: &Pool) -> Result<(), PoolError> {
 
 /// From now on, durably, a member takes nothing new, or does again.
 ///
-/// Errors   nothing was changed then; [`PoolError::Missing`]: it cannot be emptied, since what it has cannot be read; [`PoolError::Refused`]: nobody would
+/// Errors   nothing was changed then; [`PoolError::Missing`]: it cannot be emptied, since what it
+/// has cannot be read; [`PoolError::Refused`]: nobody would
 ///          take what it has
 pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result<(), PoolError> {
     let duty = if draining { Duty::Draining } else { Duty::Full };
@@ -489,7 +492,8 @@ pub(crate) fn sum(data: &[ByteRange]) -> u64 {
     data.iter().map(|part| part.length.0).sum()
 }
 
-/// An object of a stripe to one member, which takes its place. Where one has room that is in no place of the stripe yet, to that one.
+/// An object of a stripe to one member, which takes its place. Where one has room that is in no
+/// place of the stripe yet, to that one.
 pub(crate) fn move_whole(
     pool: &Pool,
     stub: BorrowedFd<'_>,
@@ -721,10 +725,13 @@ impl Parting {
     }
 }
 
-/// Let a member go. The same command again finishes one that was interrupted. One that is missing may go as [`Parting::Empty`], too, if no file is on it.
-/// Records of files keep what they say of one that goes as [`Parting::Lost`]: these bytes cannot be read ([`PoolError::Lost`]), and all else of such files can.
+/// Let a member go. The same command again finishes one that was interrupted. One that is missing
+/// may go as [`Parting::Empty`], too, if no file is on it. Records of files keep what they say of
+/// one that goes as [`Parting::Lost`]: these bytes cannot be read ([`PoolError::Lost`]), and all
+/// else of such files can.
 ///
-/// Errors   [`PoolError::Refused`]: it has bytes, or is the last one that takes some; then no byte was moved. While files are in use one that is missing cannot go as
+/// Errors   [`PoolError::Refused`]: it has bytes, or is the last one that takes some; then no byte
+/// was moved. While files are in use one that is missing cannot go as
 ///          [`Parting::Empty`], and one that is there never goes as [`Parting::Lost`]
 pub fn remove(
     pool: &Pool,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Making a pool of folders that are there: everything is looked at before anything is written, and an interrupted create goes on where it was.
+//! Making a pool of folders that are there: everything is looked at before anything is written, and
+//! an interrupted create goes on where it was.
 //!
 //! The trick: the catalogue's format file is written first under another name, the **plan**. It has
 //! the ids, so that a second run knows what the first one made. The catalogue gets its name last; a
@@ -74,8 +75,8 @@ pub(crate) struct Folder {
 
 /// Make a pool, durably.
 ///
-/// `progress`  is told of each member that is ready: how many are, of how many
-/// Errors      [`PoolError::Refused`] says what is wrong with which folder; then nothing was changed
+/// `progress`  is told of each member that is ready: how many are, of how many Errors
+/// [`PoolError::Refused`] says what is wrong with which folder; then nothing was changed
 pub fn create(
     wanted: &Wanted,
     mut progress: impl FnMut(usize, usize),
@@ -150,7 +151,8 @@ pub(crate) fn refused<T>(sentence: String) -> Result<T, PoolError> {
     Err(PoolError::Refused(sentence))
 }
 
-/// No folder twice, none in another. Bind mounts may hide that one is in another; then the outer one is not empty, which is refused too.
+/// No folder twice, none in another. Bind mounts may hide that one is in another; then the outer
+/// one is not empty, which is refused too.
 pub(crate) fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), PoolError> {
     let all: Vec<&Folder> = [catalogue].into_iter().chain(members).collect();
     for (at, one) in all.iter().enumerate() {
@@ -476,7 +478,8 @@ impl Folder {
 
     pub(crate) fn furnish_catalogue(&self) -> Result<(), PoolError> {
         let own = Mode::RWXU;
-        // Only the door comes in here: rights below `tree` are checked there, as if it were the root of a file system.
+        // Only the door comes in here: rights below `tree` are checked there, as if it were the
+        // root of a file system.
         self.failed("close to others", fchmod(&self.fd, own))?;
         let all = own | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH;
         self.make_folder(TREE, all)?;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bringing files together that are in more pieces than they need be. [`defrag`] wants nobody to use the pool meanwhile; a door moves files by
-//! [`crate::Move`].
+//! Bringing files together that are in more pieces than they need be. [`defrag`] wants nobody to
+//! use the pool meanwhile; a door moves files by [`crate::Move`].
 //!
-//! First what is in several objects though one member has room for all of it; then objects that are scattered over their device.
+//! First what is in several objects though one member has room for all of it; then objects that are
+//! scattered over their device.
 
 use crate::balance::{all_of, each_with_record};
 use crate::change::Drained;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Undoing a create: a pool is none any more, and its folders have what others have put there, mostly nothing.
+//! Undoing a create: a pool is none any more, and its folders have what others have put there,
+//! mostly nothing.
 //!
 //! First the catalogue's format file gets another name: from then on nobody mounts it, and the same
 //! command goes on. Then the content of the members goes, each member's own format file last; then
@@ -67,8 +68,8 @@ pub struct Destroyed {
 impl Doomed {
     /// Look whether it may go. Nothing is changed.
     ///
-    /// `serve`  opens a pool as its only one
-    /// Errors   [`PoolError::Served`]; [`PoolError::Refused`]: it has files that are not to go, or a member that is not there
+    /// `serve`  opens a pool as its only one Errors   [`PoolError::Served`];
+    /// [`PoolError::Refused`]: it has files that are not to go, or a member that is not there
     pub fn look(
         catalogue: &Path,
         files: Files,

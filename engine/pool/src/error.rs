@@ -121,7 +121,8 @@ impl PoolError {
         }
     }
 
-    /// There is no room, of the file system's or of a quota's (btrfs holds root to those): another member may have some.
+    /// There is no room, of the file system's or of a quota's (btrfs holds root to those): another
+    /// member may have some.
     pub(crate) fn is_full(&self) -> bool {
         is_full(self.errno())
     }

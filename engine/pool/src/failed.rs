@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that work on a whole pool had to leave as they are: the first few with the reason, and how many.
+//! Files that work on a whole pool had to leave as they are: the first few with the reason, and how
+//! many.
 
 use crate::error::PoolError;
 use serde::{Deserialize, Serialize};

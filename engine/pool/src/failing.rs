@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 /// Nobody looks again before nothing has failed for so long.
 const QUIET_FOR: Duration = Duration::from_secs(5);
 
-/// The answer of a device that does not do what it should, or of a file system that has found it so. Not: full, read-only, not there.
+/// The answer of a device that does not do what it should, or of a file system that has found it
+/// so. Not: full, read-only, not there.
 pub(crate) fn is_of_device(error: Errno) -> bool {
     matches!(
         error,
@@ -48,7 +49,8 @@ impl Failing {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `is_of_one`: it may be that object alone, which somebody may look at again and again, so that this puts no trial off.
+    /// `is_of_one`: it may be that object alone, which somebody may look at again and again, so
+    /// that this puts no trial off.
     pub(crate) fn note(&self, now: Instant, is_of_one: bool, sentence: impl FnOnce() -> String) {
         let mut found = self.found();
         match &mut *found {

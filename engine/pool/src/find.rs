@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a path that somebody types to the catalogue it belongs to: through the mount of a pool, or below a catalogue itself.
+//! From a path that somebody types to the catalogue it belongs to: through the mount of a pool, or
+//! below a catalogue itself.
 //!
-//! A door's mount is of the type [`MOUNT_TYPE`] and names its catalogue as its source; the kernel's table of mounts is all that is asked, so
-//! that a door that hangs is never waited for longer than the path's own look-up takes.
+//! A door's mount is of the type [`MOUNT_TYPE`] and names its catalogue as its source; the kernel's
+//! table of mounts is all that is asked, so that a door that hangs is never waited for longer than
+//! the path's own look-up takes.
 
 use crate::catalogue::TREE;
 use crate::error::PoolError;
@@ -37,7 +39,8 @@ pub struct Mounted {
     pub mount: PathBuf,
 }
 
-/// The pool that this path is in: a mount of it, a path below that, its catalogue, or a path in its tree.
+/// The pool that this path is in: a mount of it, a path below that, its catalogue, or a path in its
+/// tree.
 pub fn find(path: &Path) -> Result<Place, PoolError> {
     let refused = |sentence: String| Err(PoolError::Refused(sentence));
     let path = match path.canonicalize() {
@@ -167,7 +170,8 @@ pub fn mounted() -> Result<Vec<Mounted>, PoolError> {
     Ok(found)
 }
 
-/// Where a pool is mounted that has this name of its catalogue, by the kernel's table alone: no file system is asked, which may hang.
+/// Where a pool is mounted that has this name of its catalogue, by the kernel's table alone: no
+/// file system is asked, which may hang.
 pub fn mounts_of(catalogue: &Path) -> Result<Vec<PathBuf>, PoolError> {
     let table = mount_table()?;
     Ok(rows(&table)
@@ -176,10 +180,12 @@ pub fn mounts_of(catalogue: &Path) -> Result<Vec<PathBuf>, PoolError> {
         .collect())
 }
 
-/// Processes that keep a pool mounted after it was unmounted here, one of each other mount namespace that has the pool: its number and name.
+/// Processes that keep a pool mounted after it was unmounted here, one of each other mount
+/// namespace that has the pool: its number and name.
 ///
-/// A container, or a service with a mount namespace of its own, gets a copy of each mount when it starts. If that copy is private, an unmount here
-/// does not reach it, and the process that serves the mount goes on. Processes that may not be read are left out.
+/// A container, or a service with a mount namespace of its own, gets a copy of each mount when it
+/// starts. If that copy is private, an unmount here does not reach it, and the process that serves
+/// the mount goes on. Processes that may not be read are left out.
 fn mounted_elsewhere(catalogue: &Path) -> Vec<(u32, String)> {
     let namespace_of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let mut seen: BTreeSet<PathBuf> = namespace_of("self").into_iter().collect();
@@ -280,7 +286,8 @@ impl Row {
     }
 }
 
-/// `id parent maj:min root mountpoint options… - type source superoptions` (proc(5)); a path need not be text.
+/// `id parent maj:min root mountpoint options… - type source superoptions` (proc(5)); a path need
+/// not be text.
 fn rows(table: &[u8]) -> impl Iterator<Item = Row> {
     table.split(|&byte| byte == b'\n').filter_map(|line| {
         let words: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The file `rushes-pool` that makes a folder the catalogue or a member of a pool.
 //!
-//! It is JSON for the person at the rack, and strict: an unknown name is damage, a newer version is told apart before anything else is looked at.
+//! It is JSON for the person at the rack, and strict: an unknown name is damage, a newer version is
+//! told apart before anything else is looked at.
 
 use crate::error::PoolError;
 use crate::member::random;
@@ -125,7 +126,8 @@ pub(crate) struct CatalogueFormat {
     /// When it may tidy itself.
     pub(crate) tidy: Schedule,
     pub(crate) members: Vec<MemberEntry>,
-    /// A number that every member's is below, also those that were removed: numbers are not given twice.
+    /// A number that every member's is below, also those that were removed: numbers are not given
+    /// twice.
     pub(crate) members_given: u32,
     /// Those of them that were given up with what they had: records may name them still.
     pub(crate) lost: BTreeSet<MemberNumber>,

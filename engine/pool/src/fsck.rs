@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Looking through a whole pool for what does not fit, and mending what can be mended without losing a byte.
+//! Looking through a whole pool for what does not fit, and mending what can be mended without
+//! losing a byte.
 //!
 //! core/pool/check says what is wrong and what may be done; here are the looks and the deeds. Every
 //! deed may be interrupted: the next look finds what it leaves. Bytes that nobody names get a name
@@ -87,10 +88,12 @@ pub struct Fsck {
     pub issues: Vec<Issue>,
     /// Members that could not be looked at, and why.
     pub missing: Vec<(MemberNumber, String)>,
-    /// Objects with bytes behind their file's end. A crash leaves them there; they are never read, and no finding.
+    /// Objects with bytes behind their file's end. A crash leaves them there; they are never read,
+    /// and no finding.
     pub behind_end_count: u64,
-    /// Blocks that no byte is in and that no record leads to, or behind files' ends: no finding, since writers that found a member full and file systems leave some, too. Given
-    /// back with `repair`. Units: bytes.
+    /// Blocks that no byte is in and that no record leads to, or behind files' ends: no finding,
+    /// since writers that found a member full and file systems leave some, too. Given back with
+    /// `repair`. Units: bytes.
     pub reserved_bytes: u64,
 }
 
@@ -118,8 +121,8 @@ struct Look {
 /// may show bytes that are there twice.
 const LOOKS_MAX: usize = 4;
 
-/// Look through a pool that nobody serves, and mend if asked, until a look finds nothing more to mend. Keeps some 300 bytes of memory for each file
-/// and object.
+/// Look through a pool that nobody serves, and mend if asked, until a look finds nothing more to
+/// mend. Keeps some 300 bytes of memory for each file and object.
 ///
 /// `pool`   opened by [`Pool::serve`]
 /// Errors   of the look; a fault that cannot be mended is an [`Issue`]
@@ -193,7 +196,8 @@ fn look_once(
     let looked_at = known.difference(&away).copied().collect();
     let lost = pool.lost();
     let mut findings = check(pool.id(), &known, &looked_at, &look.stubs, &look.objects);
-    // Its objects go before the stub of a removed file does: that one is half done, and the next mount goes on.
+    // Its objects go before the stub of a removed file does: that one is half done, and the next
+    // mount goes on.
     let removed = Path::new("..").join(crate::catalogue::REMOVED);
     findings.retain(|finding| match finding {
         Finding::ObjectAbsent { stub, .. } | Finding::NeverSynced { stub } => {
@@ -665,7 +669,8 @@ impl Mender<'_> {
         }
     }
 
-    /// Whether something may be done at all: a record from a stripe that is not whole would say of lost bytes that they are holes.
+    /// Whether something may be done at all: a record from a stripe that is not whole would say of
+    /// lost bytes that they are holes.
     fn can(&self, remedy: Remedy) -> Result<bool, PoolError> {
         Ok(match remedy {
             Remedy::WriteRecord(file) => assemble(file, &self.pieces(file)?).is_some(),
@@ -767,7 +772,8 @@ impl Mender<'_> {
         Ok(said)
     }
 
-    /// A stub in `lost+found` that names an object of a stripe whose mark says another file still: it was given its name and then interrupted.
+    /// A stub in `lost+found` that names an object of a stripe whose mark says another file still:
+    /// it was given its name and then interrupted.
     ///
     /// Returns  what the mark is to say
     fn half_kept(&self, stub: usize, object: Object) -> Option<(FileIdentity, Part)> {
@@ -845,7 +851,8 @@ impl Mender<'_> {
             .collect();
         for ((piece, fd), shared) in pieces.iter_mut().zip(&opened).zip(shared) {
             if shared {
-                // Of a block in which the file goes on elsewhere each of the two has zeroes for the other's part.
+                // Of a block in which the file goes on elsewhere each of the two has zeroes for the
+                // other's part.
                 piece.data = self.written(fd)?;
             }
         }
@@ -856,8 +863,8 @@ impl Mender<'_> {
         data_ranges(fd).map_err(|error| PoolError::system("look for data in an object", "", error))
     }
 
-    /// The same without less than a block of zeroes at either end: a place that begins or ends inside a block, as where a member was full, leaves
-    /// them beside the hole.
+    /// The same without less than a block of zeroes at either end: a place that begins or ends
+    /// inside a block, as where a member was full, leaves them beside the hole.
     fn written(&self, fd: &OwnedFd) -> Result<Vec<ByteRange>, PoolError> {
         let failed = |error| PoolError::system("look at an object", "", error);
         let block = fstat(fd).map_err(failed)?.st_blksize.max(1) as u64;
@@ -875,8 +882,9 @@ impl Mender<'_> {
         Ok(ranges)
     }
 
-    /// A part of an object without the zeroes at its ends that share a block with what is not of it: a hole that begins or ends inside a block leaves
-    /// them, and no other hole takes them away.
+    /// A part of an object without the zeroes at its ends that share a block with what is not of
+    /// it: a hole that begins or ends inside a block leaves them, and no other hole takes them
+    /// away.
     fn without_edges(&self, fd: &OwnedFd, part: ByteRange) -> Result<ByteRange, PoolError> {
         let failed = |error| PoolError::system("look at an object", "", error);
         let block = fstat(fd).map_err(failed)?.st_blksize.max(1) as u64;
@@ -950,8 +958,9 @@ impl Mender<'_> {
     /// Keep a stripe that is not whole, or whose file has others in its place: as a file with its
     /// bytes where they were. Objects that are gone are empty ones in it.
     ///
-    /// It has the number that the marks say, if no other file has that, so that none of them is written anew; else they are when its stub is there. Marks that
-    /// an interruption left of two files would make two of it.
+    /// It has the number that the marks say, if no other file has that, so that none of them is
+    /// written anew; else they are when its stub is there. Marks that an interruption left of two
+    /// files would make two of it.
     fn keep_stripe(&self, object: Object, of: BackPointer) -> Result<String, PoolError> {
         let is_taken = self.files.borrow().contains(&of.file);
         let file = match is_taken {
@@ -1043,7 +1052,8 @@ impl Mender<'_> {
         Ok(true)
     }
 
-    /// Whether every byte of an object of a stripe is also in the one that has its place now: it was moved, or was about to be.
+    /// Whether every byte of an object of a stripe is also in the one that has its place now: it
+    /// was moved, or was about to be.
     fn is_twin(&self, object: Object, part: Part, layout: &Layout) -> Result<bool, PoolError> {
         let mut segments = layout.segments().iter();
         let segment = segments.find(|one| (one.origin, one.shape) == (part.origin, part.shape));
@@ -1067,8 +1077,8 @@ impl Mender<'_> {
         Ok(true)
     }
 
-    /// Whether every byte of an object of a stripe is also where the record leads to: the file was moved from this stripe to another one, or
-    /// was about to be moved to this one.
+    /// Whether every byte of an object of a stripe is also where the record leads to: the file was
+    /// moved from this stripe to another one, or was about to be moved to this one.
     fn is_spread(&self, object: Object, part: Part, layout: &Layout) -> Result<bool, PoolError> {
         let fd = self.member(object)?.open_any(object.id, Access::Read)?;
         let unit = part.shape.unit_bytes();
@@ -1087,7 +1097,8 @@ impl Mender<'_> {
         Ok(true)
     }
 
-    /// Whether an object has from byte `from` on what the layout leads to in this range of the file.
+    /// Whether an object has from byte `from` on what the layout leads to in this range of the
+    /// file.
     fn is_same(
         &self,
         fd: &OwnedFd,
@@ -1177,7 +1188,8 @@ impl Mender<'_> {
         Ok(())
     }
 
-    /// How many bytes of an object are also where the record leads to, and not here. With `repair` they are holes then.
+    /// How many bytes of an object are also where the record leads to, and not here. With `repair`
+    /// they are holes then.
     fn copied(
         &self,
         layout: &Layout,
@@ -1205,8 +1217,8 @@ impl Mender<'_> {
     }
 }
 
-/// How many bytes of blocks an object has that no byte is in, where the record leads elsewhere or behind the end of its file. With `repair` they are
-/// given back.
+/// How many bytes of blocks an object has that no byte is in, where the record leads elsewhere or
+/// behind the end of its file. With `repair` they are given back.
 fn reserved(fd: &OwnedFd, led: &Led, length: ByteCount, repair: bool) -> Result<u64, PoolError> {
     let failed = |error| PoolError::system("look for blocks of an object", "", error);
     let Some(found) = Reserved::of(fd, led, Some(length)).map_err(failed)? else {
@@ -1220,7 +1232,8 @@ fn reserved(fd: &OwnedFd, led: &Led, length: ByteCount, repair: bool) -> Result<
     Ok(found.bytes())
 }
 
-/// Parts of a range of an object to which the record does not lead. Of what is single each that is in one other object by itself.
+/// Parts of a range of an object to which the record does not lead. Of what is single each that is
+/// in one other object by itself.
 fn elsewhere(led: &Led, layout: &Layout, range: ByteRange) -> Vec<ByteRange> {
     let parts = outside(range, &led.ranges);
     if led.shape != Shape::Single {
@@ -1264,8 +1277,9 @@ fn sync(fd: &OwnedFd, what: &str) -> Result<(), PoolError> {
     fsync(fd).map_err(|error| PoolError::system("make durable", what, error))
 }
 
-/// The folder `lost+found` of the tree, made if it is not there, and its name. Where that is something else, or somebody's whom its contents are
-/// not for, it is the first of `lost+found.1`, … that is neither.
+/// The folder `lost+found` of the tree, made if it is not there, and its name. Where that is
+/// something else, or somebody's whom its contents are not for, it is the first of `lost+found.1`,
+/// … that is neither.
 pub(crate) fn lost_folder(pool: &Pool) -> Result<(OwnedFd, String), PoolError> {
     let tree = pool.catalogue().tree();
     for attempt in 0..NAMES_MAX {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file's bytes on their way to one new home, piece by piece: to one object of those it has, to an object made anew, or to a wider stripe.
+//! A file's bytes on their way to one new home, piece by piece: to one object of those it has, to
+//! an object made anew, or to a wider stripe.
 //!
 //! A piece is copied to the home and fsynced, then the record says that it is there, then that is
 //! made durable, then its old place becomes a hole, or goes with its last byte. So at every instant
@@ -81,8 +82,8 @@ impl Pool {
     }
 }
 
-/// In how many places on its device an object is, and how much of it. Holes between places that follow each other count for nothing. None: its file
-/// system does not tell.
+/// In how many places on its device an object is, and how much of it. Holes between places that
+/// follow each other count for nothing. None: its file system does not tell.
 fn extents_of(fd: &OwnedFd) -> Option<(u64, u64)> {
     let map = extents::of(fd, EXTENT_COUNT_MAX).ok()?;
     let mut end = None;
@@ -154,7 +155,8 @@ impl Gather {
         self.is_vain
     }
 
-    /// All of a file on one member, if it is in several objects and one has room for the whole. Not of a stripe, and not of what should be one.
+    /// All of a file on one member, if it is in several objects and one has room for the whole. Not
+    /// of a stripe, and not of what should be one.
     pub(crate) fn together(pool: &Pool, stub: BorrowedFd<'_>, layout: &Layout) -> Option<Gather> {
         let objects = layout.objects();
         if objects.len() < 2 || !is_plain(layout) {
@@ -186,7 +188,8 @@ impl Gather {
         })
     }
 
-    /// Each home of a file with an object that is scattered over its device. Whether a copy would have fewer extents is seen when it has room.
+    /// Each home of a file with an object that is scattered over its device. Whether a copy would
+    /// have fewer extents is seen when it has room.
     pub(crate) fn afresh(pool: &Pool, layout: &Layout) -> Vec<Gather> {
         let mut found: Vec<Gather> = Vec::new();
         let mut before: Option<&Segment> = None;
@@ -480,8 +483,8 @@ fn make(
     Ok(())
 }
 
-/// Room for all that is to go there, and whether that has clearly fewer extents. So nothing is copied for nothing, and nobody else's bytes get in
-/// between while it is.
+/// Room for all that is to go there, and whether that has clearly fewer extents. So nothing is
+/// copied for nothing, and nobody else's bytes get in between while it is.
 fn has_fewer_extents(
     layout: &Layout,
     length: ByteCount,
@@ -528,8 +531,8 @@ fn has_fewer_extents(
     Ok(after > 0 && is_worth(before, after))
 }
 
-/// The first bytes of a range that its objects have, `piece` of them at most, each part in one object, and the part of the range that is settled when
-/// they are moved.
+/// The first bytes of a range that its objects have, `piece` of them at most, each part in one
+/// object, and the part of the range that is settled when they are moved.
 fn next_data(
     source: &Source,
     range: ByteRange,

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Holes in objects where bytes were that are elsewhere now.
 //!
-//! A hole that begins or ends inside a block leaves that block, zeroed. Where a file goes on elsewhere inside a block each piece that moves ends inside
-//! one, and blocks of zeroes were left that are no copy of anything: once nobody names the object, nobody can tell them from bytes. So a hole takes
-//! such a block with it. This module does not say which bytes are elsewhere.
+//! A hole that begins or ends inside a block leaves that block, zeroed. Where a file goes on
+//! elsewhere inside a block each piece that moves ends inside one, and blocks of zeroes were left
+//! that are no copy of anything: once nobody names the object, nobody can tell them from bytes. So
+//! a hole takes such a block with it. This module does not say which bytes are elsewhere.
 
 use crate::pool::punch;
 use rushes_core::pool::led::{Led, outside};
@@ -16,7 +17,8 @@ use std::os::fd::OwnedFd;
 /// Blocks are no larger, or only what was asked for goes. Units: bytes.
 const BLOCK_BYTES_MAX: u64 = 1 << 16;
 
-/// A hole in an object where the record leads elsewhere by now, and in the rest of the blocks at its ends where that is zeroes that nobody is led to.
+/// A hole in an object where the record leads elsewhere by now, and in the rest of the blocks at
+/// its ends where that is zeroes that nobody is led to.
 ///
 /// `layout`  as the record is now
 /// `range`   of the object; the record leads to none of it

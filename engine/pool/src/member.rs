@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A member: a folder of objects on one native file system.
 //!
-//! No descriptor of it is kept: each use enters by its path and looks whether the format file there is the one that was seen to be right. So a
-//! member can be unmounted while nobody uses it, and one that comes back is simply there.
+//! No descriptor of it is kept: each use enters by its path and looks whether the format file there
+//! is the one that was seen to be right. So a member can be unmounted while nobody uses it, and one
+//! that comes back is simply there.
 
 use crate::data::has_data;
 use crate::error::{ObjectFault, PoolError};
@@ -35,7 +36,8 @@ use std::time::Instant;
 
 /// Below a member: logs of names.
 pub(crate) const NAMES: &str = "names";
-/// Ids drawn before giving up: two alike among 2^64 are no chance, so by then something else is wrong.
+/// Ids drawn before giving up: two alike among 2^64 are no chance, so by then something else is
+/// wrong.
 const DRAWS_MAX: usize = 8;
 /// Of linux/stat.h.
 const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
@@ -110,8 +112,8 @@ pub(crate) enum Listed {
     Unreadable(PathBuf, Errno),
 }
 
-/// A disk that does not give one file may give the next one: bad blocks, and what a file system finds damaged (EBADMSG and EUCLEAN, "structure needs
-/// cleaning").
+/// A disk that does not give one file may give the next one: bad blocks, and what a file system
+/// finds damaged (EBADMSG and EUCLEAN, "structure needs cleaning").
 fn is_of_file(error: Errno) -> bool {
     matches!(error, Errno::IO | Errno::BADMSG | Errno::UCLEAN)
 }
@@ -659,7 +661,8 @@ impl Member {
         Ok(count)
     }
 
-    /// Every name in the folders of objects: the folder, where that is below the member, and the name.
+    /// Every name in the folders of objects: the folder, where that is below the member, and the
+    /// name.
     fn names_among_objects(
         &self,
         mut each: impl FnMut(&OwnedFd, &str, &CStr) -> Result<(), PoolError>,
@@ -741,7 +744,8 @@ impl Member {
         };
         let durable = fstatfs(&root).and_then(|found| {
             if IN_ORDER.contains(&(found.f_type as u64)) {
-                // One more change, behind those: a folder that was not changed now would wait for nothing.
+                // One more change, behind those: a folder that was not changed now would wait for
+                // nothing.
                 let folder = open("objects")?;
                 return futimens(&folder, &NOW).and_then(|()| fsync(&folder));
             }
@@ -767,7 +771,8 @@ impl Member {
         self.unlink(id)
     }
 
-    /// The same of one that a record of this file names: a power cut may have left it without its mark.
+    /// The same of one that a record of this file names: a power cut may have left it without its
+    /// mark.
     pub(crate) fn remove_named(&self, file: FileIdentity, id: ObjectId) -> Result<(), PoolError> {
         match self.remove_object(file, id) {
             Err(PoolError::Object {

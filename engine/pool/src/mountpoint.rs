@@ -8,7 +8,8 @@ use crate::pool::Pool;
 use rustix::fs::stat;
 use std::path::Path;
 
-/// The folder is beside the catalogue and the members of this pool: it is none of them, in none, and none is in it. It is in no other pool's either.
+/// The folder is beside the catalogue and the members of this pool: it is none of them, in none,
+/// and none is in it. It is in no other pool's either.
 ///
 /// Errors   [`PoolError::Refused`] says which one is in the way
 pub fn may_be_mounted_on(pool: &Pool, folder: &Path) -> Result<(), PoolError> {
@@ -48,7 +49,8 @@ pub fn may_be_mounted_on(pool: &Pool, folder: &Path) -> Result<(), PoolError> {
             path.display()
         ));
     }
-    // By what lies there, too: a bind mount shows the same folders elsewhere, and what is mounted on one is often on the other at once.
+    // By what lies there, too: a bind mount shows the same folders elsewhere, and what is mounted
+    // on one is often on the other at once.
     match folder.ancestors().find_map(of_pool) {
         None => Ok(()),
         Some((outer, of)) => refused(format!(

@@ -39,13 +39,15 @@ const COPY_COUNT: usize = 2;
 /// Appended facts are made durable so often: after a power cut and a lost catalogue at once the log
 /// may be so much behind.
 const DURABLE_EVERY: Duration = Duration::from_secs(30);
-/// Facts behind the checkpoint before another one is made; at least, and as a multiple of the checkpoint. Units: bytes.
+/// Facts behind the checkpoint before another one is made; at least, and as a multiple of the
+/// checkpoint. Units: bytes.
 const GROWTH_BYTES: u64 = 64 << 20;
 /// Written at a time of a checkpoint. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 /// While a checkpoint is made, changes go on being logged so often.
 const LAG: Duration = Duration::from_secs(1);
-/// Between two tries of a checkpoint: behind the first that failed, behind one that a rename spoilt, and at most.
+/// Between two tries of a checkpoint: behind the first that failed, behind one that a rename
+/// spoilt, and at most.
 const RETRY: Duration = Duration::from_secs(10);
 const RETRY_MOVED: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(600);
@@ -53,7 +55,8 @@ const RETRY_MAX: Duration = Duration::from_secs(600);
 const TRIES_MAX: usize = 20;
 /// A member with less is asked behind others, however short the log is. Units: bytes.
 const ROOM_LEAST: ByteCount = ByteCount::from_mib(16);
-/// Told and not written, while a member's disk does not answer: then it is let go, and a checkpoint is due. Units: bytes.
+/// Told and not written, while a member's disk does not answer: then it is let go, and a checkpoint
+/// is due. Units: bytes.
 const PENDING_BYTES_MAX: usize = 16 << 20;
 /// Longest name or value of an attribute. Units: bytes.
 const VALUE_BYTES_MAX: usize = 65_536;
@@ -190,7 +193,8 @@ fn temporary_name(serial: u64) -> String {
     format!("{serial:016x}.new")
 }
 
-/// Serial of the newest log of names that a member has, and which members have it. None: there is none.
+/// Serial of the newest log of names that a member has, and which members have it. None: there is
+/// none.
 pub fn newest_log(pool: &Pool) -> Option<(u64, Vec<MemberNumber>)> {
     let found = logs(pool);
     let serial = found.iter().map(|log| log.serial).max()?;
@@ -268,8 +272,9 @@ pub(crate) fn checkpoint_now(pool: &Pool) -> Result<(), PoolError> {
 }
 
 impl NameLog {
-    /// Go on with the newest log until there is a checkpoint, which is due: nobody knows what the door before had not written yet.
-    /// One of another catalogue (this one is a copy of it, or was rescued) stays as it is until then: its inodes have other numbers.
+    /// Go on with the newest log until there is a checkpoint, which is due: nobody knows what the
+    /// door before had not written yet. One of another catalogue (this one is a copy of it, or was
+    /// rescued) stays as it is until then: its inodes have other numbers.
     pub fn open(pool: &Pool) -> NameLog {
         let mut writer = Writer {
             is_due: true,
@@ -330,7 +335,8 @@ impl NameLog {
         .encode(&mut pending);
     }
 
-    /// A folder has another name or place now. To be told of each, or a checkpoint that is being made may lack what is in it.
+    /// A folder has another name or place now. To be told of each, or a checkpoint that is being
+    /// made may lack what is in it.
     pub fn folder_moved(&self) {
         self.moves.fetch_add(1, Ordering::AcqRel);
     }
@@ -340,7 +346,8 @@ impl NameLog {
         self.has_gap.store(true, Ordering::Release);
     }
 
-    /// A checkpoint at once, on members that take bytes as the pool is now; `changed` as for [`NameLog::write`].
+    /// A checkpoint at once, on members that take bytes as the pool is now; `changed` as for
+    /// [`NameLog::write`].
     ///
     /// Errors   no member takes it; or folders are renamed all the time
     pub fn checkpoint_now(
@@ -361,9 +368,11 @@ impl NameLog {
         )))
     }
 
-    /// Write what was told, and how the inodes are that `changed` knows; a checkpoint if one is due. For a thread of its own, once a second.
+    /// Write what was told, and how the inodes are that `changed` knows; a checkpoint if one is
+    /// due. For a thread of its own, once a second.
     ///
-    /// Returns  false: fewer members than there should be have all of it; it is tried again the next time
+    /// Returns  false: fewer members than there should be have all of it; it is tried again the
+    /// next time
     pub fn write(&self, pool: &Pool, changed: impl FnMut() -> Vec<Inode>) -> bool {
         self.write_all(pool, changed, false)
     }
@@ -394,7 +403,8 @@ impl NameLog {
         let bytes = self.take(&mut changed);
         writer.append(pool, &bytes, is_last);
         writer.is_due |= writer.tail_bytes > GROWTH_BYTES.max(2 * writer.checkpoint_bytes);
-        // A member that came back is seen when there is something to write: nobody is woken for less.
+        // A member that came back is seen when there is something to write: nobody is woken for
+        // less.
         writer.is_due |= writer.members.len() < COPY_COUNT
             && !bytes.is_empty()
             && choose(pool, writer.checkpoint_bytes).len() > writer.members.len();
@@ -474,8 +484,8 @@ impl NameLog {
         Ok(())
     }
 
-    /// The tree as it is found, and what changes meanwhile: each fact behind those that were read before it was told, so that none
-    /// replaces a newer one for good.
+    /// The tree as it is found, and what changes meanwhile: each fact behind those that were read
+    /// before it was told, so that none replaces a newer one for good.
     ///
     /// Returns  how much of it was told. Units: bytes
     fn fill(
@@ -574,9 +584,11 @@ fn failed_at(about: impl Into<String>, error: Errno) -> PoolError {
 }
 
 impl Writer {
-    /// A member that does not take it has no part in this log any more. `is_last`: nothing follows, so that all is to be durable.
+    /// A member that does not take it has no part in this log any more. `is_last`: nothing follows,
+    /// so that all is to be durable.
     fn append(&mut self, pool: &Pool, bytes: &[u8], is_last: bool) {
-        // A drive that is told to flush has to write all it has of others first: seconds, beside recorders.
+        // A drive that is told to flush has to write all it has of others first: seconds, beside
+        // recorders.
         let (now, has_more) = (Instant::now(), !bytes.is_empty());
         let durably = self.durable.is_due(has_more, is_last, now);
         if !has_more && !durably {
@@ -730,7 +742,8 @@ fn choose(pool: &Pool, log_bytes: u64) -> Vec<MemberNumber> {
     found.into_iter().map(|(number, _)| number).collect()
 }
 
-/// How an inode of the catalogue is, with its attributes; `number` is the one that the log has for it.
+/// How an inode of the catalogue is, with its attributes; `number` is the one that the log has for
+/// it.
 ///
 /// Assumes  `fd` may be opened with O_PATH
 pub fn inode(number: u64, fd: BorrowedFd<'_>) -> Result<Inode, Errno> {

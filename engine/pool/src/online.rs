@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file's bytes on their way to other members while it is in use: piece by piece, each in the steps of a drain.
+//! A file's bytes on their way to other members while it is in use: piece by piece, each in the
+//! steps of a drain.
 //!
 //! A mover holds the file's lock for one piece at a time, and reads the bytes into the kernel's
 //! memory beforehand, without it ([`Move::read_before`]). A piece follows the one before it to the
@@ -65,8 +66,9 @@ pub struct Moved {
     pub copied: u64,
 }
 
-/// Each file once, by one of its names, open to read (or why it cannot be opened), that is at one of these paths below the tree or in such a folder; of the whole pool if there are none.
-/// Files that get another name meanwhile may be told twice, or not.
+/// Each file once, by one of its names, open to read (or why it cannot be opened), that is at one
+/// of these paths below the tree or in such a folder; of the whole pool if there are none. Files
+/// that get another name meanwhile may be told twice, or not.
 ///
 /// Errors   the pool's, or `each`'s own, which ends it; a path that is not there
 pub fn each_file_in(
@@ -85,7 +87,8 @@ pub fn each_file_in(
 }
 
 impl Pool {
-    /// Another number when a file's bytes may lie elsewhere than before. None: not all of its objects can be looked at.
+    /// Another number when a file's bytes may lie elsewhere than before. None: not all of its
+    /// objects can be looked at.
     pub fn stamp(&self, layout: &Layout) -> Option<u64> {
         let mut hasher = DefaultHasher::new();
         layout.encode().hash(&mut hasher);
@@ -169,7 +172,8 @@ impl Move {
         Gather::together(pool, stub, layout).map(Move::home)
     }
 
-    /// Each of a file's objects that is scattered over its device to another one on its member, if that has at most half as many extents.
+    /// Each of a file's objects that is scattered over its device to another one on its member, if
+    /// that has at most half as many extents.
     pub fn afresh(pool: &Pool, layout: &Layout) -> Vec<Move> {
         let all = Gather::afresh(pool, layout).into_iter();
         all.map(Move::home).collect()
@@ -350,7 +354,8 @@ impl Move {
     }
 }
 
-/// The first bytes of a range that an object has, `piece` of them at most, and the part of the range that is settled when they are.
+/// The first bytes of a range that an object has, `piece` of them at most, and the part of the
+/// range that is settled when they are.
 fn next_piece(
     source: &OwnedFd,
     range: ByteRange,

@@ -171,8 +171,8 @@ pub(crate) fn why_no_log(pool: &Pool, number: MemberNumber, error: &PoolError) -
     format!("{cause}: {}; {}", others.clauses(), others.way_out())
 }
 
-/// Of a member that could not be emptied: members with room that take nothing because they are to be emptied as well, and what lets them; a sentence. None: there
-/// is none.
+/// Of a member that could not be emptied: members with room that take nothing because they are to
+/// be emptied as well, and what lets them; a sentence. None: there is none.
 pub fn draining_with_room(pool: &Pool, number: MemberNumber) -> Option<String> {
     let others = Others::than(pool, number);
     let draining = others.draining();

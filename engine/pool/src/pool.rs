@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! An open pool: layouts of files, and the order of durable steps between catalogue and members.
 //!
-//! A layout names an object only after it is on its member for good; an object goes only after its name has gone for good. So a
-//! crash leaves at worst objects that nobody names.
+//! A layout names an object only after it is on its member for good; an object goes only after its
+//! name has gone for good. So a crash leaves at worst objects that nobody names.
 
 use crate::catalogue::{Catalogue, Lock, REMOVED};
 use crate::data::next_run;
@@ -34,7 +34,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-/// Bytes that go elsewhere together when one of them does not fit where it is (copy-on-write file systems).
+/// Bytes that go elsewhere together when one of them does not fit where it is (copy-on-write file
+/// systems).
 const MOVE_BYTES: u64 = 1 << 20;
 /// The last room of a member is tried with so much. Units: bytes.
 const BLOCK_BYTES: u64 = 4096;
@@ -47,7 +48,8 @@ pub enum SpillReason {
     /// Its member said EDQUOT: as if it were full, but if all others say so, too, that is the
     /// error.
     OverQuota,
-    /// Its member is missing or read-only, and nothing was ever written at or behind the range: it begins at or behind the file's end.
+    /// Its member is missing or read-only, and nothing was ever written at or behind the range: it
+    /// begins at or behind the file's end.
     Unwritable,
     /// The same, and its device fails.
     Failing,
@@ -75,7 +77,8 @@ pub struct Buried {
     pub files: Vec<FileIdentity>,
     /// Why some could not be removed yet; they are tried again the next time.
     pub kept: Vec<PoolError>,
-    /// How many somebody opened meanwhile, or lost their last name only then: they are for the next time.
+    /// How many somebody opened meanwhile, or lost their last name only then: they are for the next
+    /// time.
     pub left_count: usize,
 }
 
@@ -212,8 +215,8 @@ impl Pool {
         Pool::open(catalogue, Lock::Take, FORMAT_FILE)
     }
 
-    /// Open it for a door that goes on after another one: with the lock that the one before had ([`Catalogue::lock`]), and that nobody let go of
-    /// meanwhile.
+    /// Open it for a door that goes on after another one: with the lock that the one before had
+    /// ([`Catalogue::lock`]), and that nobody let go of meanwhile.
     ///
     /// Errors   [`PoolError::Refused`]: it is another pool's
     pub fn serve_on(catalogue: &Path, lock: OwnedFd) -> Result<Pool, PoolError> {
@@ -229,7 +232,8 @@ impl Pool {
         let (catalogue, format) = Catalogue::open(catalogue, lock, file)?;
         let id = format.pool;
         let members = format.members.iter();
-        // A catalogue that is still being made takes no member over: its rescue may be refused, or interrupted.
+        // A catalogue that is still being made takes no member over: its rescue may be refused, or
+        // interrupted.
         let takes_over = catalogue.has_lock() && file == FORMAT_FILE;
         // A door has asked its members when it opened the pool. A command beside it waits for no
         // member that hangs.
@@ -278,14 +282,16 @@ impl Pool {
         self.membership().format.rules.clone()
     }
 
-    /// From now on its format file says this. When it returns nobody makes an object any more where that says that nothing new goes.
+    /// From now on its format file says this. When it returns nobody makes an object any more where
+    /// that says that nothing new goes.
     pub(crate) fn adopt(&self, format: CatalogueFormat) {
         self.adopt_at_once(format);
         // A thread that has chosen by the format file of before is done when nobody holds this.
         drop(self.placing.write());
     }
 
-    /// The same, without waiting for those who choose at this moment: one of them may hang in a disk that is given up.
+    /// The same, without waiting for those who choose at this moment: one of them may hang in a
+    /// disk that is given up.
     pub(crate) fn adopt_at_once(&self, format: CatalogueFormat) {
         let before = self.membership();
         let entries = format.members.iter();
@@ -331,7 +337,8 @@ impl Pool {
         Members(self.membership())
     }
 
-    /// Another number when the format file says something else than before: there may be other members.
+    /// Another number when the format file says something else than before: there may be other
+    /// members.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -379,7 +386,8 @@ impl Pool {
         }
     }
 
-    /// Replace the layout of a stub, whole. A stub must have one before it gets a size: make it with [`Layout::new`].
+    /// Replace the layout of a stub, whole. A stub must have one before it gets a size: make it
+    /// with [`Layout::new`].
     ///
     /// Assumes  exclusive: nobody else reads or changes this file's layout meanwhile
     pub fn set_layout(&self, stub: BorrowedFd<'_>, layout: &Layout) -> Result<(), PoolError> {
@@ -395,8 +403,9 @@ impl Pool {
         })
     }
 
-    /// Where the first of these bytes goes. Makes the file's first segment and its object if it has none; nobody waits until that is durable:
-    /// the file is unsettled then ([`Layout::is_unsettled`]), and somebody has to [`Pool::settle`] it before its fsync ends.
+    /// Where the first of these bytes goes. Makes the file's first segment and its object if it has
+    /// none; nobody waits until that is durable: the file is unsettled then
+    /// ([`Layout::is_unsettled`]), and somebody has to [`Pool::settle`] it before its fsync ends.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]
     /// Errors   [`PoolError::NoRoom`]: no member has room for one block of it
@@ -430,11 +439,13 @@ impl Pool {
         Ok(located)
     }
 
-    /// Bytes did not fit where the layout has them: let another member take them, and what follows up to the next data.
+    /// Bytes did not fit where the layout has them: let another member take them, and what follows
+    /// up to the next data.
     ///
-    /// Assumes  exclusive, as [`Pool::set_layout`]; `wanted` begins at the first byte that could not be written
-    /// Returns  where the first byte goes now; it has a block there already, so each call is progress
-    /// Errors   [`PoolError::NoRoom`]: no other member has room for one block of it
+    /// Assumes  exclusive, as [`Pool::set_layout`]; `wanted` begins at the first byte that could
+    /// not be written Returns  where the first byte goes now; it has a block there already, so each
+    /// call is progress Errors   [`PoolError::NoRoom`]: no other member has room for one block of
+    /// it
     pub fn spill(
         &self,
         stub: BorrowedFd<'_>,
@@ -578,7 +589,8 @@ impl Pool {
         ((wish, rooms, members), lack)
     }
 
-    /// Give `range` to the first member that has room for `wanted` of it, else for one block; never to `except`, which has not taken it.
+    /// Give `range` to the first member that has room for `wanted` of it, else for one block; never
+    /// to `except`, which has not taken it.
     fn take(
         &self,
         stub: BorrowedFd<'_>,
@@ -678,7 +690,8 @@ impl Pool {
                         false if moved.as_ref().is_some_and(is_read) => {}
                         false => drop(vacate(&fd, layout, object, range)),
                     }
-                    // Reserving says less on copy-on-write file systems: this member is full after all, the next one may not be.
+                    // Reserving says less on copy-on-write file systems: this member is full after
+                    // all, the next one may not be.
                     if Refused::is_of_member(&error) {
                         refused.note(error);
                         continue;
@@ -720,7 +733,8 @@ impl Pool {
         }
     }
 
-    /// Give `range` to new objects, one on each of these members. False: one of them has no room after all, or is not there any more.
+    /// Give `range` to new objects, one on each of these members. False: one of them has no room
+    /// after all, or is not there any more.
     fn take_striped(
         &self,
         stub: BorrowedFd<'_>,
@@ -931,7 +945,8 @@ impl Pool {
         (rooms, lack)
     }
 
-    /// The same of those whose devices have failed: they may work again, and are asked when no other one has taken it.
+    /// The same of those whose devices have failed: they may work again, and are asked when no
+    /// other one has taken it.
     fn failing(&self, except: Option<MemberNumber>, class: Option<&Class>) -> Vec<MemberNumber> {
         self.members()
             .iter()
@@ -985,7 +1000,8 @@ impl Pool {
         now.format.lost.contains(&number)
     }
 
-    /// Objects have no byte at or behind `size`, and segments that begin there are gone. The stub's size is the door's to set, afterwards.
+    /// Objects have no byte at or behind `size`, and segments that begin there are gone. The stub's
+    /// size is the door's to set, afterwards.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]
     pub fn cut(
@@ -1015,7 +1031,8 @@ impl Pool {
         self.shorten(stub, layout, next)
     }
 
-    /// Write down a layout of which segments have gone; objects that it does not name any more go after them.
+    /// Write down a layout of which segments have gone; objects that it does not name any more go
+    /// after them.
     pub(crate) fn shorten(
         &self,
         stub: BorrowedFd<'_>,
@@ -1068,9 +1085,10 @@ impl Pool {
         known.is_ok_and(|member| member.status().state == MemberState::Present)
     }
 
-    /// Remove stubs from [`Catalogue::removed`] with their objects, unless `opens` says of a stub's native inode number that it is needed.
-    /// A stub that still has a name in the tree only loses the one there. For a door's start, and then now and then. Names are
-    /// neither made nor removed by anybody else while what `links` gives is there.
+    /// Remove stubs from [`Catalogue::removed`] with their objects, unless `opens` says of a stub's
+    /// native inode number that it is needed. A stub that still has a name in the tree only loses
+    /// the one there. For a door's start, and then now and then. Names are neither made nor removed
+    /// by anybody else while what `links` gives is there.
     pub fn bury<Guard>(
         &self,
         opens: impl Opens,
@@ -1103,7 +1121,8 @@ impl Pool {
                 Err(errors) => buried.kept.extend(errors),
             }
         }
-        // And were the stub gone before its objects are, it could bring those back, and nobody would know that they were removed.
+        // And were the stub gone before its objects are, it could bring those back, and nobody
+        // would know that they were removed.
         let mut removed: BTreeMap<MemberNumber, BTreeSet<Object>> = BTreeMap::new();
         let layouts = emptied.iter().filter_map(|(.., layout)| layout.as_ref());
         for object in layouts.flat_map(Layout::objects) {
@@ -1203,8 +1222,8 @@ impl Pool {
     }
 }
 
-/// Which removed files are needed still, by the inode numbers of their stubs. A function that says which are open will do where nobody opens any
-/// meanwhile.
+/// Which removed files are needed still, by the inode numbers of their stubs. A function that says
+/// which are open will do where nobody opens any meanwhile.
 pub trait Opens {
     /// It is not to be buried now.
     fn need(&self, inode: u64) -> bool;
@@ -1214,7 +1233,8 @@ pub trait Opens {
     ///
     /// Returns  false: somebody has it open
     fn close_off(&self, inode: u64) -> bool;
-    /// Its stub goes in `last`, or it was not removed. Nobody finds it between open and gone, nor another file that gets its number closed off.
+    /// Its stub goes in `last`, or it was not removed. Nobody finds it between open and gone, nor
+    /// another file that gets its number closed off.
     fn let_go<T>(&self, inode: u64, last: impl FnOnce() -> T) -> T;
 }
 

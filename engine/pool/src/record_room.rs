@@ -21,7 +21,8 @@ use std::path::Path;
 
 /// Of ext2, ext3 and ext4, in linux/magic.h.
 const EXT4_MAGIC: u64 = 0xef53;
-/// A block of attributes without any: its head, and the end of its list (fs/ext4/xattr.h). Units: bytes.
+/// A block of attributes without any: its head, and the end of its list (fs/ext4/xattr.h). Units:
+/// bytes.
 const EMPTY_BLOCK_BYTES: usize = 32 + 4;
 /// Of an attribute in the list, before its name. Units: bytes.
 const ENTRY_BYTES: usize = 16;
@@ -95,7 +96,8 @@ pub fn scarce_room(catalogue: &Path) -> Option<String> {
 }
 
 impl Pool {
-    /// Before a file in the tree gets an attribute: whether the record of its layout can grow beside it as far as it may have to.
+    /// Before a file in the tree gets an attribute: whether the record of its layout can grow
+    /// beside it as far as it may have to.
     ///
     /// `path`     leads to the file, which is not followed further
     pub fn leaves_record_room(

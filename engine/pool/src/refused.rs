@@ -16,7 +16,8 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// Whether another member is to be asked: this is one member's answer, and not of the catalogue or of bytes that are to be moved.
+    /// Whether another member is to be asked: this is one member's answer, and not of the catalogue
+    /// or of bytes that are to be moved.
     pub(crate) fn is_of_member(error: &PoolError) -> bool {
         match error {
             PoolError::Missing { .. }

@@ -58,11 +58,12 @@ pub struct Rescued {
     pub fsck: Fsck,
 }
 
-/// Make a new catalogue in an empty folder, of a pool whose old one is lost. Keeps all names in memory.
+/// Make a new catalogue in an empty folder, of a pool whose old one is lost. Keeps all names in
+/// memory.
 ///
-/// `members`   folders of all members that are left; those whose place has changed are found there from now on
-/// `progress`  is told of names that are back, then of what fsck does
-/// Errors      [`PoolError::Refused`] says what is wrong with which folder; then nothing was changed
+/// `members`   folders of all members that are left; those whose place has changed are found there
+/// from now on `progress`  is told of names that are back, then of what fsck does Errors
+/// [`PoolError::Refused`] says what is wrong with which folder; then nothing was changed
 pub fn rescue(
     catalogue: &Path,
     members: &[PathBuf],
@@ -103,7 +104,8 @@ pub fn rescue(
         format::write(folder.fd.as_fd(), &folder.path, PLAN, &format)?;
         pool = Pool::open(&folder.path, Lock::Take, PLAN)?;
     }
-    // Records will say of what is there that it is settled. (Of a disk that cannot make it so they say that it is missed, if it is.)
+    // Records will say of what is there that it is settled. (Of a disk that cannot make it so they
+    // say that it is missed, if it is.)
     for member in pool.members().iter() {
         let _ = member.sync();
     }
@@ -151,7 +153,8 @@ pub fn rescue(
         );
         fsck.issues.push(about_log(sentence));
     }
-    // Until now the old log stays: a rescue that is repeated needs it. It knows nothing of the new inodes.
+    // Until now the old log stays: a rescue that is repeated needs it. It knows nothing of the new
+    // inodes.
     if let Err(error) = names::checkpoint_now(&pool) {
         let sentence =
             format!("the log of names could not be written: {error}; the next mount tries again");
@@ -441,7 +444,8 @@ impl Maker<'_> {
         let folders: BTreeSet<u64> = names.names.keys().map(|(folder, _)| *folder).collect();
         let inner: BTreeSet<u64> = names.names.values().copied().collect();
         let tops = folders.iter().filter(|folder| !inner.contains(folder));
-        // In a log that was written by us all are below one without a name; of a circle each is tried.
+        // In a log that was written by us all are below one without a name; of a circle each is
+        // tried.
         for &folder in tops.chain(&folders) {
             if seen.insert(folder) {
                 let lost = Inode {
@@ -602,7 +606,8 @@ impl Maker<'_> {
     fn fill(&self, stub: &OwnedFd, inode: &Inode) -> Result<(), PoolError> {
         let mut size = inode.size;
         if let Ok(mut layout) = Layout::decode(&inode.record) {
-            // It may have been settled, and moved, since the log was told: a missing object counts for nothing only if there never was one.
+            // It may have been settled, and moved, since the log was told: a missing object counts
+            // for nothing only if there never was one.
             if self.objects.contains_key(&layout.file) || !self.away.is_empty() {
                 layout.set_unsettled(false);
             }
@@ -650,8 +655,9 @@ impl Maker<'_> {
             .is_some_and(|all| all.iter().any(|(one, _)| *one == object))
     }
 
-    /// Objects that the record does not know have what its own do not, or not any more: if they are as new as the record. An older one
-    /// is left of bytes that were cut off or replaced; fsck gives it a name of its own.
+    /// Objects that the record does not know have what its own do not, or not any more: if they are
+    /// as new as the record. An older one is left of bytes that were cut off or replaced; fsck
+    /// gives it a name of its own.
     fn as_it_is(&self, mut layout: Layout, modified: (i64, u32)) -> Result<Layout, PoolError> {
         self.with_moved(&mut layout);
         if layout.segments().is_empty()
@@ -685,7 +691,8 @@ impl Maker<'_> {
         Ok(layout)
     }
 
-    /// An object of a stripe that is not where the record says was moved, if there is just one that says the same of itself.
+    /// An object of a stripe that is not where the record says was moved, if there is just one that
+    /// says the same of itself.
     fn with_moved(&self, layout: &mut Layout) {
         let named = layout.objects();
         let mut moved = Vec::new();
@@ -712,7 +719,8 @@ impl Maker<'_> {
         }
     }
 
-    /// A file that was striped in the last second before the log ended. None: it was not, or not all of it is there.
+    /// A file that was striped in the last second before the log ended. None: it was not, or not
+    /// all of it is there.
     fn whole_of_stripes(&self, file: FileIdentity) -> Result<Option<Layout>, PoolError> {
         let all = self.objects.get(&file).map_or(&[][..], Vec::as_slice);
         let is_striped = |(_, part): &(Object, Part)| part.shape != Shape::Single;

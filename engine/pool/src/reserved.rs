@@ -33,7 +33,8 @@ pub(crate) struct Reserved {
     within: Vec<ByteRange>,
     /// And behind it.
     behind: Vec<ByteRange>,
-    /// Where what is to stay ends that is reserved behind the object's end; else the object's length. Units: bytes.
+    /// Where what is to stay ends that is reserved behind the object's end; else the object's
+    /// length. Units: bytes.
     stays_until: u64,
 }
 
@@ -144,7 +145,8 @@ impl Reserved {
 }
 
 impl Pool {
-    /// Blocks that a move had reserved in objects of a file, where its record does not lead to them. Objects that cannot be opened have none.
+    /// Blocks that a move had reserved in objects of a file, where its record does not lead to
+    /// them. Objects that cannot be opened have none.
     ///
     /// Units    bytes
     pub fn reserved_bytes(&self, layout: &Layout) -> u64 {
@@ -213,8 +215,8 @@ fn parts_of(layout: &Layout, range: ByteRange) -> BTreeMap<Object, Vec<ByteRange
     parts
 }
 
-/// A part of an object with the rest of the blocks that it begins and ends in, where no other byte of the file is in them: a place may begin inside a
-/// block, as where a member was full.
+/// A part of an object with the rest of the blocks that it begins and ends in, where no other byte
+/// of the file is in them: a place may begin inside a block, as where a member was full.
 fn with_whole_blocks(part: ByteRange, others: &[ByteRange], block: u64) -> ByteRange {
     let is_free = |start: u64, end: u64| {
         let rest = ByteRange::new(start, end - start);
@@ -289,8 +291,8 @@ impl Pool {
     /// that had none there before, and objects that were made for bytes behind the end of the file.
     ///
     /// `is_used_beside`  by somebody who sees how long an object is, and may store to it: then none
-    /// becomes longer for it, and blocks within stay
-    /// Assumes  exclusive, as [`Pool::set_layout`]; objects have all that is acknowledged; `size`: the file's
+    /// becomes longer for it, and blocks within stay Assumes  exclusive, as [`Pool::set_layout`];
+    /// objects have all that is acknowledged; `size`: the file's
     pub fn give_back_since(
         &self,
         stub: BorrowedFd<'_>,

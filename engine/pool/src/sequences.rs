@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the last frame of each sequence that is being recorded went: the next one is to follow it (docs/decisions/0034).
+//! Where the last frame of each sequence that is being recorded went: the next one is to follow it
+//! (docs/decisions/0034).
 //!
-//! In memory alone. A door that starts anew begins each sequence anew, wherever the pool's policy says; nothing is lost by it but evenness.
+//! In memory alone. A door that starts anew begins each sequence anew, wherever the pool's policy
+//! says; nothing is lost by it but evenness.
 
 use rushes_core::pool::MemberNumber;
 use rushes_core::stream::{FrameName, NUMBERS_LEAST_OF_OTHERS};
@@ -13,10 +15,12 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Names of sequences that are remembered; of more those that were longest not written to are forgotten.
+/// Names of sequences that are remembered; of more those that were longest not written to are
+/// forgotten.
 const COUNT_MAX: usize = 4096;
 
-/// Fewer digits than this, without zeros in front, are more often those of single files: `take1`, `take2`.
+/// Fewer digits than this, without zeros in front, are more often those of single files: `take1`,
+/// `take2`.
 const DIGITS_LEAST: u8 = 3;
 
 /// A sequence: its folder, and what stands before and behind its numbers.
@@ -29,8 +33,9 @@ struct Key {
 
 /// The sequences of which a file may be a frame, and its number there.
 ///
-/// Which digits of its name are the number the name alone does not say: those that change from file to file are (as in
-/// `rushes_core::stream::SequenceTracker`, which follows readers). So there is a reading for each run of digits.
+/// Which digits of its name are the number the name alone does not say: those that change from file
+/// to file are (as in `rushes_core::stream::SequenceTracker`, which follows readers). So there is a
+/// reading for each run of digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
     /// By the last digits.
@@ -122,7 +127,8 @@ impl Sequences {
             .usual
             .as_ref()
             .and_then(|(key, _)| known.last.get(key));
-        // Then the last digits are the ones, and all other readings would be new ones with each frame.
+        // Then the last digits are the ones, and all other readings would be new ones with each
+        // frame.
         let is_usual = of_usual.is_some_and(|last| last.number_count > 1);
         let others = frame.others.into_iter().filter(|_| !is_usual);
         for (key, number) in frame.usual.into_iter().chain(others) {
@@ -154,7 +160,8 @@ mod tests {
         Frame::of_path(Path::new(path))
     }
 
-    /// Frames that go one after the other to the members with these numbers, unless they follow one.
+    /// Frames that go one after the other to the members with these numbers, unless they follow
+    /// one.
     fn members(paths: &[&str]) -> Vec<u16> {
         let known = Sequences::default();
         let go = |(at, path): (usize, &&str)| {

@@ -66,9 +66,9 @@ impl Pool {
     /// it has none from now on, and reads as zeroes: nobody had synced it. Parts of them that are
     /// there stay on their members. An object that lacks its mark gets that.
     ///
-    /// Assumes  exclusive, as [`Pool::set_layout`]
-    /// Returns  true: it had lost them
-    /// Errors   an object cannot be opened for another reason, as of a member that is away; nothing is changed then
+    /// Assumes  exclusive, as [`Pool::set_layout`] Returns  true: it had lost them Errors   an
+    /// object cannot be opened for another reason, as of a member that is away; nothing is changed
+    /// then
     pub fn look_for_unsettled(
         &self,
         stub: BorrowedFd<'_>,
@@ -104,8 +104,10 @@ impl Pool {
         Ok(is_lost)
     }
 
-    /// It has no objects any more, and reads as zeroes. None of them is removed if something was ever put into one: the word that nobody synced it may be an
-    /// old one. Nobody names them then, and fsck gives them a name; and the file has a new number, so that what is left is never taken for bytes of it.
+    /// It has no objects any more, and reads as zeroes. None of them is removed if something was
+    /// ever put into one: the word that nobody synced it may be an old one. Nobody names them then,
+    /// and fsck gives them a name; and the file has a new number, so that what is left is never
+    /// taken for bytes of it.
     ///
     /// Returns  the objects that are left
     pub(crate) fn empty(

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When a pool tidies itself, as its format file says it, and what the last time came to, in a file of the catalogue beside that.
+//! When a pool tidies itself, as its format file says it, and what the last time came to, in a file
+//! of the catalogue beside that.
 //!
-//! The latter is for people: it is written after the fact, whole, and one that is lost or cannot be read is as if there had been none. When it was,
-//! its time of modification says.
+//! The latter is for people: it is written after the fact, whole, and one that is lost or cannot be
+//! read is as if there had been none. When it was, its time of modification says.
 
 use crate::change::{Drained, write};
 use crate::error::PoolError;

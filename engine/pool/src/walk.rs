@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A look at every name of the catalogue's tree, of any depth, without following links or leaving its file system.
+//! A look at every name of the catalogue's tree, of any depth, without following links or leaving
+//! its file system.
 
 use crate::catalogue::Catalogue;
 use crate::error::PoolError;
@@ -37,8 +38,9 @@ impl Named<'_> {
     }
 }
 
-/// Each regular file of the tree once, by the first of its names that is come upon, open to read. `linked` has the inode numbers of those
-/// with several names, also of such as were come upon before.
+/// Each regular file of the tree once, by the first of its names that is come upon, open to read.
+/// `linked` has the inode numbers of those with several names, also of such as were come upon
+/// before.
 pub(crate) fn each_stub(
     catalogue: &Catalogue,
     linked: &mut BTreeSet<u64>,
@@ -74,7 +76,8 @@ fn stubs_from(
     })
 }
 
-/// As [`each_stub`], of what is at a path below the tree: a regular file, or all in a folder. One that cannot be opened is told as well.
+/// As [`each_stub`], of what is at a path below the tree: a regular file, or all in a folder. One
+/// that cannot be opened is told as well.
 pub(crate) fn each_stub_below(
     catalogue: &Catalogue,
     below: &Path,
@@ -125,8 +128,9 @@ pub(crate) fn open_below(
     openat2(from, &step, flags, Mode::empty(), resolve)
 }
 
-/// Tell `visit` of every name in the tree, of a folder before what is in it. Names that come or go meanwhile are told or not;
-/// of a folder that is renamed meanwhile what is in it may not be told either.
+/// Tell `visit` of every name in the tree, of a folder before what is in it. Names that come or go
+/// meanwhile are told or not; of a folder that is renamed meanwhile what is in it may not be told
+/// either.
 pub(crate) fn walk(
     catalogue: &Catalogue,
     visit: impl FnMut(&Named<'_>) -> Result<(), PoolError>,

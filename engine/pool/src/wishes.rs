@@ -62,7 +62,8 @@ impl Pool {
 
     /// The wish of its rules for a file that is made now. None: nothing.
     ///
-    /// `path`   of that file below the root of the tree; asked for only where there are rules. None: not known
+    /// `path`   of that file below the root of the tree; asked for only where there are rules.
+    /// None: not known
     pub fn rule_for(&self, path: impl FnOnce() -> Option<PathBuf>) -> Option<Wish> {
         let rules = self.name_rules();
         if rules.is_empty() {
@@ -84,13 +85,15 @@ impl Pool {
         own.unwrap_or_default().or(&self.wish())
     }
 
-    /// Why no member can take what is wished so, as a sentence. None: some can, or could if they were there.
+    /// Why no member can take what is wished so, as a sentence. None: some can, or could if they
+    /// were there.
     pub fn cannot_meet(&self, wish: &Wish) -> Option<String> {
         let members = self.members();
         lacks(wish, members.iter().map(|member| member.class()))
     }
 
-    /// How much bandwidth devices have that nobody was promised; those that are not named are not known. It is believed for 10 s.
+    /// How much bandwidth devices have that nobody was promised; those that are not named are not
+    /// known. It is believed for 10 s.
     ///
     /// Units    device: as [`crate::MemberStatus::device`] · bandwidth: bytes per second
     pub fn set_loads(&self, loads: impl IntoIterator<Item = (u64, u64)>) {
@@ -129,7 +132,8 @@ fn lacks<'a>(wish: &Wish, classes: impl Iterator<Item = Option<&'a Class>>) -> O
 /// Say, durably, where files of a pool are to go. Those that have bytes stay where they are.
 ///
 /// Assumes  nobody serves the pool but the caller, who opens it anew to see what is said then
-/// Errors   [`PoolError::Refused`]: a member that is not there, a class that none is of, or a rule that is none; then nothing was changed
+/// Errors   [`PoolError::Refused`]: a member that is not there, a class that none is of, or a rule
+/// that is none; then nothing was changed
 pub fn change_policy(pool: Pool, change: PolicyChange) -> Result<(), PoolError> {
     let mut format = pool.format();
     give_classes(&mut format, change.classes)?;
@@ -151,7 +155,8 @@ pub fn change_policy(pool: Pool, change: PolicyChange) -> Result<(), PoolError> 
     write(&pool, &format)
 }
 
-/// Say, durably, of which class members are from now on; a door may have the pool, and does it. Files that have bytes stay where they are.
+/// Say, durably, of which class members are from now on; a door may have the pool, and does it.
+/// Files that have bytes stay where they are.
 ///
 /// Assumes  nobody else changes members
 /// Errors   as [`change_policy`]

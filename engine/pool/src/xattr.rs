@@ -9,7 +9,8 @@ use std::os::fd::BorrowedFd;
 pub const HIDDEN_PREFIX: &str = "trusted.rushes.";
 /// The layout record of a stub.
 pub const LAYOUT_ATTRIBUTE: &str = "trusted.rushes.layout";
-/// The pool's id, little-endian, on anything in the tree but files and folders: a door answers for it by number.
+/// The pool's id, little-endian, on anything in the tree but files and folders: a door answers for
+/// it by number.
 pub const INODE_ATTRIBUTE: &str = "trusted.rushes.inode";
 /// The back-pointer of an object.
 pub const OBJECT_ATTRIBUTE: &str = "trusted.rushes.object";

@@ -68,7 +68,8 @@ fn who_has_no_descriptor_left_hears_that_and_nothing_of_his_files() {
     let mut was_refused = false;
     let mut went_well = false;
     for free in 0..FREE_MAX {
-        // Nothing is known of any member from before: each looks as a door does that has just begun.
+        // Nothing is known of any member from before: each looks as a door does that has just
+        // begun.
         drop(pool);
         pool = Pool::serve(&catalogue).unwrap();
         let new = Written::new(&pool, &format!("new{free}"));

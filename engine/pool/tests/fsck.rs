@@ -314,7 +314,8 @@ fn bytes_in_two_places_are_given_back_where_the_record_does_not_look() {
     check(&pool, "f", 2 * MIB);
 }
 
-/// Found by a power cut (lab, xfs, seed 3, point 169): the file that was put together in `lost+found` had bytes in two places, as only the next look saw.
+/// Found by a power cut (lab, xfs, seed 3, point 169): the file that was put together in
+/// `lost+found` had bytes in two places, as only the next look saw.
 #[test]
 fn one_repair_mends_what_its_own_deeds_lay_open() {
     let Some(mut place) = Place::new() else {
@@ -368,7 +369,8 @@ fn zeroes_that_a_hole_leaves_in_its_last_block_are_no_bytes() {
     assert_eq!(look(&pool), []);
 }
 
-/// All of it is moved, and the objects that went with their last byte are there still: killed just before.
+/// All of it is moved, and the objects that went with their last byte are there still: killed just
+/// before.
 fn move_and_keep(pool: &Pool, file: &mut Written, mut one: Move, piece: u64) {
     let objects = file.layout.objects();
     let kept = |object: Object| {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pools over small file systems in memory: create, place, spill, cut, bury, and what a missing member or a damaged record costs.
+//! Pools over small file systems in memory: create, place, spill, cut, bury, and what a missing
+//! member or a damaged record costs.
 //!
-//! One test at a time: a program that one starts has, from its fork to its exec, the locks of another. They are tmpfs: it has the attributes, the holes and the "full" that members need. tests/tests/pool.rs has those with a disk.
+//! One test at a time: a program that one starts has, from its fork to its exec, the locks of
+//! another. They are tmpfs: it has the attributes, the holes and the "full" that members need.
+//! tests/tests/pool.rs has those with a disk.
 
 #![allow(
     clippy::unwrap_used,

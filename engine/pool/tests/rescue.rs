@@ -529,7 +529,8 @@ fn bytes_that_were_cut_off_while_a_member_was_away_do_not_come_back_into_the_fil
     );
 }
 
-/// Two catalogues would give the same room twice, and each would take the other's objects for nobody's.
+/// Two catalogues would give the same room twice, and each would take the other's objects for
+/// nobody's.
 #[test]
 fn the_catalogue_before_a_rescue_is_no_pools_any_more() {
     let Some(mut place) = Place::new() else {

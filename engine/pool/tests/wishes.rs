@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files go where the pool wishes them: to members of a class, to the device of which least is promised, and nowhere else than that.
+//! Files go where the pool wishes them: to members of a class, to the device of which least is
+//! promised, and nowhere else than that.
 
 #![allow(
     clippy::unwrap_used,

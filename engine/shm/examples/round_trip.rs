@@ -5,8 +5,9 @@
 //! cargo run --release -p rushes-shm --example round_trip
 //! ```
 //!
-//! The other process is the echo server. A CHANGED carries nothing: its time is the session's own. Reads
-//! add the server's `pread` from the page cache and the client's copy. No test depends on these numbers.
+//! The other process is the echo server. A CHANGED carries nothing: its time is the session's own.
+//! Reads add the server's `pread` from the page cache and the client's copy. No test depends on
+//! these numbers.
 
 #[path = "../tests/support/mod.rs"]
 mod support;

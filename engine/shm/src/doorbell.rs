@@ -48,13 +48,14 @@ pub(crate) fn must_ring<W: Word>(flag: &W) -> bool {
 
 /// Consumer, before its last look at the tail: from here on the producer rings.
 pub(crate) fn arm<W: Word>(flag: &W) {
-    // A plain store would do. The model checker, though, keeps a total order of one word's changes only
-    // among read-modify-writes, and a proof is worth these nanoseconds before a sleep.
+    // A plain store would do. The model checker, though, keeps a total order of one word's changes
+    // only among read-modify-writes, and a proof is worth these nanoseconds before a sleep.
     flag.swap(1, Ordering::Relaxed);
     W::fence(Ordering::SeqCst);
 }
 
-/// Consumer, awake again: true when the producer took the flag, so that a ring has come or is on its way.
+/// Consumer, awake again: true when the producer took the flag, so that a ring has come or is on
+/// its way.
 pub(crate) fn disarm<W: Word>(flag: &W) -> bool {
     flag.swap(0, Ordering::Relaxed) == 0
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The facts, both ends: what doors must know of files whose bytes the file system does not have yet.
-//! The layout is `rushes_core::format::facts`.
+//! The facts, both ends: what doors must know of files whose bytes the file system does not have
+//! yet. The layout is `rushes_core::format::facts`.
 //!
-//! It is one file for all daemons that come after each other: a door that has not yet heard of the latest sees what it wrote all the
-//! same. It is never cut or replaced.
+//! It is one file for all daemons that come after each other: a door that has not yet heard of the
+//! latest sees what it wrote all the same. It is never cut or replaced.
 
 use rushes_core::format::facts::*;
 use rushes_core::units::{Duration, Instant};
@@ -16,7 +16,8 @@ use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::fence;
 
-/// Looks at an entry that is being changed before the reader lets others run: the writer needs a few stores.
+/// Looks at an entry that is being changed before the reader lets others run: the writer needs a
+/// few stores.
 const LOOK_COUNT: u32 = 100;
 /// It died between them.
 const PATIENCE: Duration = Duration::from_ms(200);
@@ -28,7 +29,8 @@ pub struct FileFact {
     pub size: u64,
     /// When it was changed last. Units: ns since 1970.
     pub changed_ns: i64,
-    /// Which of the files that have this inode number one after the other, as [`known_generation`] gives it; 0: not known.
+    /// Which of the files that have this inode number one after the other, as [`known_generation`]
+    /// gives it; 0: not known.
     pub generation: u64,
 }
 
@@ -59,8 +61,9 @@ pub struct FactsTable {
 }
 
 impl FactsTable {
-    /// The table in this folder, with what a former daemon has set; made if there is none. All its memory is taken at once: a page
-    /// that a full tmpfs cannot give would be a SIGBUS, also for a door that only looks.
+    /// The table in this folder, with what a former daemon has set; made if there is none. All its
+    /// memory is taken at once: a page that a full tmpfs cannot give would be a SIGBUS, also for a
+    /// door that only looks.
     pub fn open(folder: &Path) -> Result<FactsTable, SysError> {
         let path = folder.join("facts");
         let about = || path.display().to_string();
@@ -94,8 +97,9 @@ impl FactsTable {
         is_there.then(|| FactsTable::open(folder).ok()).flatten()
     }
 
-    /// Know what a former daemon has set. One that died in the middle of a change left its entry unreadable: that is set right here. It stays when
-    /// it may be of a file of this bucket: an older fact of it counts until its own daemon sets it again.
+    /// Know what a former daemon has set. One that died in the middle of a change left its entry
+    /// unreadable: that is set right here. It stays when it may be of a file of this bucket: an
+    /// older fact of it counts until its own daemon sets it again.
     fn take_over(&mut self) {
         for start in (0..BYTES).step_by(ENTRY_WORDS * 8) {
             let sequence = self.word(start, word::SEQUENCE).load(Relaxed);
@@ -277,8 +281,8 @@ impl FactsTable {
         }
     }
 
-    /// Bytes of a file are about to be taken: from now on [`FactsTable::set`] cannot fail for it, until [`FactsTable::let_go`]. False: its
-    /// bucket is full, and nothing of it may be taken.
+    /// Bytes of a file are about to be taken: from now on [`FactsTable::set`] cannot fail for it,
+    /// until [`FactsTable::let_go`]. False: its bucket is full, and nothing of it may be taken.
     pub fn keep(&mut self, device: u64, inode: u64) -> bool {
         let Some(place) = self.place(device, inode) else {
             return false;
@@ -295,7 +299,8 @@ impl FactsTable {
         self.leave_if_unused(device, inode);
     }
 
-    /// Say what a file looks like. False: its bucket is full, which cannot be while a place is kept for it.
+    /// Say what a file looks like. False: its bucket is full, which cannot be while a place is kept
+    /// for it.
     pub fn set(&mut self, device: u64, inode: u64, fact: FileFact) -> bool {
         let Some(place) = self.place(device, inode) else {
             return false;
@@ -354,8 +359,9 @@ impl FactsTable {
 
 /// While a daemon has it no door changes a file on its own descriptor.
 ///
-/// A door that began such a change while there was no daemon is not known to the one that starts meanwhile: what that reads of the file it
-/// may read too early, and write back beside bytes of its own.
+/// A door that began such a change while there was no daemon is not known to the one that starts
+/// meanwhile: what that reads of the file it may read too early, and write back beside bytes of its
+/// own.
 #[derive(Debug)]
 pub struct NoPlainChanges {
     /// Holds the lock that doors have while they change something.
@@ -388,7 +394,8 @@ impl NoPlainChanges {
     }
 }
 
-/// A file of ours in the folder of lanes, made if there is none, with memory for so much of it. It is never cut.
+/// A file of ours in the folder of lanes, made if there is none, with memory for so much of it. It
+/// is never cut.
 ///
 /// Errors   ENOSPC: it is then as short as it was, and no door maps it.
 fn open_file(folder: &Path, name: &str, bytes: usize) -> io::Result<OwnedFd> {
@@ -420,7 +427,8 @@ struct Locks {
 }
 
 impl FactsView {
-    /// Those of the daemons that serve from this runtime folder, by name: for a door that has no session. None: there never were any.
+    /// Those of the daemons that serve from this runtime folder, by name: for a door that has no
+    /// session. None: there never were any.
     pub fn open(runtime_dir: &Path) -> Option<FactsView> {
         FactsView::find(runtime_dir).ok()?
     }
@@ -448,9 +456,9 @@ impl FactsView {
         Ok(Some(FactsView { locks, ..view }))
     }
 
-    /// A file is changed on a descriptor of the caller's own from now on: no daemon starts to serve until
-    /// [`FactsView::plain_changes_end`]. To be asked before each change, also beside others. False: one is just starting; try
-    /// again soon.
+    /// A file is changed on a descriptor of the caller's own from now on: no daemon starts to serve
+    /// until [`FactsView::plain_changes_end`]. To be asked before each change, also beside others.
+    /// False: one is just starting; try again soon.
     pub fn plain_changes_begin(&self) -> bool {
         self.locks.as_ref().is_none_or(|locks| {
             let shared = FlockOperation::NonBlockingLockShared;
@@ -484,12 +492,14 @@ impl FactsView {
         (0..WAYS).find_map(|way| self.entry(bucket + way * ENTRY_WORDS * 8, device, inode))
     }
 
-    /// Blocks lie behind its end that no client asked for; what it took on its disk before. Units: bytes.
+    /// Blocks lie behind its end that no client asked for; what it took on its disk before. Units:
+    /// bytes.
     pub fn reserved(&self, device: u64, inode: u64) -> Option<u64> {
         Some(self.of(reserved_mark(device), inode)?.size)
     }
 
-    /// Bytes of it may be in the kernel's cache alone, which may have to give them up: the daemon that lives is asked before the file is read past it.
+    /// Bytes of it may be in the kernel's cache alone, which may have to give them up: the daemon
+    /// that lives is asked before the file is read past it.
     pub fn is_loose(&self, device: u64, inode: u64) -> bool {
         self.of(loose_mark(device), inode).is_some()
     }

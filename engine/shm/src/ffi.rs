@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The C face of the client, as `include/rushes_client.h` declares it.
 //!
-//! It lives inside other people's processes: a panic here would be a bug of ours, and is caught all the
-//! same; the session then counts as dead and its reads are Plain.
+//! It lives inside other people's processes: a panic here would be a bug of ours, and is caught all
+//! the same; the session then counts as dead and its reads are Plain.
 
 #![allow(non_camel_case_types, missing_docs, clippy::missing_safety_doc)]
 

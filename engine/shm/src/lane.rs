@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lane as it lies in its folder: the bytes that a session writes, and the daemon's table of what they are.
+//! A lane as it lies in its folder: the bytes that a session writes, and the daemon's table of what
+//! they are.
 //!
 //! ```text
 //! FOLDER/00000017.bytes   mapped for writing by its session
@@ -125,7 +126,8 @@ impl LaneFile {
 
     /// Open what another daemon left. None: it never was a lane; its files are removed.
     ///
-    /// Errors   also that one of them is there and cannot be opened: too few descriptors are no reason to lose it.
+    /// Errors   also that one of them is there and cannot be opened: too few descriptors are no
+    /// reason to lose it.
     pub fn open(folder: &Path, lane: LaneId) -> Result<Option<LaneFile>, LaneFault> {
         let about = || table_path(folder, lane).display().to_string();
         let failed = |error: io::Error| SysError::new("open a lane", about(), error);
@@ -213,7 +215,8 @@ impl LaneFile {
         &self.mapping
     }
 
-    /// Copy bytes out, for the cache or for a page that is put together. Returns how many there were.
+    /// Copy bytes out, for the cache or for a page that is put together. Returns how many there
+    /// were.
     pub fn copy_out(&self, offset: u64, to: &mut [u8]) -> io::Result<usize> {
         let mut done = 0;
         while let Some(rest) = to.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -239,7 +242,8 @@ impl LaneFile {
         )?)
     }
 
-    /// Take the memory of the first `count` records of pieces and files, so that none of them can fail: a full tmpfs would be a SIGBUS.
+    /// Take the memory of the first `count` records of pieces and files, so that none of them can
+    /// fail: a full tmpfs would be a SIGBUS.
     pub fn make_ready(&self, count: u32) -> io::Result<()> {
         if count <= self.ready_count.get() {
             return Ok(());

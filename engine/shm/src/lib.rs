@@ -2,7 +2,8 @@
 //! Sessions between a door and the daemon over shared memory: both ends.
 //!
 //! [`server`] is the daemon's end, [`client`] the door's; [`ffi`] gives the client a C face
-//! (`include/rushes_client.h`) for plug-ins such as Samba's. The layouts are `rushes_core::format`'s.
+//! (`include/rushes_client.h`) for plug-ins such as Samba's. The layouts are
+//! `rushes_core::format`'s.
 //!
 //! The two ends do not trust each other's memory: every index and entry is copied once and checked
 //! after the copy, and a peer that breaks a rule gets an error value, never a panic, a wait or an

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The two rings of a session in their shared memory.
 //!
-//! Each ring has one producer and one consumer. Each side keeps its own counter in private memory and
-//! only publishes it; it reads the other's and checks it. Entries are copied word by word with relaxed
-//! atomics: a peer that writes at the wrong time gives a torn entry, which is checked like any other.
+//! Each ring has one producer and one consumer. Each side keeps its own counter in private memory
+//! and only publishes it; it reads the other's and checks it. Entries are copied word by word with
+//! relaxed atomics: a peer that writes at the wrong time gives a torn entry, which is checked like
+//! any other.
 
 use crate::doorbell;
 use crate::layout::{

@@ -12,10 +12,10 @@
 //!
 //! A driver's turn for a session:
 //!
-//! 1. the socket was readable: [`ServerSession::socket_ready`]; the doorbell rang: silence it (a ring
-//!    with `bell_add` has done so);
-//! 2. [`ServerSession::next_event`] until None. Stopping earlier is allowed (fairness), but then no bell will
-//!    ring for what is left: come back unasked;
+//! 1. the socket was readable: [`ServerSession::socket_ready`]; the doorbell rang: silence it (a
+//!    ring with `bell_add` has done so);
+//! 2. [`ServerSession::next_event`] until None. Stopping earlier is allowed (fairness), but then no
+//!    bell will ring for what is left: come back unasked;
 //! 3. [`ServerSession::reply`] as answers come, and [`ServerSession::flush`] once after them.
 
 use crate::layout::{
@@ -162,7 +162,8 @@ impl Newcomer {
         let _ = socket::send(&*self.socket, &[&write_refused(errno.0, reason)], &[]);
     }
 
-    /// Take it in: make rings and doorbells, and hand them over with the segment, and its lane if it has one.
+    /// Take it in: make rings and doorbells, and hand them over with the segment, and its lane if
+    /// it has one.
     pub fn welcome(
         self,
         terms: SessionTerms,
@@ -241,10 +242,11 @@ pub enum ClientEvent {
         /// The user that writes, if one does.
         writer: Writer,
     },
-    /// It named a file, and this process has no descriptor left for it: what it wants of that is answered [`ReplyBody::Plain`].
+    /// It named a file, and this process has no descriptor left for it: what it wants of that is
+    /// answered [`ReplyBody::Plain`].
     NoRoom,
-    /// It has looked for a file that it was asked for ([`ServerSession::want`]), perhaps in another of its sessions; nobody has checked the
-    /// number.
+    /// It has looked for a file that it was asked for ([`ServerSession::want`]), perhaps in another
+    /// of its sessions; nobody has checked the number.
     Found {
         /// As it was asked.
         number: u64,
@@ -327,7 +329,8 @@ pub enum ClientEvent {
         /// Of which open file.
         handle: HandleId,
     },
-    /// Was a write that it gave over to a daemon that died committed? To be answered: [`ReplyBody::Done`] yes, [`ReplyBody::Plain`] no.
+    /// Was a write that it gave over to a daemon that died committed? To be answered:
+    /// [`ReplyBody::Done`] yes, [`ReplyBody::Plain`] no.
     WasCommitted {
         /// To answer by.
         request: RequestId,
@@ -491,9 +494,11 @@ impl ServerSession {
         }
     }
 
-    /// Answer a request. The client sees it at once if it is awake, else after [`ServerSession::flush`].
+    /// Answer a request. The client sees it at once if it is awake, else after
+    /// [`ServerSession::flush`].
     ///
-    /// Errors   Broken: the client's indices make no sense, or (our own fault) no such request waits
+    /// Errors   Broken: the client's indices make no sense, or (our own fault) no such request
+    /// waits
     ///          or the slots do not hold the bytes. The session is over in any case.
     pub fn reply(&mut self, request: RequestId, body: ReplyBody<'_>) -> Result<(), PeerError> {
         if self.live.get(&request.0) != Some(&Live::Waiting) {
@@ -561,7 +566,8 @@ impl ServerSession {
         Ok(())
     }
 
-    /// Ask a pool's door for a file of its tree. It answers with [`ClientEvent::Found`], in whichever of its sessions, or never.
+    /// Ask a pool's door for a file of its tree. It answers with [`ClientEvent::Found`], in
+    /// whichever of its sessions, or never.
     ///
     /// Returns  false: it is not asked; it does not take what it is told, or this is no path
     pub fn want(&mut self, number: u64, path: &[u8]) -> bool {

@@ -2,9 +2,9 @@
 //! The records of a lane's table that can still be read, damaged or not: for an operator who has to
 //! decide about it.
 //!
-//! Each record has a checksum of its own, so one that is damaged says nothing against the others. The table is read as a file, not
-//! mapped: nothing of it is changed, and one that is too short is no harm. A table of another version is not
-//! interpreted at all.
+//! Each record has a checksum of its own, so one that is damaged says nothing against the others.
+//! The table is read as a file, not mapped: nothing of it is changed, and one that is too short is
+//! no harm. A table of another version is not interpreted at all.
 
 use crate::lane::{LaneFault, bytes_path, table_path};
 use rushes_core::format::lane::*;

@@ -282,7 +282,8 @@ fn changes_are_acknowledged_among_reads_under_way() {
         client.changed(7, n, 0, u64::MAX);
         client.gone(8, n);
         loop {
-            // The reply to the read may have come while we waited for the other: it must ring again.
+            // The reply to the read may have come while we waited for the other: it must ring
+            // again.
             wait_readable(&client);
             if let Some(finished) = client.poll() {
                 assert_eq!(finished.result, Ok(400_000));
@@ -508,7 +509,8 @@ fn sessions_memory_cannot_be_written_or_shrunk_by_a_client() {
     drop(server.stop());
 }
 
-/// The kernel keeps a socket whose daemon has died as long as anybody has it, a ring of io_uring for instance; here we do.
+/// The kernel keeps a socket whose daemon has died as long as anybody has it, a ring of io_uring
+/// for instance; here we do.
 #[test]
 fn nobody_is_waited_for_at_the_socket_of_a_process_that_has_ended() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};

@@ -113,7 +113,8 @@ fn many_writes_under_way_and_some_given_up() {
             let start = n * 40_000;
             let length = 1 + numbers.below(40_000) as usize;
             let bytes = vec![round.wrapping_mul(60).wrapping_add(n as u8) | 1; length];
-            // SAFETY: the buffer's memory stays where it is in the map until the write is reported or cancelled.
+            // SAFETY: the buffer's memory stays where it is in the map until the write is reported
+            // or cancelled.
             let ticket =
                 unsafe { client.write_send(handle, bytes.as_ptr(), length, start as u64, n) };
             under_way.insert(n, (ticket.unwrap(), bytes));

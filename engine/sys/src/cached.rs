@@ -15,7 +15,8 @@ pub struct CachedPages {
     pub unwritten_count: u64,
 }
 
-/// cachestat(2) (Linux 6.5), which libc does not name everywhere; the same number on all machines but Alpha's.
+/// cachestat(2) (Linux 6.5), which libc does not name everywhere; the same number on all machines
+/// but Alpha's.
 const CACHESTAT: libc::c_long = 451;
 
 #[repr(C)]
@@ -36,7 +37,8 @@ struct Cachestat {
 
 /// Ask the kernel. Waits for nothing. Microseconds at most for the megabytes of a request.
 ///
-/// Errors   ENOSYS before Linux 6.5; EPERM where we may not know (a file of others, without privileges)
+/// Errors   ENOSYS before Linux 6.5; EPERM where we may not know (a file of others, without
+/// privileges)
 pub fn cached_pages(file: impl AsFd, range: ByteRange) -> io::Result<CachedPages> {
     let range = CachestatRange {
         offset: range.start.0,
@@ -48,7 +50,8 @@ pub fn cached_pages(file: impl AsFd, range: ByteRange) -> io::Result<CachedPages
     }
     let mut found = Cachestat::default();
     let number = file.as_fd().as_raw_fd();
-    // SAFETY: both are laid out as the kernel has them (uapi/linux/mman.h), and live until it has returned.
+    // SAFETY: both are laid out as the kernel has them (uapi/linux/mman.h), and live until it has
+    // returned.
     let done = unsafe {
         libc::syscall(
             CACHESTAT,

@@ -7,8 +7,8 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// From now on the descriptor `number`, which a library has for `socket`, is of `file`, close-on-exec. A call that has begun on it stays with the socket
-/// (dup3(2)).
+/// From now on the descriptor `number`, which a library has for `socket`, is of `file`,
+/// close-on-exec. A call that has begun on it stays with the socket (dup3(2)).
 ///
 /// Assumes  the library keeps it open; `socket` is another descriptor of the same
 /// Errors   EBADF: the number is of anything else
@@ -19,8 +19,9 @@ pub fn replace(number: RawFd, socket: impl AsFd, file: impl AsFd) -> io::Result<
     if (found.st_dev, found.st_ino) != (expected.st_dev, expected.st_ino) {
         return Err(Errno::BADF.into());
     }
-    // SAFETY: the number is the library's, which keeps it open, as it was asked to; it is not closed here, since this is never dropped as an owned
-    // descriptor, and dup3 leaves the number open whether it succeeds or not.
+    // SAFETY: the number is the library's, which keeps it open, as it was asked to; it is not
+    // closed here, since this is never dropped as an owned descriptor, and dup3 leaves the number
+    // open whether it succeeds or not.
     let mut owned = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(number) });
     dup3(file, &mut owned, DupFlags::CLOEXEC)?;
     Ok(())

@@ -11,8 +11,8 @@ pub struct DeviceFacts {
     pub major: u32,
     /// Minor number.
     pub minor: u32,
-    /// The whole disk's name under /sys/block (`sda`, `nvme0n1`, `loop3`). Two partitions of one disk
-    /// have the same: one queue.
+    /// The whole disk's name under /sys/block (`sda`, `nvme0n1`, `loop3`). Two partitions of one
+    /// disk have the same: one queue.
     pub disk: String,
     /// Where the file system's device starts on the disk. Units: bytes; 0 unless it is a partition.
     pub partition_offset: u64,
@@ -28,7 +28,8 @@ pub struct DeviceFacts {
     pub request_bytes_max: u64,
     /// Smallest unit of direct I/O. Units: bytes.
     pub logical_block_bytes: u32,
-    /// The file that a loop device is, if it is read and written by way of this machine's memory (no direct I/O).
+    /// The file that a loop device is, if it is read and written by way of this machine's memory
+    /// (no direct I/O).
     pub buffered_file: Option<String>,
     /// UUID of the file system, where udev has made a link for it.
     pub uuid: Option<String>,
@@ -44,8 +45,8 @@ pub fn facts(st_dev: u64) -> io::Result<DeviceFacts> {
     })
 }
 
-/// The device that a mount's source names, for file systems whose `st_dev` is not that of a block device
-/// (btrfs on one device). None: none is named.
+/// The device that a mount's source names, for file systems whose `st_dev` is not that of a block
+/// device (btrfs on one device). None: none is named.
 pub fn st_dev_of_mount(mount: crate::file::MountId) -> io::Result<Option<u64>> {
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
     let Some(source) = source_of(&table, mount.0) else {

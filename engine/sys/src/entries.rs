@@ -5,7 +5,8 @@ use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Before a name: inode number (8), where the directory goes on behind it (8), length of the entry (2), type (1).
+/// Before a name: inode number (8), where the directory goes on behind it (8), length of the entry
+/// (2), type (1).
 const HEAD_BYTES: usize = 19;
 
 /// One name.
@@ -46,7 +47,8 @@ pub fn read_entries(
         let error = std::io::Error::last_os_error();
         return Err(Errno::from_io_error(&error).unwrap_or(Errno::IO));
     };
-    // SAFETY: the kernel has written so many bytes behind the others, and no more than was reserved.
+    // SAFETY: the kernel has written so many bytes behind the others, and no more than was
+    // reserved.
     unsafe { entries.set_len(entries.len() + read) };
     Ok(read)
 }

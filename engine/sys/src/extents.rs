@@ -20,7 +20,8 @@ const BATCH: usize = 128;
 /// `_IOWR('f', 11, struct fiemap)` of linux/fs.h.
 const FS_IOC_FIEMAP: libc::c_ulong = 0xc020_660b;
 const LAST: u32 = 0x1;
-/// UNKNOWN, DELALLOC, ENCODED, DATA_INLINE, DATA_TAIL: no place, or not one that bytes can be read from.
+/// UNKNOWN, DELALLOC, ENCODED, DATA_INLINE, DATA_TAIL: no place, or not one that bytes can be read
+/// from.
 const PLACELESS: u32 = 0x2 | 0x4 | 0x8 | 0x200 | 0x400;
 
 /// Allocated, and read as zeroes.
@@ -55,7 +56,8 @@ const _: () = assert!(size_of::<RawExtent>() == 56 && size_of::<Request>() == 32
 /// ENCODED, DATA_INLINE, DATA_TAIL, SHARED: written to, such bytes go elsewhere.
 const MOVING: u32 = 0x8 | 0x200 | 0x400 | 0x2000;
 
-/// True when bytes of a file lie where another file's lie, compressed, or in its inode: to write them takes new blocks.
+/// True when bytes of a file lie where another file's lie, compressed, or in its inode: to write
+/// them takes new blocks.
 ///
 /// Errors   EOPNOTSUPP where the file system has no such notion.
 pub fn moves(fd: impl AsFd) -> io::Result<bool> {
@@ -123,7 +125,8 @@ pub fn of(fd: impl AsFd, count_max: usize) -> io::Result<ExtentMap> {
     }
 }
 
-/// Blocks within a range of a file that were reserved and not written yet, in order; bytes may be on their way to them.
+/// Blocks within a range of a file that were reserved and not written yet, in order; bytes may be
+/// on their way to them.
 ///
 /// Errors   EOPNOTSUPP where the file system has no such notion (tmpfs).
 pub fn unwritten(fd: impl AsFd, range: ByteRange) -> io::Result<Vec<ByteRange>> {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Descriptors that others gave us: looked at without touching their file system, then reopened.
 //!
-//! A stranger's descriptor may lie on a FUSE mount or a dead NFS server where even fstat(2) hangs for
-//! ever. So it is first looked at through `/proc/self/fdinfo/N`, which the kernel answers from its own
-//! memory: which mount, O_PATH or not, what access. Only on a mount that is a configured share is
-//! anything else done with it. We then open the same file anew, for ourselves: the flags of a shared
-//! description are never changed.
+//! A stranger's descriptor may lie on a FUSE mount or a dead NFS server where even fstat(2) hangs
+//! for ever. So it is first looked at through `/proc/self/fdinfo/N`, which the kernel answers from
+//! its own memory: which mount, O_PATH or not, what access. Only on a mount that is a configured
+//! share is anything else done with it. We then open the same file anew, for ourselves: the flags
+//! of a shared description are never changed.
 
 use crate::clock;
 use crate::error::errno_of;
@@ -35,7 +35,8 @@ pub struct FdInfo {
     pub readable: bool,
     /// Opened for writing.
     pub writable: bool,
-    /// Its file's inode, as the kernel itself counts them: mostly that of `fstat`. None: a kernel before 5.14.
+    /// Its file's inode, as the kernel itself counts them: mostly that of `fstat`. None: a kernel
+    /// before 5.14.
     pub inode: Option<u64>,
 }
 
@@ -133,8 +134,8 @@ pub struct FileStatus {
     pub key: FileKey,
     /// Length.
     pub size: ByteCount,
-    /// Blocks that its file system has given it, also those that wait in the kernel's cache for their place. None: it has a length at
-    /// most, and no byte. Units: 512 bytes.
+    /// Blocks that its file system has given it, also those that wait in the kernel's cache for
+    /// their place. None: it has a length at most, and no byte. Units: 512 bytes.
     pub block_count: u64,
     /// Changes whenever the file does: ctime in ns since the epoch (and 0 before it).
     pub version: u64,
@@ -146,8 +147,8 @@ pub struct FileStatus {
     pub regular: bool,
     /// Through which mount.
     pub mount: MountId,
-    /// Direct I/O wants memory and offsets at multiples of these. None: no direct I/O, or the kernel
-    /// (before 6.1) or file system does not say.
+    /// Direct I/O wants memory and offsets at multiples of these. None: no direct I/O, or the
+    /// kernel (before 6.1) or file system does not say.
     pub direct_alignment: Option<DirectAlignment>,
 }
 
@@ -170,8 +171,9 @@ pub fn mount_of(path: &Path) -> io::Result<MountId> {
     Ok(status_at(rustix::fs::CWD, path, AtFlags::empty())?.mount)
 }
 
-/// A change that follows within it may leave the same ctime, or be the one that the ctime is of and not be over: ctimes go in ticks of
-/// up to 10 ms (before Linux 6.13) or in seconds (ext4 with small inodes), and are set before the bytes are written.
+/// A change that follows within it may leave the same ctime, or be the one that the ctime is of and
+/// not be over: ctimes go in ticks of up to 10 ms (before Linux 6.13) or in seconds (ext4 with
+/// small inodes), and are set before the bytes are written.
 pub const FRESH: Duration = Duration::from_s(2);
 
 /// STATX_DIOALIGN (Linux 6.1), which rustix does not name.
@@ -220,8 +222,8 @@ pub struct PrivateFile {
     pub status: FileStatus,
 }
 
-/// Vet a stranger's descriptor and open its file anew for reading (whatever it was opened for: what the stranger may do with it is
-/// the caller's to see to, by [`crate::space::Allows`]).
+/// Vet a stranger's descriptor and open its file anew for reading (whatever it was opened for: what
+/// the stranger may do with it is the caller's to see to, by [`crate::space::Allows`]).
 ///
 /// Assumes  `mounts`: those of the configured shares, on file systems that answer.
 /// Errors   [`Unserved`] says which test it failed; nothing is done to the file then.
@@ -493,8 +495,8 @@ mod tests {
         }
     }
 
-    /// linux/fuse.h: a request is 0·4 length, 4·4 operation, 8·8 id, …; a reply 0·4 length, 4·4 error,
-    /// 8·8 id, then the operation's own.
+    /// linux/fuse.h: a request is 0·4 length, 4·4 operation, 8·8 id, …; a reply 0·4 length, 4·4
+    /// error, 8·8 id, then the operation's own.
     fn answer(device: &OwnedFd) -> io::Result<()> {
         const INIT: u32 = 26;
         const OPENDIR: u32 = 27;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Noticing that we are a forked copy of the process that made something.
 //!
-//! A library inside somebody else's process must not write to shared rings from a child: both copies
-//! would use the same counters. A page that the kernel empties in the child (MADV_WIPEONFORK, Linux
-//! 4.14) says so with one load instead of a getpid(2) for each call.
+//! A library inside somebody else's process must not write to shared rings from a child: both
+//! copies would use the same counters. A page that the kernel empties in the child
+//! (MADV_WIPEONFORK, Linux 4.14) says so with one load instead of a getpid(2) for each call.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::io;

@@ -49,9 +49,11 @@ impl Handle {
         Handle::made(fd, c"", libc::AT_EMPTY_PATH)
     }
 
-    /// The name of the inode that this one leads to in an open directory (symbolic links are not followed).
+    /// The name of the inode that this one leads to in an open directory (symbolic links are not
+    /// followed).
     ///
-    /// Errors   EOPNOTSUPP where the file system has no persistent names; ENOENT when there is no such name
+    /// Errors   EOPNOTSUPP where the file system has no persistent names; ENOENT when there is no
+    /// such name
     pub fn at(directory: impl AsFd, name: &CStr) -> io::Result<Handle> {
         Handle::made(directory, name, 0)
     }
@@ -63,8 +65,8 @@ impl Handle {
             bytes: [0; HANDLE_BYTES_MAX],
         };
         let mut mount: libc::c_int = 0;
-        // SAFETY: both pointers are to live, writable values of this frame; the kernel writes at most
-        // `length` bytes behind the header, which is what `bytes` has. The name has its NUL.
+        // SAFETY: both pointers are to live, writable values of this frame; the kernel writes at
+        // most `length` bytes behind the header, which is what `bytes` has. The name has its NUL.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_name_to_handle_at,
@@ -85,7 +87,8 @@ impl Handle {
         })
     }
 
-    /// Open the inode. `within` is any descriptor on its file system that was not opened with O_PATH.
+    /// Open the inode. `within` is any descriptor on its file system that was not opened with
+    /// O_PATH.
     ///
     /// Errors   ESTALE when the inode is gone; EPERM without CAP_DAC_READ_SEARCH
     pub fn open(&self, within: BorrowedFd<'_>, flags: OFlags) -> io::Result<OwnedFd> {
@@ -96,7 +99,8 @@ impl Handle {
         };
         raw.bytes[..self.bytes.len()].copy_from_slice(&self.bytes);
         let flags = (flags | OFlags::CLOEXEC).bits() as libc::c_int;
-        // SAFETY: the pointer is to a live value of this frame whose `length` bytes are initialised.
+        // SAFETY: the pointer is to a live value of this frame whose `length` bytes are
+        // initialised.
         let fd = unsafe {
             libc::syscall(
                 libc::SYS_open_by_handle_at,
@@ -126,15 +130,17 @@ impl Handle {
         }
     }
 
-    /// A number that differs between two inodes that had the same inode number, one after the other.
+    /// A number that differs between two inodes that had the same inode number, one after the
+    /// other.
     ///
-    /// The words of the handle folded by exclusive or. Of one inode number only the generation in it
-    /// differs, so that two generations never fold alike.
+    /// The words of the handle folded by exclusive or. Of one inode number only the generation in
+    /// it differs, so that two generations never fold alike.
     pub fn generation(&self) -> u32 {
         generation_of(&self.bytes)
     }
 
-    /// The handle of whatever inode has this number now, where the file system takes one without a generation.
+    /// The handle of whatever inode has this number now, where the file system takes one without a
+    /// generation.
     ///
     /// ext4 does: it reads generation 0 as "any". `like` is a handle of the same file system.
     /// Returns  None where handles are made otherwise (XFS and btrfs want the generation)

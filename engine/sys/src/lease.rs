@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Leases of files, as fcntl(2) has them: a file that nobody else has open, or mapped, for as long as need be.
+//! Leases of files, as fcntl(2) has them: a file that nobody else has open, or mapped, for as long
+//! as need be.
 
 use rustix::fs::OFlags;
 use std::io;
@@ -20,8 +21,9 @@ pub(crate) fn take(file: impl AsFd) -> io::Result<()> {
     control(&file, libc::F_SETLEASE, libc::F_WRLCK)
 }
 
-/// Open what may be a FIFO that somebody put there, which nobody waits for, or a file of which somebody has a lease (a daemon that gives blocks
-/// back has one for a moment), which is waited for as by every program: the kernel ends it. `open`: with these flags, and nothing else changed.
+/// Open what may be a FIFO that somebody put there, which nobody waits for, or a file of which
+/// somebody has a lease (a daemon that gives blocks back has one for a moment), which is waited for
+/// as by every program: the kernel ends it. `open`: with these flags, and nothing else changed.
 ///
 /// Errors   those of `open`; never EAGAIN for a lease
 pub fn open_waiting(
@@ -42,7 +44,8 @@ fn control(file: impl AsFd, command: libc::c_int, argument: libc::c_int) -> io::
     }
 }
 
-/// Whether another open file description, or a mapping of one, is of the same inode. O_PATH ones do not count.
+/// Whether another open file description, or a mapping of one, is of the same inode. O_PATH ones do
+/// not count.
 ///
 /// Errors   as [`take`], without EAGAIN
 pub fn is_open_elsewhere(file: impl AsFd) -> io::Result<bool> {

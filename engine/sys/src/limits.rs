@@ -16,8 +16,9 @@ pub fn descriptor_count_max() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Write files of any length: what a shell or a service allows this process says nothing of the clients whose bytes it writes. A write past
-/// the limit that stays is an error from now on, and not the end of the process.
+/// Write files of any length: what a shell or a service allows this process says nothing of the
+/// clients whose bytes it writes. A write past the limit that stays is an error from now on, and
+/// not the end of the process.
 ///
 /// Errors   the limit stays: more than it takes CAP_SYS_RESOURCE
 pub fn lift_file_size_limit() -> Result<(), Errno> {

@@ -109,7 +109,8 @@ impl Mapping {
             offset.is_multiple_of(4) && offset.checked_add(4).is_some_and(|end| end <= self.bytes)
         );
         // SAFETY: in bounds and aligned (asserted; mmap gives page alignment); the memory lives as
-        // long as `self`; other processes change it only as atomics do, and any bit pattern is valid.
+        // long as `self`; other processes change it only as atomics do, and any bit pattern is
+        // valid.
         unsafe { AtomicU32::from_ptr(self.start.as_ptr().add(offset).cast()) }
     }
 
@@ -135,7 +136,8 @@ impl Mapping {
         .is_ok()
     }
 
-    /// Fault all of it in, so that a lack of memory shows now (Linux 5.14; before that it does nothing).
+    /// Fault all of it in, so that a lack of memory shows now (Linux 5.14; before that it does
+    /// nothing).
     pub fn populate(&self) -> io::Result<()> {
         // SAFETY: the range is ours; this touches pages without changing contents.
         let result = unsafe {
@@ -151,9 +153,11 @@ impl Mapping {
         }
     }
 
-    /// Fault a part of it in for writing, so that a store there finds its memory: none left would be a SIGBUS.
+    /// Fault a part of it in for writing, so that a store there finds its memory: none left would
+    /// be a SIGBUS.
     ///
-    /// Errors   EFAULT: there is none left; EINVAL: a kernel before Linux 5.14, or a part that is not of this mapping.
+    /// Errors   EFAULT: there is none left; EINVAL: a kernel before Linux 5.14, or a part that is
+    /// not of this mapping.
     pub fn populate_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
         if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
             return Err(io::ErrorKind::InvalidInput.into());

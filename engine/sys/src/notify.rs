@@ -8,8 +8,9 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 
-/// Tell the service manager; `state` as in sd_notify(3): `READY=1`, `RELOADING=1\nMONOTONIC_USEC=…`,
-/// `STATUS=…`. False when there is none to tell (no NOTIFY_SOCKET). Never waits.
+/// Tell the service manager; `state` as in sd_notify(3): `READY=1`,
+/// `RELOADING=1\nMONOTONIC_USEC=…`, `STATUS=…`. False when there is none to tell (no
+/// NOTIFY_SOCKET). Never waits.
 pub fn notify(state: &str) -> io::Result<bool> {
     match std::env::var_os("NOTIFY_SOCKET") {
         Some(path) if !path.is_empty() => notify_at(&path, state).map(|()| true),

@@ -3,8 +3,8 @@
 
 use std::io;
 
-/// Run the calling thread in the round-robin real-time class at `level` (1 lowest to 99). Threads it
-/// starts afterwards (io_uring's workers too) are ordinary again.
+/// Run the calling thread in the round-robin real-time class at `level` (1 lowest to 99). Threads
+/// it starts afterwards (io_uring's workers too) are ordinary again.
 ///
 /// Errors   EPERM without CAP_SYS_NICE or RLIMIT_RTPRIO; in a cgroup v1 without real-time budget.
 pub fn real_time(level: u8) -> io::Result<()> {
@@ -28,8 +28,8 @@ pub fn nice(nice: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Let the calling thread's reads go only when no other process wants the disk (ioprio_set(2), class idle). Only
-/// schedulers that know classes heed it: bfq, mq-deadline, kyber.
+/// Let the calling thread's reads go only when no other process wants the disk (ioprio_set(2),
+/// class idle). Only schedulers that know classes heed it: bfq, mq-deadline, kyber.
 ///
 /// Errors   none in practice; EINVAL from a kernel without it.
 pub fn idle_io() -> io::Result<()> {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The data segment: the cache's bytes, one file, cut into slots, shared read-only with sessions.
 //!
-//! The daemon never touches the bytes itself: the kernel writes them (io_uring, `pread`) and clients
-//! read them. So this type hands out no reference to them; the few bytes that the daemon wants (a
-//! container's header) are copied by `pread` from the file.
+//! The daemon never touches the bytes itself: the kernel writes them (io_uring, `pread`) and
+//! clients read them. So this type hands out no reference to them; the few bytes that the daemon
+//! wants (a container's header) are copied by `pread` from the file.
 //!
-//! **Huge pages.** Mapping a gigabyte in 4 KiB pages costs each session 80 ms of CPU, page by page as it
-//! first touches them: a quarter of what serving that gigabyte costs in all. A memfd gets huge pages only
-//! if the administrator allows them for all shared memory (`shmem_enabled`, off by default), but a tmpfs
-//! has a mount option of its own. So [`SegmentHome::Anonymous`] makes a tmpfs that is mounted nowhere and
-//! dies with its last descriptor.
+//! **Huge pages.** Mapping a gigabyte in 4 KiB pages costs each session 80 ms of CPU, page by page
+//! as it first touches them: a quarter of what serving that gigabyte costs in all. A memfd gets
+//! huge pages only if the administrator allows them for all shared memory (`shmem_enabled`, off by
+//! default), but a tmpfs has a mount option of its own. So [`SegmentHome::Anonymous`] makes a tmpfs
+//! that is mounted nowhere and dies with its last descriptor.
 
 use crate::{Access, Mapping, MemoryPart, SysError};
 use rushes_core::units::SlotIndex;
@@ -31,11 +31,11 @@ use std::sync::Arc;
 /// Where a segment lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentHome<'a> {
-    /// Anonymous memory in huge pages; gone with its last holder. Where that is not possible (no right to
-    /// mount, before Linux 5.2), as [`SegmentHome::Memfd`].
+    /// Anonymous memory in huge pages; gone with its last holder. Where that is not possible (no
+    /// right to mount, before Linux 5.2), as [`SegmentHome::Memfd`].
     Anonymous,
-    /// Anonymous memory; gone with its last holder. Sealed: it can neither shrink nor grow, and nobody
-    /// else can ever write to it.
+    /// Anonymous memory; gone with its last holder. Sealed: it can neither shrink nor grow, and
+    /// nobody else can ever write to it.
     Memfd,
     /// A file on tmpfs in a folder only root can enter; its old contents are discarded. Locked
     /// (flock) as long as this process lives, so that two daemons cannot share one.
@@ -163,8 +163,8 @@ impl Segment {
     /// A new read-only descriptor of the segment, for a session.
     ///
     /// Opened anew rather than duplicated: its own open file description, without the write access
-    /// that a duplicate would carry. On a tmpfs of our own it is opened through a read-only mount, so
-    /// that root cannot get that access back through /proc either (a memfd is sealed instead).
+    /// that a duplicate would carry. On a tmpfs of our own it is opened through a read-only mount,
+    /// so that root cannot get that access back through /proc either (a memfd is sealed instead).
     pub fn session_fd(&self) -> io::Result<OwnedFd> {
         if let Some(readers) = &self.readers {
             let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -185,8 +185,8 @@ impl Segment {
         )?)
     }
 
-    /// Copy bytes into one slot, from `offset` in it; fewer at its end. For tests and small servers;
-    /// the daemon's reads go straight from the device.
+    /// Copy bytes into one slot, from `offset` in it; fewer at its end. For tests and small
+    /// servers; the daemon's reads go straight from the device.
     pub fn copy_in(&self, slot: SlotIndex, offset: u32, bytes: &[u8]) -> io::Result<usize> {
         let room = self.room(slot, offset)?;
         let length = bytes.len().min(room as usize);
@@ -199,8 +199,8 @@ impl Segment {
         Ok(length)
     }
 
-    /// Read `length` bytes of a file at `file_offset` into a slot from `offset` in it, waiting. Short
-    /// at the end of the file.
+    /// Read `length` bytes of a file at `file_offset` into a slot from `offset` in it, waiting.
+    /// Short at the end of the file.
     pub fn read_into(
         &self,
         file: impl AsFd,
@@ -274,8 +274,8 @@ impl Segment {
 /// Its file, wherever it lies.
 const NAME: &str = "rushes-cache";
 
-/// A file in huge pages on a new tmpfs that is mounted nowhere, and a read-only view of that file system
-/// where the kernel makes one (Linux 6.15).
+/// A file in huge pages on a new tmpfs that is mounted nowhere, and a read-only view of that file
+/// system where the kernel makes one (Linux 6.15).
 fn huge_file(bytes: u64) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
     let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let context = context.as_fd();
@@ -316,8 +316,8 @@ fn read_only_view(root: &OwnedFd) -> io::Result<OwnedFd> {
         propagation: 0,
         user_namespace: 0,
     };
-    // SAFETY: an empty path means the descriptor itself; the kernel reads `attributes`, whose size is
-    // given.
+    // SAFETY: an empty path means the descriptor itself; the kernel reads `attributes`, whose size
+    // is given.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,

@@ -116,7 +116,8 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
         gid: u32::MAX,
     };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `found`, which is that large and plain data.
+    // SAFETY: the kernel writes at most `length` bytes to `found`, which is that large and plain
+    // data.
     let result = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

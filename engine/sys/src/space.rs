@@ -63,7 +63,8 @@ const NEW_PLACES: [u64; 2] = [0x9123_683e, 0xca45_1a4e];
 /// Why a file is written by its client and not by us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotOurs {
-    /// Its file system writes to a new place each time: what is reserved is used for the first write alone, and a snapshot takes that, too.
+    /// Its file system writes to a new place each time: what is reserved is used for the first
+    /// write alone, and a snapshot takes that, too.
     NewPlaces,
     /// Its bytes are shared with another file, compressed or moved when they are written.
     Moves,
@@ -73,7 +74,8 @@ pub enum NotOurs {
     Buffered,
 }
 
-/// Open a file for ourselves that its client may write. `file`: vetted before, as `reopen_vetted` does.
+/// Open a file for ourselves that its client may write. `file`: vetted before, as `reopen_vetted`
+/// does.
 ///
 /// Errors   the outer: the file system; the inner: it is better left to the client.
 pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFile, NotOurs>> {
@@ -122,8 +124,8 @@ pub enum Reserves {
 impl Reserves {
     /// Find out by trying, in a file without a name below `folder`. Waits for the file system.
     ///
-    /// The calls are those that a written file gets, and the kernel's own: the C library's posix_fallocate writes zeros where the
-    /// kernel refuses, so it would say yes everywhere.
+    /// The calls are those that a written file gets, and the kernel's own: the C library's
+    /// posix_fallocate writes zeros where the kernel refuses, so it would say yes everywhere.
     pub fn of(folder: impl AsFd) -> Reserves {
         match unnamed(&folder) {
             Ok(file) => try_reserving(&file),
@@ -183,8 +185,9 @@ fn try_reserving(file: &OwnedFd) -> Reserves {
     }
 }
 
-/// Have the file system find out where blocks are free near `folder`, which it does when some are wanted, a page here and a
-/// page there: in a file without a name, that is gone at once. Waits for the file system.
+/// Have the file system find out where blocks are free near `folder`, which it does when some are
+/// wanted, a page here and a page there: in a file without a name, that is gone at once. Waits for
+/// the file system.
 ///
 /// Errors   there are none, or it knows no files without names
 pub fn look_for_blocks(folder: impl AsFd) -> io::Result<()> {
@@ -210,9 +213,11 @@ pub fn unnamed(folder: impl AsFd) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Find a file again by its kernel handle, as the daemon reads it. `mount`: any open descriptor of its file system.
+/// Find a file again by its kernel handle, as the daemon reads it. `mount`: any open descriptor of
+/// its file system.
 ///
-/// Errors   ESTALE: there is no such file any more, if [`tells_what_is_gone`] says so; else it could not be looked for.
+/// Errors   ESTALE: there is no such file any more, if [`tells_what_is_gone`] says so; else it
+/// could not be looked for.
 pub fn open_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<Arc<OwnedFd>> {
     let flags = libc::O_RDONLY | libc::O_DIRECT;
     open_raw(mount, (kind, handle), flags).map(Arc::new)
@@ -220,7 +225,8 @@ pub fn open_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<
 
 /// The same for writing.
 ///
-/// Errors   as above, and EROFS, EPERM, ETXTBSY and the like: it is there, and may not be written now.
+/// Errors   as above, and EROFS, EPERM, ETXTBSY and the like: it is there, and may not be written
+/// now.
 pub fn open_writing_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<WriteFile> {
     let open = |flags: i32| open_raw(&mount, (kind, handle), flags).map(Arc::new);
     Ok(WriteFile {
@@ -231,15 +237,18 @@ pub fn open_writing_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io:
 
 /// Of statfs(2).
 const XFS_MAGIC: u64 = 0x5846_5342;
-/// Of ext2 and ext3 as well, which the same driver serves; one that does not has no count where it is looked for.
+/// Of ext2 and ext3 as well, which the same driver serves; one that does not has no count where it
+/// is looked for.
 const EXT4_MAGIC: u64 = 0xef53;
 
-/// Whether a file whose handle is stale on this file system is gone. `root`: a folder of it, open for reading.
+/// Whether a file whose handle is stale on this file system is gone. `root`: a folder of it, open
+/// for reading.
 ///
-/// The kernel says ESTALE as well when it could not read the inode (exportfs turns each error but ENOMEM into that), so it is believed
-/// only where a file can be made, and where ext4 has not found faults in itself since it was checked: one that cannot read an
-/// inode counts that. XFS counts nothing, and is asked for the inode by its number, which tells one that is free from one
-/// that cannot be read. Another file system, and an ext4 whose count cannot be read, prove nothing.
+/// The kernel says ESTALE as well when it could not read the inode (exportfs turns each error but
+/// ENOMEM into that), so it is believed only where a file can be made, and where ext4 has not found
+/// faults in itself since it was checked: one that cannot read an inode counts that. XFS counts
+/// nothing, and is asked for the inode by its number, which tells one that is free from one that
+/// cannot be read. Another file system, and an ext4 whose count cannot be read, prove nothing.
 ///
 /// Errors   it does not tell; why not.
 pub fn tells_what_is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<()> {
@@ -288,13 +297,15 @@ fn faults_counted(root: impl AsFd) -> io::Result<u64> {
         .map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// The name of a file, by its kernel handle; of several names one. `mount`: any open descriptor of its file system.
+/// The name of a file, by its kernel handle; of several names one. `mount`: any open descriptor of
+/// its file system.
 ///
 /// Errors   ESTALE: there is no such file any more; ENOENT: it has no name that the kernel knows.
 pub fn name_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<PathBuf> {
     let file = open_raw(&mount, (kind, handle), libc::O_PATH)?;
     let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
-    // A file that was not looked up since the start of the machine has no place in the kernel's tree: a slash alone.
+    // A file that was not looked up since the start of the machine has no place in the kernel's
+    // tree: a slash alone.
     let named = std::fs::symlink_metadata(&path)?;
     let known = fstat(&file)?;
     if (named.dev(), named.ino()) == (known.st_dev, known.st_ino) {
@@ -340,8 +351,8 @@ pub enum GivenBack {
     Busy,
 }
 
-/// Give back what lies behind the end of a file that nobody has open, by its kernel handle. `mount`: any open descriptor of its file
-/// system.
+/// Give back what lies behind the end of a file that nobody has open, by its kernel handle.
+/// `mount`: any open descriptor of its file system.
 ///
 /// Only a lease makes that safe: giving back is cutting, and a program that lengthens the file at
 /// the same moment would lose bytes. While it is held a program that opens the file waits.
@@ -378,7 +389,8 @@ fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
     let before = capabilities(None)?;
     let mut without = before;
     without.effective.remove(CapabilitySet::SYS_RESOURCE);
-    // SAFETY: these calls change two numbers of the calling thread and cannot fail; they return the former ones.
+    // SAFETY: these calls change two numbers of the calling thread and cannot fail; they return the
+    // former ones.
     let (former_gid, former_uid) = unsafe { (libc::setfsgid(gid), libc::setfsuid(uid)) };
     let result = match set_capabilities(None, without) {
         Ok(()) => Ok(work()),
@@ -389,15 +401,16 @@ fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
         libc::setfsuid(former_uid as u32);
         libc::setfsgid(former_gid as u32);
     }
-    // setfsuid from 0 takes the file capabilities out of the effective set, and gives them back on its return to 0; what we took
-    // ourselves we give back ourselves.
+    // setfsuid from 0 takes the file capabilities out of the effective set, and gives them back on
+    // its return to 0; what we took ourselves we give back ourselves.
     set_capabilities(None, before)?;
     result
 }
 
-/// Reserve blocks for `needed`, on this user's account, and on to `wished_end` if that can be had easily; where all bytes of the
-/// file are then. Nothing: some of them are another file's, too (somebody has made a copy that shares them), so that
-/// writing them takes blocks that nobody has reserved.
+/// Reserve blocks for `needed`, on this user's account, and on to `wished_end` if that can be had
+/// easily; where all bytes of the file are then. Nothing: some of them are another file's, too
+/// (somebody has made a copy that shares them), so that writing them takes blocks that nobody has
+/// reserved.
 ///
 /// Errors   ENOSPC, EDQUOT: not even what is needed; EOPNOTSUPP: this file system reserves nothing.
 pub fn reserve(
@@ -445,16 +458,17 @@ fn spare(file: impl AsFd) -> io::Result<u64> {
     Ok(found.f_bavail / 16 * found.f_frsize)
 }
 
-/// Give back what was reserved past the end of a file that is `size` long, and leave its times as they were. Not if it is
-/// of another length by now: somebody writes to it.
+/// Give back what was reserved past the end of a file that is `size` long, and leave its times as
+/// they were. Not if it is of another length by now: somebody writes to it.
 pub fn trim(file: impl AsFd, size: u64) -> io::Result<()> {
     let before = fstat(&file)?;
     let rounded = size.next_multiple_of(before.st_blksize.max(1) as u64);
     if before.st_size as u64 != size || (before.st_blocks as u64) * 512 <= rounded {
         return Ok(());
     }
-    // No call gives back what lies behind the end and nothing else. Between the look above and this one are microseconds in which somebody
-    // else would have to lengthen the file that was just recorded.
+    // No call gives back what lies behind the end and nothing else. Between the look above and this
+    // one are microseconds in which somebody else would have to lengthen the file that was just
+    // recorded.
     ftruncate(&file, size)?;
     set_modification(file, before.st_mtime, before.st_mtime_nsec as _)
 }
@@ -484,16 +498,17 @@ pub fn sync(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| fsync(&file))?)
 }
 
-/// The same for its bytes and what it takes to find them. Of a file with nothing to be written it makes the drive bring what
-/// it has in a memory of its own to the medium.
+/// The same for its bytes and what it takes to find them. Of a file with nothing to be written it
+/// makes the drive bring what it has in a memory of its own to the medium.
 pub fn sync_data(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| fdatasync(&file))?)
 }
 
-/// Have the kernel write what it has of a file in its cache, and wait until the device has taken it: no journal, no flush. It costs next to
-/// nothing when the kernel has written it by itself.
+/// Have the kernel write what it has of a file in its cache, and wait until the device has taken
+/// it: no journal, no flush. It costs next to nothing when the kernel has written it by itself.
 ///
-/// Errors   what the device said, also of what was written before, since the last time that this descriptor was told.
+/// Errors   what the device said, also of what was written before, since the last time that this
+/// descriptor was told.
 pub fn write_out(file: impl AsFd) -> io::Result<()> {
     let how = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
@@ -533,7 +548,8 @@ pub fn untold_error(file: impl AsFd) -> io::Result<()> {
 /// `_IOR(0x15, 0, struct fsuuid2)` of linux/fs.h (Linux 6.9).
 const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
 
-/// By what a file system is known again: its UUID, or where the kernel does not tell it, the number that statfs(2) gives.
+/// By what a file system is known again: its UUID, or where the kernel does not tell it, the number
+/// that statfs(2) gives.
 pub fn file_system_id(file: impl AsFd) -> io::Result<[u8; 16]> {
     // struct fsuuid2: length, then sixteen bytes.
     let mut uuid = [0u8; 17];

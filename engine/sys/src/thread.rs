@@ -65,11 +65,13 @@ impl Drop for ActingAs {
     }
 }
 
-/// Group first: once the user is another one, the right to change it is gone until it is raised again.
+/// Group first: once the user is another one, the right to change it is gone until it is raised
+/// again.
 fn take_on(identity: Identity, effective: CapabilitySet) -> io::Result<()> {
     file_group(identity.group);
     file_user(identity.user);
-    // Leaving user 0 takes the file capabilities from the effective set (capabilities(7)), never from the permitted one.
+    // Leaving user 0 takes the file capabilities from the effective set (capabilities(7)), never
+    // from the permitted one.
     let mut sets = capabilities(None)?;
     sets.effective = effective;
     set_capabilities(None, sets)?;
@@ -87,13 +89,15 @@ fn take_on(identity: Identity, effective: CapabilitySet) -> io::Result<()> {
 
 /// setfsuid(2): returns the one before; u32::MAX changes nothing.
 fn file_user(user: u32) -> u32 {
-    // SAFETY: takes and returns a number; it touches this thread's credentials and no memory of ours.
+    // SAFETY: takes and returns a number; it touches this thread's credentials and no memory of
+    // ours.
     unsafe { libc::syscall(libc::SYS_setfsuid, user) as u32 }
 }
 
 /// setfsgid(2): returns the one before; u32::MAX changes nothing.
 fn file_group(group: u32) -> u32 {
-    // SAFETY: takes and returns a number; it touches this thread's credentials and no memory of ours.
+    // SAFETY: takes and returns a number; it touches this thread's credentials and no memory of
+    // ours.
     unsafe { libc::syscall(libc::SYS_setfsgid, group) as u32 }
 }
 
@@ -106,7 +110,8 @@ thread_local! {
 /// The first call parts the thread from the others' working folder as well (unshare(2), CLONE_FS).
 pub fn set_own_umask(mask: u32) -> io::Result<()> {
     if !HAS_OWN_UMASK.get() {
-        // SAFETY: CLONE_FS parts umask, root and working folder; no descriptor and no memory is concerned.
+        // SAFETY: CLONE_FS parts umask, root and working folder; no descriptor and no memory is
+        // concerned.
         unsafe { unshare_unsafe(UnshareFlags::FS) }?;
         HAS_OWN_UMASK.set(true);
     }

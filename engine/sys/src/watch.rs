@@ -2,9 +2,9 @@
 //! Changes of files made by somebody else (fanotify).
 //!
 //! Every served file gets a mark of its own inode, rather than its whole mount: then only writes to
-//! files that we serve wake us, whatever else the file system does. Events name the file by its kernel
-//! handle (FAN_REPORT_FID), which is compared with the handles of the files we watch: nothing is
-//! opened or asked of the file system, as the variant with event descriptors would.
+//! files that we serve wake us, whatever else the file system does. Events name the file by its
+//! kernel handle (FAN_REPORT_FID), which is compared with the handles of the files we watch:
+//! nothing is opened or asked of the file system, as the variant with event descriptors would.
 //!
 //! Changes that fanotify does not see: stores through a writable mmap, and writes by io_submit(2).
 //! See docs/decisions/0038-looks.md.
@@ -88,7 +88,8 @@ impl ChangeWatch {
 
     /// Watch an open file, to be reported as `key`. Watching it twice is watching it once.
     ///
-    /// Errors   EOPNOTSUPP, ENODEV, EXDEV: the file system has no handles, its files cannot be watched.
+    /// Errors   EOPNOTSUPP, ENODEV, EXDEV: the file system has no handles, its files cannot be
+    /// watched.
     pub fn watch(&mut self, file: impl AsFd, key: FileKey) -> io::Result<()> {
         let handle = handle_of(file.as_fd())?;
         self.mark(libc::FAN_MARK_ADD, file)?;
@@ -121,8 +122,9 @@ impl ChangeWatch {
         }
     }
 
-    /// `struct fanotify_event_metadata`: 0·4 length, 4·1 version, 6·2 head length, 8·8 mask, 16·4 fd,
-    /// 20·4 pid; then records `struct fanotify_event_info_fid`: 0·1 type, 2·2 length, 4·8 fsid, 12·… handle.
+    /// `struct fanotify_event_metadata`: 0·4 length, 4·1 version, 6·2 head length, 8·8 mask, 16·4
+    /// fd, 20·4 pid; then records `struct fanotify_event_info_fid`: 0·1 type, 2·2 length, 4·8 fsid,
+    /// 12·… handle.
     fn events(&self, mut bytes: &[u8], report: &mut impl FnMut(Change)) {
         while let (Some(length), Some(head), Some(mask), Some(pid)) = (
             u32_at(bytes, 0),
@@ -185,8 +187,9 @@ impl ChangeWatch {
     }
 }
 
-/// The kernel's handle of an open file: type (4 bytes), then the handle's bytes, as events carry it.
-/// By what the kernel finds a file again: kind (four bytes, host order), then the handle proper.
+/// The kernel's handle of an open file: type (4 bytes), then the handle's bytes, as events carry
+/// it. By what the kernel finds a file again: kind (four bytes, host order), then the handle
+/// proper.
 ///
 /// Errors   EOPNOTSUPP: the file system has none.
 pub fn handle_of(file: impl AsFd) -> io::Result<Box<[u8]>> {
@@ -196,8 +199,8 @@ pub fn handle_of(file: impl AsFd) -> io::Result<Box<[u8]>> {
         handle: [0; HANDLE_BYTES_MAX],
     };
     let mut mount = 0;
-    // SAFETY: the path is a NUL-terminated literal; the kernel writes at most `bytes` behind the head
-    // of `raw`, which has that room, and one int to `mount`.
+    // SAFETY: the path is a NUL-terminated literal; the kernel writes at most `bytes` behind the
+    // head of `raw`, which has that room, and one int to `mount`.
     let result = unsafe {
         libc::name_to_handle_at(
             file.as_fd().as_raw_fd(),

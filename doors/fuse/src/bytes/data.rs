@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes to the objects that the layout names, piece by piece; and what else is done to them. Reads: reads.rs.
+//! Bytes to the objects that the layout names, piece by piece; and what else is done to them.
+//! Reads: reads.rs.
 //!
 //! No program gets "no space" while a member has room: bytes that do not fit go elsewhere, in the
 //! middle of a file if need be. Bytes that no object has are zero.
@@ -46,7 +47,8 @@ const SEEK_HOLE: i32 = 4;
 pub(crate) struct Full(Mutex<Option<Instant>>);
 
 impl Full {
-    /// No member has room. Whether some may have soon, so that it is worth looking again: only beside a daemon, and once, not for each write.
+    /// No member has room. Whether some may have soon, so that it is worth looking again: only
+    /// beside a daemon, and once, not for each write.
     fn may_end(&self, beside_daemon: bool) -> bool {
         let since = *locked(&self.0).get_or_insert_with(Instant::now);
         beside_daemon && since.elapsed() < ROOM_COMES_BY
@@ -75,10 +77,11 @@ enum Piece {
     NoPlace(Option<(Object, SpillReason)>),
 }
 
-/// Do it to the whole length, or to as much from the start on as there is room for, down to one block.
+/// Do it to the whole length, or to as much from the start on as there is room for, down to one
+/// block.
 ///
-/// A file system may refuse a long write whole although its first block is reserved. Were that taken for a full member, two full
-/// ones would hand the same bytes to and fro for ever.
+/// A file system may refuse a long write whole although its first block is reserved. Were that
+/// taken for a full member, two full ones would hand the same bytes to and fro for ever.
 fn less_and_less(start: u64, length: u64, mut act: impl FnMut(u64) -> Answer<u64>) -> Answer<u64> {
     let least = (BLOCK_BYTES - start % BLOCK_BYTES).min(length);
     let mut tried = length;
@@ -233,7 +236,8 @@ impl Door {
         else {
             return Ok(Err(Piece::NoPlace(None)));
         };
-        // A member that is emptied gets nothing new, also of what is there already. It is as if it were full.
+        // A member that is emptied gets nothing new, also of what is there already. It is as if it
+        // were full.
         let number = located.object.member;
         if at >= file.size() && !self.pool.takes_bytes(number) && !self.pool.is_lost(number) {
             let why = (located.object, SpillReason::Full);
@@ -277,7 +281,8 @@ impl Door {
         )
     }
 
-    /// No member has room. Whether some may have by now, or soon, so that it is worth looking again.
+    /// No member has room. Whether some may have by now, or soon, so that it is worth looking
+    /// again.
     ///
     /// `full`  since when there is none
     fn room_may_come(&self, sought: &mut RoomSought, full: &Full) -> bool {
@@ -305,7 +310,8 @@ impl Door {
     ) -> (u64, Answer<()>) {
         let mut done = 0;
         let mut sought = RoomSought::default();
-        // A member that writes to new places may refuse even what was reserved there: each is asked twice at most for one byte.
+        // A member that writes to new places may refuse even what was reserved there: each is asked
+        // twice at most for one byte.
         let tries_max = 2 * self.pool.members().len() + 2;
         let mut tries = 0;
         while done < total {
@@ -585,9 +591,11 @@ impl Door {
         result.map(|()| 0)
     }
 
-    /// Before a write is answered of an open whose flags (O_SYNC, O_DSYNC) say that it is to be durable then. Behind a write by way of its cache the kernel
-    /// asks for a sync by itself; behind one past it, it leaves that to us. (Also where only the open is past it, by O_DIRECT: behind what is
-    /// sent with AIO or io_uring nobody asks, fs/fuse/file.c. RWF_DSYNC on such a write is nothing that we are told of.)
+    /// Before a write is answered of an open whose flags (O_SYNC, O_DSYNC) say that it is to be
+    /// durable then. Behind a write by way of its cache the kernel asks for a sync by itself;
+    /// behind one past it, it leaves that to us. (Also where only the open is past it, by O_DIRECT:
+    /// behind what is sent with AIO or io_uring nobody asks, fs/fuse/file.c. RWF_DSYNC on such a
+    /// write is nothing that we are told of.)
     pub(crate) fn sync_if_asked(&self, number: u64, handle: u64, flags: i32) -> Answer<()> {
         let flags = OFlags::from_bits_retain(flags as u32);
         if !flags.intersects(OFlags::SYNC) {
@@ -624,7 +632,8 @@ impl Door {
                     }
                     continue;
                 }
-                // Nothing of ours waits on a member that is not there, unless somebody has it in memory.
+                // Nothing of ours waits on a member that is not there, unless somebody has it in
+                // memory.
                 Err(PoolError::Missing { .. }) if !self.engine.lacks_any() => continue,
                 Err(error) => return Err(self.trouble(node, &error)),
             };

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Descriptors of the mount's process, and the share of each process and user in them.
 //!
-//! A file that somebody has open through the mount costs a descriptor for its stub and one for an object; a process has 20,000 on many machines. (Those
-//! of a file's further objects are closed when there are too many: spare.rs.)
-//! So each open is counted, once for a file however often it is open, with the process that asked
-//! for it first (by the number that the kernel tells, which is a thread's) and with its user. A
-//! process that opens more than its share gets ENFILE. A file that is open already always has what
-//! it needs: there is a reserve, and descriptors that are only kept to be quick (nodes.rs) are
-//! closed before anybody gets an error.
+//! A file that somebody has open through the mount costs a descriptor for its stub and one for an
+//! object; a process has 20,000 on many machines. (Those of a file's further objects are closed
+//! when there are too many: spare.rs.) So each open is counted, once for a file however often it is
+//! open, with the process that asked for it first (by the number that the kernel tells, which is a
+//! thread's) and with its user. A process that opens more than its share gets ENFILE. A file that
+//! is open already always has what it needs: there is a reserve, and descriptors that are only kept
+//! to be quick (nodes.rs) are closed before anybody gets an error.
 //!
 //! A share is as much as would be left for others. So one process has half at most, the next one
 //! half of the rest, and a newcomer that opens its first file is let in. A user of several
@@ -25,7 +25,8 @@ use std::sync::{Arc, Mutex};
 /// The process's own descriptors, beside files of others: one of the device for each thread,
 /// members, sessions, sockets.
 const OWN_COUNT: u64 = 256;
-/// For what comes while requests are answered; one half for objects of those files that are used at this moment.
+/// For what comes while requests are answered; one half for objects of those files that are used at
+/// this moment.
 const RESERVE_COUNT_MAX: u64 = 1024;
 /// Kept for nodes that are used often.
 const KEPT_COUNT_MAX: u64 = 4096;

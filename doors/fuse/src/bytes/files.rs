@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Open files: the stub, its layout, and the objects that hold the bytes.
 //!
-//! All opens of an inode share one [`OpenFile`]. Its layout is read by many at once and changed by one alone; the size is the
-//! stub's, grown after the bytes are in their object. Lock order: `Node::file`, `OpenFile::state`, `ways`, then `size`, `objects` or `stored`.
+//! All opens of an inode share one [`OpenFile`]. Its layout is read by many at once and changed by
+//! one alone; the size is the stub's, grown after the bytes are in their object. Lock order:
+//! `Node::file`, `OpenFile::state`, `ways`, then `size`, `objects` or `stored`.
 
 use crate::bytes::descriptors::{Opener, Share};
 use crate::bytes::passthrough::{Opened, Way, Ways};
@@ -37,7 +38,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// So many writes in a row that are left to us, and the daemon is asked about one in [`ASK_EVERY`] only.
+/// So many writes in a row that are left to us, and the daemon is asked about one in [`ASK_EVERY`]
+/// only.
 const PLAIN_RUN_MAX: u32 = 8;
 const ASK_EVERY: u32 = 64;
 /// Between two tries to hold objects whose bytes are being written again.
@@ -60,7 +62,8 @@ pub(crate) struct FileSlot {
     /// As in [`OpenFile`], when it was closed last: a program that opens it again to go on writing
     /// need not wait for the disk to know.
     tail_is_clean: bool,
-    /// As in [`Ways`], since then: a mapping outlives the close of its file. (The kernel does not forget an inode that is mapped.)
+    /// As in [`Ways`], since then: a mapping outlives the close of its file. (The kernel does not
+    /// forget an inode that is mapped.)
     mapped: Option<Mapped>,
     /// Its last name in the tree is gone; the stub waits among the removed ones.
     pub(crate) nameless: bool,
@@ -117,11 +120,13 @@ pub(crate) struct OpenFile {
     state: Arc<RwLock<State>>,
     /// Units: bytes.
     size: Mutex<u64>,
-    /// No object reaches past the size: a crash may have left bytes there that were never acknowledged.
+    /// No object reaches past the size: a crash may have left bytes there that were never
+    /// acknowledged.
     tail_is_clean: AtomicBool,
     /// Writes in a row that the daemon left to us.
     plain_run: AtomicU32,
-    /// [`Pool::generation`](rushes_pool::Pool::generation) when it was last looked at whether it could be striped over more members.
+    /// [`Pool::generation`](rushes_pool::Pool::generation) when it was last looked at whether it
+    /// could be striped over more members.
     seen_generation: AtomicU64,
     /// Changes of the layout; it counts as changed when it was just opened, since nobody knows.
     layout_changes: AtomicU64,
@@ -223,7 +228,8 @@ impl State {
         open.fd.clone()
     }
 
-    /// Its descriptor goes, if it is one of those beside the first and was not used since this was last asked. Waits for no disk.
+    /// Its descriptor goes, if it is one of those beside the first and was not used since this was
+    /// last asked. Waits for no disk.
     ///
     /// `is_asked`  the kernel was, what it could not write, unless it was used since
     ///
@@ -374,10 +380,11 @@ impl OpenFile {
         self.layout_changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Makes the stub durable, and with it a record that was changed under the lock of `state`, which is given back before.
+    /// Makes the stub durable, and with it a record that was changed under the lock of `state`,
+    /// which is given back before.
     ///
-    /// `data_only`  times may wait. fdatasync(2) of ext4 lets every attribute wait as long as the length is the same: so it is for records that are
-    /// durable already.
+    /// `data_only`  times may wait. fdatasync(2) of ext4 lets every attribute wait as long as the
+    /// length is the same: so it is for records that are durable already.
     pub(crate) fn sync_stub(
         &self,
         state: RwLockReadGuard<'_, State>,
@@ -458,7 +465,8 @@ impl Door {
         answer
     }
 
-    /// A file as it is called in the log: by its path where that can be known, in quotes, since a name may have anything in it.
+    /// A file as it is called in the log: by its path where that can be known, in quotes, since a
+    /// name may have anything in it.
     pub(crate) fn name_of(&self, node: &Node) -> String {
         let fd = self.nodes.descriptor_now(node);
         match fd.and_then(|fd| self.path_of(&fd)) {
@@ -467,7 +475,8 @@ impl Door {
         }
     }
 
-    /// The kernel opens the file: one more open of it. `register` tells it of an object that it may read itself.
+    /// The kernel opens the file: one more open of it. `register` tells it of an object that it may
+    /// read itself.
     ///
     /// Returns  the file handle, and how it is opened
     pub(crate) fn open(
@@ -785,7 +794,8 @@ impl Door {
         self.engine.opened(node.number, object, || {
             let part = part_of(layout, object)?;
             let path = self.path_of(&state.stub)?;
-            // Of a frame that lies in pieces the daemon would see a frame in each of them; but not in a part.
+            // Of a frame that lies in pieces the daemon would see a frame in each of them; but not
+            // in a part.
             let is_told = !part.is_whole() || only_object(layout).is_some() || !is_frame(&path);
             is_told.then_some((path, part))
         });
@@ -848,7 +858,8 @@ impl Door {
         path.strip_prefix(tree).map(Path::to_path_buf).ok()
     }
 
-    /// See to it that the byte has a place: the first one, or another when where it was said "full" or is not there.
+    /// See to it that the byte has a place: the first one, or another when where it was said "full"
+    /// or is not there.
     pub(crate) fn make_place(
         &self,
         node: &Node,
@@ -859,7 +870,8 @@ impl Door {
         let mut state = file.change();
         let mut layout = self.with_record(node, file, &mut state)?;
         let now = layout.locate(wanted.start);
-        // Where the file ends nobody has written, so that what lies there now is left as it is; unless a write was cut off.
+        // Where the file ends nobody has written, so that what lies there now is left as it is;
+        // unless a write was cut off.
         let is_clean = file.tail_is_clean.load(Ordering::Acquire);
         let left = match (why, &now) {
             // Somebody else moved it meanwhile: try there first.
@@ -869,7 +881,8 @@ impl Door {
             (Some(_), Some(now)) if is_clean && wanted.start.0 >= file.size() => {
                 layout.segments()[now.segment_index].objects.clone()
             }
-            // Somebody has written behind it meanwhile, so that bytes may be there that cannot be had now.
+            // Somebody has written behind it meanwhile, so that bytes may be there that cannot be
+            // had now.
             (Some((_, SpillReason::Unwritable | SpillReason::Failing)), _)
                 if wanted.start.0 < file.size() =>
             {
@@ -899,9 +912,9 @@ impl Door {
         done.map(drop).map_err(|error| self.trouble(node, &error))
     }
 
-    /// Before bytes are put behind the end: if members have come, a stripe goes on over more of them.
-    /// A failure of that leaves the stripe as narrow as it was, and it takes the bytes so: the
-    /// writer gets no error.
+    /// Before bytes are put behind the end: if members have come, a stripe goes on over more of
+    /// them. A failure of that leaves the stripe as narrow as it was, and it takes the bytes so:
+    /// the writer gets no error.
     pub(crate) fn widen(&self, node: &Node, file: &OpenFile) {
         let generation = self.pool.generation();
         if file.seen_generation.load(Ordering::Relaxed) == generation {
@@ -1028,7 +1041,8 @@ impl Door {
         Ok(layout)
     }
 
-    /// Before bytes between the end and a place behind it become part of the file: they must read as zero.
+    /// Before bytes between the end and a place behind it become part of the file: they must read
+    /// as zero.
     pub(crate) fn clean_tail(&self, node: &Node, file: &OpenFile) -> Answer<()> {
         if file.tail_is_clean.load(Ordering::Acquire) {
             return Ok(());
@@ -1054,8 +1068,9 @@ impl Door {
         // By their descriptors also those that go are told to the daemon, which may know them of an
         // earlier open.
         let mut held = self.hold(node, state, |_| true)?;
-        // Cut within a page, an object gets zeros behind its end, through the kernel's cache: they are bytes of the file as soon as it grows again. (Units
-        // of a stripe are multiples of this.)
+        // Cut within a page, an object gets zeros behind its end, through the kernel's cache: they
+        // are bytes of the file as soon as it grows again. (Units of a stripe are multiples of
+        // this.)
         if size.is_multiple_of(PAGE_MULTIPLE) {
             held.what = Changed::Size;
         }
@@ -1087,7 +1102,8 @@ impl Door {
         done
     }
 
-    /// truncate(2): objects first, so that a crash in between leaves zeros at the end and never old bytes behind it.
+    /// truncate(2): objects first, so that a crash in between leaves zeros at the end and never old
+    /// bytes behind it.
     pub(crate) fn set_length(&self, node: &Arc<Node>, size: u64) -> Answer<()> {
         let file = self.open_file(node)?;
         let done = self.set_length_open(node, &file, size);
@@ -1127,7 +1143,8 @@ pub(crate) fn range(start: u64, length: u64) -> ByteRange {
     }
 }
 
-/// Which part of its file an object has: its place in the stripe. A single object has all of what is read at that time.
+/// Which part of its file an object has: its place in the stripe. A single object has all of what
+/// is read at that time.
 fn part_of(layout: &Layout, object: Object) -> Option<FilePart> {
     let of = |segment: &Segment| {
         let place = segment.objects.iter().position(|one| *one == object)?;

@@ -107,7 +107,8 @@ impl Lines {
         left.into_iter().flatten().for_each(|work| work());
     }
 
-    /// Leave for a thread that takes requests to wait for a member's disk as long as this lives. None: enough of them do.
+    /// Leave for a thread that takes requests to wait for a member's disk as long as this lives.
+    /// None: enough of them do.
     pub(crate) fn enter(&self, member: MemberNumber) -> Option<Inside<'_>> {
         let mut within = locked(&self.within);
         if within.all == WITHIN_ALL_MAX {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How the kernel reads and writes each open of a file: through its cache, past it, or straight from the object (passthrough).
+//! How the kernel reads and writes each open of a file: through its cache, past it, or straight
+//! from the object (passthrough).
 //!
 //! Straight from the object nobody here sees a read. So it is for a program that opens a file only
 //! to read it, while nobody writes to it, no daemon is to have its reads, and all its bytes are in
@@ -7,8 +8,9 @@
 //! left behind (the kernel tells of its close, not of its mappings), the object stays where it is
 //! and as long as the file is. Decision: docs/decisions/0033.
 //!
-//! The kernel (fs/fuse/iomode.c) lets an inode be open through its cache or by passthrough, not both: while there are opens by passthrough,
-//! each further one is one, too, if need be for its mappings alone.
+//! The kernel (fs/fuse/iomode.c) lets an inode be open through its cache or by passthrough, not
+//! both: while there are opens by passthrough, each further one is one, too, if need be for its
+//! mappings alone.
 
 use crate::bytes::files::{OpenFile, State};
 use crate::bytes::lines::Line;
@@ -42,7 +44,8 @@ pub(crate) enum Way {
 /// The answer to the kernel about an open.
 pub(crate) struct Opened {
     pub(crate) way: Way,
-    /// Of one that is passed: the object, as the kernel knows it, and whether reads and writes are passed, too, beside mappings.
+    /// Of one that is passed: the object, as the kernel knows it, and whether reads and writes are
+    /// passed, too, beside mappings.
     pub(crate) backing: Option<(Arc<Backing>, bool)>,
 }
 
@@ -107,8 +110,9 @@ impl Ways {
 }
 
 impl Door {
-    /// Do what may look at the object that a file begins in (each open does, where it may be passed): in the member's line where many wait for its disk, and
-    /// in the file's while somebody changes that.
+    /// Do what may look at the object that a file begins in (each open does, where it may be
+    /// passed): in the member's line where many wait for its disk, and in the file's while somebody
+    /// changes that.
     pub(crate) fn at_home(&self, number: u64, act: impl FnOnce() + Send + 'static) {
         if self.is_changing(number) {
             return self.lines.put(Line::File(number), act);
@@ -175,7 +179,8 @@ impl Door {
         };
         let is_lost = self.pool.is_lost(object.member);
         if is_lost && access != OFlags::WRONLY {
-            // As long as somebody has it open the kernel would have each mapping of the file lead to what was given up.
+            // As long as somebody has it open the kernel would have each mapping of the file lead
+            // to what was given up.
             return Err(Errno::IO);
         }
         let mut is_away = false;
@@ -298,8 +303,8 @@ impl Door {
         (stays && self.engine.may_pass(object, &fd)).then_some(object)
     }
 
-    /// Whether somebody may read the file's object without the door. When no such open is left the kernel is asked for mappings, and what is
-    /// found out is remembered.
+    /// Whether somebody may read the file's object without the door. When no such open is left the
+    /// kernel is asked for mappings, and what is found out is remembered.
     ///
     /// Assumes  `state`: locked alone
     pub(crate) fn is_passed(&self, node: &Node, file: &OpenFile, state: &State) -> bool {

@@ -23,7 +23,8 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 
-/// Threads that hand on what the daemon has brought. Each copies one answer at a time to the kernel.
+/// Threads that hand on what the daemon has brought. Each copies one answer at a time to the
+/// kernel.
 const ANSWERING_COUNT: usize = 4;
 
 /// The receiver of a read's bytes; called once, by any thread.
@@ -133,7 +134,8 @@ enum By {
     Lead,
 }
 
-/// The rest of a piece, of which these bytes are there; where the object ends before the file does is a hole.
+/// The rest of a piece, of which these bytes are there; where the object ends before the file does
+/// is a hole.
 fn read_rest(fd: &OwnedFd, piece: Piece, mut bytes: Vec<u8>) -> Answer<Vec<u8>> {
     // Also what the daemon's answer lacks: where the object ends is the object's to say.
     bytes.reserve_exact(piece.length - bytes.len().min(piece.length));
@@ -175,7 +177,8 @@ impl Reading {
         }
     }
 
-    /// Do what may wait for the member's disk: at once while few of us wait for it, else in its line.
+    /// Do what may wait for the member's disk: at once while few of us wait for it, else in its
+    /// line.
     fn on_disk(
         self: Arc<Self>,
         index: usize,
@@ -220,7 +223,8 @@ impl Reading {
 
     fn begin_with(self: Arc<Self>, index: usize, fd: &Arc<OwnedFd>, may_stay: bool) {
         let piece = self.pieces[index];
-        // Of what is also read, or stored by a mapping, without the door the daemon does not know enough.
+        // Of what is also read, or stored by a mapping, without the door the daemon does not know
+        // enough.
         if self.file.may_be_passed() || !self.door.engine.serves(piece.object) {
             return self.brought(index, Arc::clone(fd), Served::Plain, may_stay);
         }
@@ -258,7 +262,8 @@ impl Reading {
             }
             Served::Failed(error) => Err(error),
         };
-        // The lock on the file goes after it: nobody looks whether others have the object open meanwhile.
+        // The lock on the file goes after it: nobody looks whether others have the object open
+        // meanwhile.
         drop(fd);
         self.came(index, bytes, By::Lead);
     }
@@ -335,7 +340,8 @@ impl Door {
         if count == 0 {
             return reading.answer_nothing();
         }
-        // All are asked for before the first is there: those of a stripe are on several disks. This thread stays for the last one at most.
+        // All are asked for before the first is there: those of a stripe are on several disks. This
+        // thread stays for the last one at most.
         for index in 0..count - 1 {
             Arc::clone(&reading).begin(index, false);
         }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Descriptors of a file's objects beside its first: kept only to be quick, and closed when there are too many.
+//! Descriptors of a file's objects beside its first: kept only to be quick, and closed when there
+//! are too many.
 //!
 //! A file in twenty objects may cost 21 descriptors, of which two are counted when it is opened
 //! (descriptors.rs). The others have the part of the budget that the counted ones leave: a thread
@@ -61,11 +62,13 @@ struct Helpers {
 #[derive(Debug, Default)]
 pub(crate) struct Spares {
     count: Arc<AtomicU64>,
-    /// Those not used for longest first, as far as anybody has looked. Some are of files that were closed.
+    /// Those not used for longest first, as far as anybody has looked. Some are of files that were
+    /// closed.
     ring: Mutex<VecDeque<Entry>>,
     /// So many entries are looked through for those.
     looked_at: AtomicUsize,
-    /// Written ones that are to be closed, in no ring meanwhile. A member is in it as long as somebody in its line takes them.
+    /// Written ones that are to be closed, in no ring meanwhile. A member is in it as long as
+    /// somebody in its line takes them.
     written: Mutex<HashMap<MemberNumber, VecDeque<Entry>>>,
     /// With so many open no written one needs to go.
     enough: AtomicU64,
@@ -126,7 +129,8 @@ impl Spares {
         });
     }
 
-    /// One more is open: counted until the answer is dropped. It is to be named by [`Spares::keep`].
+    /// One more is open: counted until the answer is dropped. It is to be named by
+    /// [`Spares::keep`].
     pub(crate) fn one_more(&self) -> Spare {
         self.count.fetch_add(1, Ordering::AcqRel);
         Spare(Arc::clone(&self.count))
@@ -158,7 +162,8 @@ impl Spares {
         }
     }
 
-    /// Before one more is opened: there are fewer than so many, or none of them waits for a disk. May wait for that.
+    /// Before one more is opened: there are fewer than so many, or none of them waits for a disk.
+    /// May wait for that.
     ///
     /// Returns  false: there are too many, and the disks do not answer
     pub(crate) fn wait_for_room(self: &Arc<Self>, most: u64) -> bool {
@@ -173,7 +178,8 @@ impl Spares {
             || locked(&self.written).is_empty()
     }
 
-    /// There are none left to be opened, for whatever. May wait for disks. Returns  whether some were closed
+    /// There are none left to be opened, for whatever. May wait for disks. Returns  whether some
+    /// were closed
     pub(crate) fn let_go(self: &Arc<Self>) -> bool {
         let answered = locked(&self.answers).count;
         let enough = self.count().saturating_sub(LET_GO_COUNT);
@@ -225,7 +231,8 @@ impl Spares {
         }
     }
 
-    /// So many written ones are put in the lines of their members, as far as these have room for them; the others stay.
+    /// So many written ones are put in the lines of their members, as far as these have room for
+    /// them; the others stay.
     fn hand_over(self: &Arc<Self>, entries: Vec<Entry>, wanted: u64) {
         let helpers = self.helpers.get();
         let pool = helpers.and_then(|helpers| helpers.pool.upgrade());

@@ -80,7 +80,8 @@ impl Door {
             .is_some()
     }
 
-    /// The kernel has forgotten so many lookups of an inode. As long as it is mapped it does not forget the last.
+    /// The kernel has forgotten so many lookups of an inode. As long as it is mapped it does not
+    /// forget the last.
     pub(crate) fn forget(&self, number: u64, lookups: u64) {
         // Before: a program that looks it up anew finds its time.
         if let Ok(node) = self.nodes.get(number) {

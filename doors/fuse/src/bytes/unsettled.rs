@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files whose first objects are not durable yet ([`Layout::is_unsettled`]): they are made so by the first fsync, else all of a member's
-//! together when they have waited for a while.
+//! Files whose first objects are not durable yet ([`Layout::is_unsettled`]): they are made so by
+//! the first fsync, else all of a member's together when they have waited for a while.
 //!
-//! A file is known by its handle: the kernel may have forgotten its node by then, or never have had one of it. Those that a mount before this one left
-//! are found by the checkpoint of names with which a mount begins.
+//! A file is known by its handle: the kernel may have forgotten its node by then, or never have had
+//! one of it. Those that a mount before this one left are found by the checkpoint of names with
+//! which a mount begins.
 
 use crate::bytes::files::OpenFile;
 use crate::door::Door;
@@ -164,7 +165,8 @@ impl Synced {
 }
 
 impl Syncs {
-    /// Make durable what each of these members had at its time. One that is away, or fails, or takes longer than `patience`, is left as it is.
+    /// Make durable what each of these members had at its time. One that is away, or fails, or
+    /// takes longer than `patience`, is left as it is.
     fn make_durable(
         self: &Arc<Self>,
         pool: &Pool,
@@ -289,7 +291,8 @@ impl Door {
         }
     }
 
-    /// Returns  some of them need another look: somebody is at them, or they have other objects by now
+    /// Returns  some of them need another look: somebody is at them, or they have other objects by
+    /// now
     fn settle_older_than(&self, age: Duration, patience: Duration) -> bool {
         for found in self.names.take_unsettled() {
             let number = self.nodes.number_of(found.inode);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that the daemon wants before anybody has opened them: the next frames of sequences (docs/decisions/0034).
+//! Files that the daemon wants before anybody has opened them: the next frames of sequences
+//! (docs/decisions/0034).
 //!
 //! The daemon asks by the name in the tree; it gets the object, in the session of the member that
 //! has it. Nobody waits for these threads: one looks into the catalogue, and one for each member
@@ -146,7 +147,8 @@ impl Catalogue {
 
 /// The file's record, and the object that has all of it.
 ///
-/// Errors   ENOENT: there is none of this name; NODATA: it is no file of one object, and none that could be fetched ahead
+/// Errors   ENOENT: there is none of this name; NODATA: it is no file of one object, and none that
+/// could be fetched ahead
 fn look_for(pool: &Pool, path: &[u8]) -> Result<(Layout, Object), Errno> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let within = ResolveFlags::BENEATH

@@ -28,8 +28,9 @@ const PATIENCE: units::Duration = units::Duration::from_ms(500);
 const BEAT_EVERY: Duration = Duration::from_secs(5);
 /// Between two tries of recovering what a daemon left.
 const RECOVER_EVERY: Duration = Duration::from_secs(10);
-/// One that is there and lets nobody in may have parts of objects in its cache, and writes them: so long nobody changes objects without it after the mount began
-/// (as smbd does, see docs/decisions/0015).
+/// One that is there and lets nobody in may have parts of objects in its cache, and writes them: so
+/// long nobody changes objects without it after the mount began (as smbd does, see
+/// docs/decisions/0015).
 const NOT_LET_IN: Duration = Duration::from_secs(5);
 /// Between two tries until then.
 const TRY_EVERY: Duration = Duration::from_millis(50);
@@ -43,11 +44,13 @@ pub(super) struct Daemons {
     pub(super) recover: String,
     /// So long after the last one died it is started.
     pub(super) recover_after: Duration,
-    /// Of objects that do not have all their bytes. None: there never was a daemon that took writes.
+    /// Of objects that do not have all their bytes. None: there never was a daemon that took
+    /// writes.
     pub(super) facts: Mutex<Option<Arc<FactsView>>>,
     pub(super) missed: Mutex<Missed>,
     pub(super) names: Arc<Names>,
-    /// By which the daemon knows that sessions are those of one door. Drawn when that starts; never 0.
+    /// By which the daemon knows that sessions are those of one door. Drawn when that starts; never
+    /// 0.
     pub(super) pool: u64,
     pub(super) finder: Finder,
     pub(super) stations: Arc<Stations>,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How much bandwidth the members' devices have left, as the daemon says once a second: the pool goes by it where that is wished.
+//! How much bandwidth the members' devices have left, as the daemon says once a second: the pool
+//! goes by it where that is wished.
 //!
 //! Of a device that has no share nothing is known. Nothing is told to the daemon.
 
@@ -27,7 +28,8 @@ impl Door {
         }
     }
 
-    /// Returns  the connection, if it can be asked again. Without one the pool forgets by itself what it was told
+    /// Returns  the connection, if it can be asked again. Without one the pool forgets by itself
+    /// what it was told
     fn ask_loads(&self, control: &Path, daemon: Option<Client>) -> Option<Client> {
         let mut daemon = daemon.or_else(|| Client::connect(control, STATUS_PATIENCE).ok())?;
         let Ok(Answer::Status(status)) = daemon.ask(&Ask::Status {}) else {

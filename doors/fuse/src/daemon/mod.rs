@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bytes by way of the daemon: its cache, its reading ahead, its lanes, its contracts.
 //!
-//! A member whose folder lies in a share of the daemon has a thread with a session of that share; requests of all threads of the door go
-//! through it, so that the daemon sees each file's reads in one stream. Without a daemon, or a share, the door reads and writes the
-//! objects itself. Decisions: docs/decisions/0025 and 0026.
+//! A member whose folder lies in a share of the daemon has a thread with a session of that share;
+//! requests of all threads of the door go through it, so that the daemon sees each file's reads in
+//! one stream. Without a daemon, or a share, the door reads and writes the objects itself.
+//! Decisions: docs/decisions/0025 and 0026.
 //!
 //! **A thread that changes an object itself** has the file's lock alone (`OpenFile::change`) and a
 //! [`Held`] of it: the daemon has written all it had of the object, or there is none and none
@@ -155,8 +156,8 @@ impl Engine {
         members.values().any(|queue| queue.serves())
     }
 
-    /// Whether reads of it are nobody's to see: there was no daemon for them since the mount began, and none has bytes of it. (Of one that died the next
-    /// one is to have them.)
+    /// Whether reads of it are nobody's to see: there was no daemon for them since the mount began,
+    /// and none has bytes of it. (Of one that died the next one is to have them.)
     pub(crate) fn may_pass(&self, object: Object, fd: &OwnedFd) -> bool {
         let queue = self.queue(object.member);
         queue.is_none_or(|queue| !queue.has_served()) && self.is_whole(fd)
@@ -209,7 +210,8 @@ impl Engine {
         }
     }
 
-    /// Ask for so many bytes from this offset of the object; `waiter` is told, at once where nobody is there to be asked. Waits for nothing.
+    /// Ask for so many bytes from this offset of the object; `waiter` is told, at once where nobody
+    /// is there to be asked. Waits for nothing.
     pub(crate) fn read(
         &self,
         object: Object,
@@ -237,8 +239,9 @@ impl Engine {
     /// The same, for a thread that was told to read the object itself: not while it lacks bytes
     /// that a daemon has. One that knows the file by another name, or not yet, says so.
     ///
-    /// Returns  Plain: it lacks none any more, and the kernel has none of it that it may have to give up
-    /// Errors   EIO: it lacks some, and nobody gave them in time; or its disk does not take what the kernel could not write
+    /// Returns  Plain: it lacks none any more, and the kernel has none of it that it may have to
+    /// give up Errors   EIO: it lacks some, and nobody gave them in time; or its disk does not take
+    /// what the kernel could not write
     pub(crate) fn read_when_known(
         &self,
         (object, fd): (Object, &Arc<OwnedFd>),
@@ -336,7 +339,8 @@ impl Engine {
             match answered.recv() {
                 Ok(done @ (Done::Whole | Done::Failed(_))) => return Ok(done),
                 Ok(Done::Plain) | Err(_) if !self.has_fact(fd) => return Ok(Done::Plain),
-                // A daemon that does not know the file yet says so, too, and then it may have bytes of it all the same.
+                // A daemon that does not know the file yet says so, too, and then it may have bytes
+                // of it all the same.
                 Ok(Done::Plain) | Err(_) => {}
             }
             if begun.elapsed() > PATIENCE {
@@ -454,8 +458,9 @@ impl Engine {
         }
     }
 
-    /// The door has opened the object, of the file of node `number`. `name`: of its file in the tree, and which part of it that is, for the ledger and for rules. None: it
-    /// has none that the daemon can make something of.
+    /// The door has opened the object, of the file of node `number`. `name`: of its file in the
+    /// tree, and which part of it that is, for the ledger and for rules. None: it has none that the
+    /// daemon can make something of.
     pub(crate) fn opened(
         &self,
         number: u64,

@@ -64,7 +64,8 @@ pub(crate) enum Done {
 
 /// The answer to a request for a hold.
 pub(super) enum Hold {
-    /// Nothing of it is under way before CHANGED. Should the daemon die meanwhile, none begins to serve as long as this lives.
+    /// Nothing of it is under way before CHANGED. Should the daemon die meanwhile, none begins to
+    /// serve as long as this lives.
     Held(Grip),
     /// There is no daemon, and none begins to serve as long as this lives.
     Alone(Plain),
@@ -171,7 +172,8 @@ impl Queue {
             takes_writes: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            // Nobody has looked for a daemon yet, and one that is there may have parts of objects in its cache.
+            // Nobody has looked for a daemon yet, and one that is there may have parts of objects
+            // in its cache.
             gate: Arc::new(Gate {
                 state: Mutex::new(GateState {
                     is_shut: true,
@@ -193,7 +195,8 @@ impl Queue {
         jobs.push(job);
         drop(jobs);
         if was_empty {
-            // Cannot fail but for a descriptor that is not ours; the thread looks by itself each second.
+            // Cannot fail but for a descriptor that is not ours; the thread looks by itself each
+            // second.
             let _ = bell::ring(&self.bell);
         }
     }
@@ -250,7 +253,8 @@ impl Queue {
         self.gate.open();
     }
 
-    /// To change objects while there is no session. None: there is one, or one begins, or nobody has looked for one yet; nothing waits here for it.
+    /// To change objects while there is no session. None: there is one, or one begins, or nobody
+    /// has looked for one yet; nothing waits here for it.
     pub(super) fn begin_plain(&self) -> Option<Plain> {
         let mut state = self.gate.locked();
         (!state.is_shut).then(|| Gate::enter(&self.gate, &mut state))
@@ -270,7 +274,8 @@ impl Queue {
 /// The count of those that change objects without the daemon's knowledge; while one does no session
 /// begins.
 ///
-/// Else a daemon could begin to serve, read a part of what is just being changed, and write that back beside bytes of its own.
+/// Else a daemon could begin to serve, read a part of what is just being changed, and write that
+/// back beside bytes of its own.
 #[derive(Debug, Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -367,7 +372,8 @@ impl Drop for Grip {
     }
 }
 
-/// Names of open objects for people and rules: where their files are in the tree, and which part of its file each has.
+/// Names of open objects for people and rules: where their files are in the tree, and which part of
+/// its file each has.
 #[derive(Debug, Default)]
 pub(super) struct Names(Mutex<HashMap<ObjectId, (PathBuf, FilePart)>>);
 

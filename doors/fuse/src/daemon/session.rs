@@ -110,7 +110,8 @@ impl Session {
         self.client.client().takes_writes()
     }
 
-    /// Before its thread sleeps: look for answers a moment longer, as long as that pays. True: one came, or `else_` is.
+    /// Before its thread sleeps: look for answers a moment longer, as long as that pays. True: one
+    /// came, or `else_` is.
     pub(super) fn linger(&mut self, else_: impl FnMut() -> bool) -> bool {
         self.client.linger(else_)
     }
@@ -172,7 +173,8 @@ impl Session {
         done
     }
 
-    /// Another daemon is to be looked for, and somebody changes objects: no further ones begin to before that is done.
+    /// Another daemon is to be looked for, and somebody changes objects: no further ones begin to
+    /// before that is done.
     pub(super) fn be_reluctant(&mut self) {
         self.is_reluctant = true;
     }

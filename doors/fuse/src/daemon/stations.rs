@@ -8,7 +8,8 @@
 //! which smbd listens; of any other process its name is told. A thread of its own finds all this
 //! out, and only of files that the daemon knows: nobody waits for it.
 //!
-//! A number of a process may be another one's by the time it is looked at: one that began after the open is not believed.
+//! A number of a process may be another one's by the time it is looked at: one that began after the
+//! open is not believed.
 
 use super::finder::Queues;
 use super::queue::Job;
@@ -28,7 +29,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// In which /proc counts times. The same on all machines we run on (USER_HZ of the kernel's interface). Units: ns.
+/// In which /proc counts times. The same on all machines we run on (USER_HZ of the kernel's
+/// interface). Units: ns.
 const TICK_NS: u64 = 10_000_000;
 /// Users whose names are remembered; the same of processes.
 const COUNT_MAX: usize = 1024;
@@ -332,7 +334,8 @@ fn name_of(user: u32) -> String {
     found.map_or_else(|| user.to_string(), |user| user.name)
 }
 
-/// From where this process works, or what it is; and when it began. None: it is gone, or another one has its number.
+/// From where this process works, or what it is; and when it began. None: it is gone, or another
+/// one has its number.
 ///
 /// `opened`  when it opened the file, since the machine started. Units: ns
 fn client_of(proc: &Path, process: u32, opened: u64) -> Option<(String, u64)> {
@@ -383,7 +386,8 @@ fn peer_of(folder: &Path) -> Option<IpAddr> {
     peer_in(&[table("tcp"), table("tcp6")], &sockets)
 }
 
-/// The same, from tables of connections (`/proc/net/tcp`). Of several it is the one that was there first.
+/// The same, from tables of connections (`/proc/net/tcp`). Of several it is the one that was there
+/// first.
 fn peer_in(tables: &[String], sockets: &HashSet<u64>) -> Option<IpAddr> {
     const ESTABLISHED: &str = "01";
     const LISTENS: &str = "0A";

@@ -24,7 +24,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Longest wait for bytes in the kernel's cache alone. Files beside the pool's on the same disk may
 /// have some for as long as they are recorded.
 const LOOSE_PATIENCE: Duration = Duration::from_secs(5);
-/// A daemon that writes the last bytes of a mount is mostly done within this, and nothing needs to be said.
+/// A daemon that writes the last bytes of a mount is mostly done within this, and nothing needs to
+/// be said.
 const SILENT: Duration = Duration::from_millis(300);
 
 /// Objects whose bytes only a daemon has, or may have.
@@ -34,7 +35,8 @@ pub struct Unwritten {
     pub object_count: io::Result<usize>,
     /// Where that daemon has, or had, its sockets; if that could not be read, where it is written.
     pub runtime_dir: PathBuf,
-    /// A daemon, or `rushes recover`, has that folder, and may write them. True, too: it cannot be told.
+    /// A daemon, or `rushes recover`, has that folder, and may write them. True, too: it cannot be
+    /// told.
     pub is_daemon_there: bool,
 }
 
@@ -96,8 +98,9 @@ fn place(catalogue: &Path) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// Whether a daemon has that folder, or `rushes recover`: they hold its lock. For words alone: the table does not name locks of another container, and may
-/// know the device by another number than stat(2). (To try the lock would keep out a daemon that starts at this moment.)
+/// Whether a daemon has that folder, or `rushes recover`: they hold its lock. For words alone: the
+/// table does not name locks of another container, and may know the device by another number than
+/// stat(2). (To try the lock would keep out a daemon that starts at this moment.)
 fn is_daemon_there(runtime_dir: &Path) -> bool {
     let inode = match fs::metadata(runtime_dir.join("lock")) {
         Ok(lock) => lock.ino(),
@@ -112,8 +115,9 @@ fn is_daemon_there(runtime_dir: &Path) -> bool {
     locks.lines().any(is_its)
 }
 
-/// Wait until the members' objects have all that was acknowledged, at most so long. A daemon that lives needs some seconds, and one that is being
-/// started some more. `say` is called once, when the wait begins to be felt.
+/// Wait until the members' objects have all that was acknowledged, at most so long. A daemon that
+/// lives needs some seconds, and one that is being started some more. `say` is called once, when
+/// the wait begins to be felt.
 ///
 /// Assumes  nobody has the pool mounted
 /// Errors   what is still missing
@@ -142,8 +146,8 @@ pub fn wait_until_written(
     wait_for(&devices, runtime_dir, patience, say)
 }
 
-/// The same of a pool whose catalogue is lost, and with it what that said of the daemon: of the one that has its sockets there. Folders that cannot be looked at
-/// count for nothing.
+/// The same of a pool whose catalogue is lost, and with it what that said of the daemon: of the one
+/// that has its sockets there. Folders that cannot be looked at count for nothing.
 pub fn wait_until_members_have_all(
     members: &[PathBuf],
     runtime_dir: &Path,

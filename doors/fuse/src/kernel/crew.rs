@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Threads that take requests, few of them at a time.
 //!
-//! The kernel gives each request to the thread that has waited longest. If all of them waited, each request would come to another one's buffer, which is in no
-//! cache of the processor any more, and all of these buffers would have memory. So a thread that is done stays at home while enough others wait, and one goes
-//! from there when too few do.
+//! The kernel gives each request to the thread that has waited longest. If all of them waited, each
+//! request would come to another one's buffer, which is in no cache of the processor any more, and
+//! all of these buffers would have memory. So a thread that is done stays at home while enough
+//! others wait, and one goes from there when too few do.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 /// When fewer wait for a request, one more goes.
 const WAITING_MIN: usize = 2;
-/// When more do, one that is done stays at home. (Were both the same, threads would come and go with each request of many clients.)
+/// When more do, one that is done stays at home. (Were both the same, threads would come and go
+/// with each request of many clients.)
 const WAITING_MAX: usize = 6;
 
 /// See the module.
@@ -32,7 +34,8 @@ struct Home {
     is_closed: bool,
 }
 
-/// A thread has a request. Dropped when it is answered, or somebody else answers it: by then the thread may stay at home for long.
+/// A thread has a request. Dropped when it is answered, or somebody else answers it: by then the
+/// thread may stay at home for long.
 #[derive(Debug)]
 pub(crate) struct AtWork<'a> {
     crew: &'a Crew,

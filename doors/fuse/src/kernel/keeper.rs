@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The keeper: a process that has a mount's connection to the kernel, so that the death of the process which serves it is a pause.
+//! The keeper: a process that has a mount's connection to the kernel, so that the death of the
+//! process which serves it is a pause.
 //!
 //! It holds three things and looks at none of them: the device, the table of what the kernel holds
 //! the mount to (table.rs), and the pool's lock, so that no tool takes the pool in the pause. It
@@ -34,7 +35,8 @@ const QUICK_COUNT_MAX: u32 = 10;
 /// Before the next try after the first such death; twice as long each time.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// With this exit code a process that serves says that it has ended before all was done, since it was told to end twice.
+/// With this exit code a process that serves says that it has ended before all was done, since it
+/// was told to end twice.
 pub const HURRIED: u8 = 1;
 
 /// How a process that is to serve is asked to end for another one.
@@ -48,7 +50,8 @@ pub struct Replacing {
 }
 
 impl Replacing {
-    /// Replace the process that serves now by one of the program that is installed now. Where its death would be the mount's, nothing is done.
+    /// Replace the process that serves now by one of the program that is installed now. Where its
+    /// death would be the mount's, nothing is done.
     pub fn replace(&self) {
         if !self.is_kept.load(Ordering::Acquire) {
             tracing::warn!(
@@ -60,7 +63,8 @@ impl Replacing {
         let serving = locked(&self.serving);
         self.is_wanted.store(true, Ordering::Release);
         if let Some(pid) = *serving {
-            // All it must not lose it has written down: a death is how it is made to end, each time.
+            // All it must not lose it has written down: a death is how it is made to end, each
+            // time.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
@@ -94,12 +98,12 @@ pub enum Ended {
     NotKept(ExitStatus),
 }
 
-/// Have the folder mounted and served by processes of `program`, one after the other, until it is unmounted.
+/// Have the folder mounted and served by processes of `program`, one after the other, until it is
+/// unmounted.
 ///
-/// `lock`: the pool's. `program`: given whether the installed program is to be started instead of the running one; its standard input is ours.
-/// Assumes  called by the process's first thread: the death of the caller is the death of the
-/// process that serves
-/// Errors   a process cannot be started
+/// `lock`: the pool's. `program`: given whether the installed program is to be started instead of
+/// the running one; its standard input is ours. Assumes  called by the process's first thread: the
+/// death of the caller is the death of the process that serves Errors   a process cannot be started
 pub fn keep(
     lock: OwnedFd,
     mut program: impl FnMut(bool) -> Command,
@@ -253,7 +257,8 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// From the keeper at the other end of this socket, with the lock of the pool. From now on its death is ours.
+    /// From the keeper at the other end of this socket, with the lock of the pool. From now on its
+    /// death is ours.
     ///
     /// Errors   InvalidData: it is no keeper
     pub fn receive(socket: impl AsFd) -> io::Result<(Kept, OwnedFd)> {
@@ -299,7 +304,8 @@ impl Kept {
 
     /// Mount the pool, or go on serving it, as [`crate::mount`] does.
     ///
-    /// Errors   as there; InvalidData when the process before was of a version that this one cannot go on after
+    /// Errors   as there; InvalidData when the process before was of a version that this one cannot
+    /// go on after
     pub fn mount(
         self,
         pool: Pool,

@@ -2,8 +2,8 @@
 //! A connection to the kernel that outlives the process which serves it: the messages on the device
 //! beside requests and answers, and the beginning of a session in the middle.
 //!
-//! The device has one open file, which the keeper has, too (docs/decisions/0032). No clones of it: a clone that is closed ends, with errors, what was
-//! read through it.
+//! The device has one open file, which the keeper has, too (docs/decisions/0032). No clones of it:
+//! a clone that is closed ends, with errors, what was read through it.
 
 use crate::lock::locked;
 use rustix::io::Errno;
@@ -18,7 +18,8 @@ use std::time::Duration;
 const REQUEST_HEAD_BYTES: usize = 40;
 const FORGET_BYTES: usize = 8;
 const FUSE_FORGET: u32 = 2;
-/// An INIT is 104 bytes long in Linux 6.18; a read must have room for the longest request all the same. Units: bytes.
+/// An INIT is 104 bytes long in Linux 6.18; a read must have room for the longest request all the
+/// same. Units: bytes.
 const READ_BYTES: usize = 1 << 20;
 /// FUSE_NOTIFY_RESEND, in the place of an errno.
 const ASK_AGAIN: i32 = 7;

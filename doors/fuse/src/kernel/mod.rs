@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's side: the mount, its requests and replies, the process that serves them, and its end.
+//! The kernel's side: the mount, its requests and replies, the process that serves them, and its
+//! end.
 
 pub(crate) mod answer;
 pub(crate) mod crew;

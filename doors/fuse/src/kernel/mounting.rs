@@ -7,9 +7,10 @@
 //! who wants no moment in between, and no writes there while the pool is not mounted at all, has
 //! the folder made immutable ([`protect`]).
 //!
-//! fuser could do both. But when its session ends it unmounts whatever is on the folder then, also when ours went by `umount` and the
-//! next process has the folder already (0.18.0 takes the mark of an ended connection for that of a living one). So it is given a
-//! descriptor, and knows of no folder.
+//! fuser could do both. But when its session ends it unmounts whatever is on the folder then, also
+//! when ours went by `umount` and the next process has the folder already (0.18.0 takes the mark of
+//! an ended connection for that of a living one). So it is given a descriptor, and knows of no
+//! folder.
 
 use rustix::fs::{CWD, IFlags, Mode, OFlags, ioctl_getflags, ioctl_setflags, open, statfs};
 use rustix::io::Errno;
@@ -76,8 +77,8 @@ impl Drop for Mounting {
     }
 }
 
-/// Where the pool of this catalogue is mounted; on this folder, if it is in several places (`mount --bind`). By names alone: a mount that does not answer
-/// is not asked.
+/// Where the pool of this catalogue is mounted; on this folder, if it is in several places (`mount
+/// --bind`). By names alone: a mount that does not answer is not asked.
 ///
 /// Assumes  one process has the pool by its lock: no other mount has this name
 pub(crate) fn mounts_of(catalogue: &Path, folder: &Path) -> Option<PathBuf> {
@@ -149,7 +150,8 @@ fn put_in_place(mount: &OwnedFd, dead: Option<&OwnedFd>, folder: &Path) -> Resul
     }
 }
 
-/// A mount whose process was killed answers so, and nothing else can be done with it. (Its attributes may still be known.)
+/// A mount whose process was killed answers so, and nothing else can be done with it. (Its
+/// attributes may still be known.)
 fn dead_mount_on(folder: &Path) -> Result<Option<OwnedFd>, Errno> {
     if !statfs(folder).is_err_and(|error| error == Errno::NOTCONN) {
         return Ok(None);
@@ -170,7 +172,8 @@ fn warn_of_hidden(folder: &Path) {
     }
 }
 
-/// Nobody, root neither, makes anything in the folder as long as no pool is mounted there. A folder that a dead mount covers is as it was.
+/// Nobody, root neither, makes anything in the folder as long as no pool is mounted there. A folder
+/// that a dead mount covers is as it was.
 ///
 /// Errors   a sentence: its file system does not know that, say
 pub(crate) fn protect(folder: &Path) -> Result<(), String> {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The protocol: requests of the kernel in, the door's answers out. Everything that knows the crate `fuser` is here.
+//! The protocol: requests of the kernel in, the door's answers out. Everything that knows the crate
+//! `fuser` is here.
 //!
 //! Its API breaks between releases. Of its faults (0.18.0) two are kept away from it: SETXATTR_EXT
 //! is never asked for, and the mount itself is [`Mounting`]'s. A third is taken back: its form of
@@ -154,7 +155,8 @@ fn raise_read_ahead_on(folder: &Path) {
 
 /// As [`mount`], by a process of which the keeper makes another one when it dies.
 ///
-/// Returns  the mount, and whether the kernel can be told to ask again what a process that dies had not answered (Linux 6.9)
+/// Returns  the mount, and whether the kernel can be told to ask again what a process that dies had
+/// not answered (Linux 6.9)
 pub(crate) fn mount_kept(door: Arc<Door>, folder: &Path) -> io::Result<(Mounted, OwnedFd, bool)> {
     let (mounting, device) = mounting(&door, folder)?;
     let (mounted, asks_again) = begin(door, &device, folder)?;
@@ -206,7 +208,8 @@ fn table(door: &Door) -> io::Result<&Table> {
     table.ok_or_else(|| io::Error::other("a mount that is kept has a table"))
 }
 
-/// A session that has answered this INIT, over a socket instead of the device: fuser begins each session with one, the kernel each mount.
+/// A session that has answered this INIT, over a socket instead of the device: fuser begins each
+/// session with one, the kernel each mount.
 fn handshake(door: &Arc<Door>, init: &[u8]) -> io::Result<(Handshaken, Vec<u8>)> {
     let (ours, its) = kept::socket_pair(REQUEST_BYTES_MAX as usize + HEAD_BYTES)?;
     rustix::io::write(&ours, init)?;
@@ -237,8 +240,10 @@ struct Handshaken {
 /// Longer than what comes before the bytes of any request. Units: bytes.
 const HEAD_BYTES: usize = 8192;
 
-/// The session's threads go on with the device in place of the socket. Before, each of them gets one message as long as the longest request, so that its
-/// buffer is there: a process that is killed while the kernel copies a request to memory that is not there yet ends that request with EIO.
+/// The session's threads go on with the device in place of the socket. Before, each of them gets
+/// one message as long as the longest request, so that its buffer is there: a process that is
+/// killed while the kernel copies a request to memory that is not there yet ends that request with
+/// EIO.
 ///
 /// `ready`: done when no thread takes requests yet
 fn take_over<T>(
@@ -498,8 +503,8 @@ fn reply_value(reply: ReplyXattr, room: u32, value: Answer<(usize, Vec<u8>)>) {
     }
 }
 
-/// Data stays in the kernel's cache between opens, since it changes only through this mount. Nothing waits to be
-/// written at a close, so close(2) need not ask.
+/// Data stays in the kernel's cache between opens, since it changes only through this mount.
+/// Nothing waits to be written at a close, so close(2) need not ask.
 const CACHED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_NOFLUSH);
 
 /// Beside passthrough the kernel's cache has nothing, and may have nothing.
@@ -536,12 +541,14 @@ impl Filesystem for Session {
                 )
             })?;
         }
-        // Never FUSE_ASYNC_DIO: behind a write past its cache that a program does not wait for (AIO, io_uring) the kernel does not drop what others have
-        // read into the cache meanwhile, and would show it for ever (docs/decisions/0039).
+        // Never FUSE_ASYNC_DIO: behind a write past its cache that a program does not wait for
+        // (AIO, io_uring) the kernel does not drop what others have read into the cache meanwhile,
+        // and would show it for ever (docs/decisions/0039).
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_MAX);
         // Linux 6.9 or later. One that has it also sees to its cache when somebody writes past it.
-        // Not where the mount outlives this process: what the kernel reads itself it then has from nobody who is known.
+        // Not where the mount outlives this process: what the kernel reads itself it then has from
+        // nobody who is known.
         let can_pass = self.door.table.is_none()
             && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
             && config.set_max_stack_depth(1).is_ok();

@@ -27,7 +27,8 @@ use std::time::{Duration, Instant};
 const STORES_PATIENCE: Duration = Duration::from_secs(3);
 /// All that is done when nobody is waited for is done by then.
 const HURRY_PATIENCE: Duration = Duration::from_secs(5);
-/// A mount that is told to end before it is there is unmounted when it is; looked at so often, for so long.
+/// A mount that is told to end before it is there is unmounted when it is; looked at so often, for
+/// so long.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const LOOK_UNTIL: Duration = Duration::from_secs(60);
 /// An unmounted mount that no program uses has ended by then.
@@ -50,7 +51,8 @@ pub struct Stop {
 }
 
 impl Stop {
-    /// For a pool that is to be mounted there. Neither is looked at but by name. `keeper`: of a process that keeps it.
+    /// For a pool that is to be mounted there. Neither is looked at but by name. `keeper`: of a
+    /// process that keeps it.
     pub fn new(
         catalogue: &Path,
         folder: &Path,
@@ -128,7 +130,8 @@ impl Stop {
         self.is_hurried.load(Ordering::Acquire)
     }
 
-    /// From now on nobody is waited for. Takes no longer than [`HURRY_PATIENCE`], whatever hangs; afterwards the process is to exit.
+    /// From now on nobody is waited for. Takes no longer than [`HURRY_PATIENCE`], whatever hangs;
+    /// afterwards the process is to exit.
     pub fn hurry(self: &Arc<Stop>) {
         if !self.is_hurried.swap(true, Ordering::AcqRel) {
             let stop = Arc::clone(self);

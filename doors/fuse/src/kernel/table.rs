@@ -2,9 +2,10 @@
 //! The mount's obligations to the kernel, where the mount outlives its process: in memory that the
 //! keeper has, too (docs/decisions/0032).
 //!
-//! Written before the kernel is answered, each record by one pwrite(2) within one page, which a SIGKILL leaves whole or undone. So what a dead
-//! process left is never too little: an open that nobody has keeps a removed file's bytes until the unmount, a lookup that nobody has keeps a few bytes
-//! here. Records that are read back were written on this machine by this mount.
+//! Written before the kernel is answered, each record by one pwrite(2) within one page, which a
+//! SIGKILL leaves whole or undone. So what a dead process left is never too little: an open that
+//! nobody has keeps a removed file's bytes until the unmount, a lookup that nobody has keeps a few
+//! bytes here. Records that are read back were written on this machine by this mount.
 //!
 //! | offset | size | meaning |
 //! |---|---|---|
@@ -16,8 +17,9 @@
 //! | 4096 | 16 × 256 × 64 | intents: those of a process in block (its serial number mod 16), one of each thread |
 //! | 1 MiB | 128 each | records: of nodes and of opens |
 //!
-//! An intent: unique, then the state that the request was to change (16 bytes). A record: kind (4: 0 free, 1 node, 2 open), kind of handle (4), its
-//! length (4), 4 free; of a node: number, lookups, handle (96 bytes at most); of an open: number, file handle, unique. All native-endian.
+//! An intent: unique, then the state that the request was to change (16 bytes). A record: kind (4:
+//! 0 free, 1 node, 2 open), kind of handle (4), its length (4), 4 free; of a node: number, lookups,
+//! handle (96 bytes at most); of an open: number, file handle, unique. All native-endian.
 
 use crate::kernel::answer::{Answer, errno};
 use crate::lock::locked;
@@ -36,7 +38,8 @@ const INIT_AT: u64 = 64;
 const ANSWER_AT: u64 = 512;
 const MESSAGE_BYTES_MAX: usize = 256;
 const INTENTS_AT: u64 = 4096;
-/// Deaths in a row, before a request is answered that was under way at the first, after which its intent is forgotten.
+/// Deaths in a row, before a request is answered that was under way at the first, after which its
+/// intent is forgotten.
 const BLOCK_COUNT: u64 = 16;
 const BLOCK_INTENTS: u64 = 256;
 const INTENT_BYTES: usize = 64;
@@ -71,7 +74,8 @@ impl Unique {
     }
 }
 
-/// The state that a request is to change, enough of it to tell whether it did: inode numbers, 0 for none.
+/// The state that a request is to change, enough of it to tell whether it did: inode numbers, 0 for
+/// none.
 pub(crate) type State = [u64; 2];
 
 /// A record's place.
@@ -297,7 +301,8 @@ impl Table {
         self.write(&words.map(u64::to_ne_bytes).concat(), at)
     }
 
-    /// The file handle that a dead process gave, or was about to give, to this request to open the file. None: none, or it is a new request.
+    /// The file handle that a dead process gave, or was about to give, to this request to open the
+    /// file. None: none, or it is a new request.
     pub(crate) fn opened_before(&self, unique: Unique, number: u64) -> Option<u64> {
         let known = self.opens.get(&unique.number).filter(|_| unique.is_resent);
         let (_, handle) = known.filter(|(found, _)| *found == number)?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Owner, mode, times, extended attributes and ACLs: those of the stub's own inode, so that they touch the catalogue only.
+//! Owner, mode, times, extended attributes and ACLs: those of the stub's own inode, so that they
+//! touch the catalogue only.
 //!
 //! The kernel has asked whether the caller may (`default_permissions`), and knows the caller's
 //! groups; here everything is done as root. Attributes that Rushes keeps for itself,
@@ -52,8 +53,8 @@ pub(crate) struct Attributes {
 }
 
 impl Attributes {
-    /// A stub has no blocks of its own; a file is said to take what it is long. Its real blocks are the
-    /// members', and asking them would wake every disk for a listing.
+    /// A stub has no blocks of its own; a file is said to take what it is long. Its real blocks are
+    /// the members', and asking them would wake every disk for a listing.
     pub(crate) fn of(number: u64, found: &Statx) -> Attributes {
         let mode = u32::from(found.stx_mode);
         let blocks = if mode & S_IFMT == S_IFREG {
@@ -162,7 +163,8 @@ impl Door {
         self.attributes_of(node)
     }
 
-    /// As write(2) and truncate(2) do it to files of others than root: setuid falls, and setgid where the group may execute.
+    /// As write(2) and truncate(2) do it to files of others than root: setuid falls, and setgid
+    /// where the group may execute.
     pub(crate) fn drop_set_id(&self, node: &Arc<Node>) -> Answer<()> {
         let fd = self.nodes.descriptor(node)?;
         let mode = u32::from(status(&fd)?.stx_mode) & 0o7777;
@@ -172,7 +174,8 @@ impl Door {
             return Ok(());
         }
         set_mode(&fd, kept)?;
-        // Behind a write the kernel asks for size and times anew, and not for the mode. It is told before the write is answered.
+        // Behind a write the kernel asks for size and times anew, and not for the mode. It is told
+        // before the write is answered.
         if let Some(notices) = self.notices.get() {
             notices.forget_attributes(node.number);
         }
@@ -205,7 +208,8 @@ impl Door {
         Ok(())
     }
 
-    /// ENOSPC, as where there is no room for an attribute at all, for one beside which the record of the file's layout could not grow.
+    /// ENOSPC, as where there is no room for an attribute at all, for one beside which the record
+    /// of the file's layout could not grow.
     fn must_leave_record_room(
         &self,
         node: &Node,

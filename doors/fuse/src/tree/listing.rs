@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Listing directories: entries and offsets are the native file system's own.
 //!
-//! Its offsets are what keeps a listing right while names come and go, also for NFS clients that come back with one after a restart. An answer to
-//! the kernel has room for fewer names than a look into the directory brings: the others are kept for the next one, as libc keeps them for a program.
-//! Those of the last answer are kept, too: a reader with less room than the kernel asked for comes back to them.
+//! Its offsets are what keeps a listing right while names come and go, also for NFS clients that
+//! come back with one after a restart. An answer to the kernel has room for fewer names than a look
+//! into the directory brings: the others are kept for the next one, as libc keeps them for a
+//! program. Those of the last answer are kept, too: a reader with less room than the kernel asked
+//! for comes back to them.
 
 use crate::bytes::descriptors::Share;
 use crate::door::Door;
@@ -24,7 +26,8 @@ const CHUNK_BYTES: usize = 32 * 1024;
 /// A directory of this size has some two thousand names. Units: bytes.
 const LARGE_BYTES: u64 = 64 * 1024;
 
-/// Names of a large directory, `.` and `..` among them, whose attributes are told before it is known that somebody looks at them.
+/// Names of a large directory, `.` and `..` among them, whose attributes are told before it is
+/// known that somebody looks at them.
 const TRIED_COUNT: u32 = 4;
 
 /// An open directory.
@@ -66,7 +69,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns  whether the offset is that of the first name not told yet, or of one that was told last
+    /// Returns  whether the offset is that of the first name not told yet, or of one that was told
+    /// last
     fn go_back_to(&mut self, offset: u64) -> bool {
         let (mut at, mut here) = (0, self.begin);
         while offset != self.offset && here != offset && at < self.told {
@@ -182,8 +186,9 @@ impl Door {
         Ok(())
     }
 
-    /// How many names are to be told with their attributes, of those that the kernel asks for from `offset` on. It asks for them at each
-    /// beginning, and further on where somebody looked at those.
+    /// How many names are to be told with their attributes, of those that the kernel asks for from
+    /// `offset` on. It asks for them at each beginning, and further on where somebody looked at
+    /// those.
     pub(crate) fn worth_looking_at(&self, listing: &Listing, offset: u64) -> u32 {
         match offset {
             0 if listing.is_large => TRIED_COUNT,
@@ -191,7 +196,8 @@ impl Door {
         }
     }
 
-    /// The answer is with the kernel: while it goes through that, the names for the next one are read.
+    /// The answer is with the kernel: while it goes through that, the names for the next one are
+    /// read.
     pub(crate) fn read_ahead(&self, listing: &Listing) {
         let mut reader = locked(&listing.reader);
         let answered = reader.told - reader.answer.0;

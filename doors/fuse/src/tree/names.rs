@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Names: an operation on a directory is done on the catalogue's own, by the native file system.
 //!
-//! The kernel has asked whether the caller may, and holds the directories' locks. Files are made with the caller's user, group and umask on
-//! this thread, so that owner, setgid directories, default ACLs and quotas are the native file system's affair and no crash leaves a file of
+//! The kernel has asked whether the caller may, and holds the directories' locks. Files are made
+//! with the caller's user, group and umask on this thread, so that owner, setgid directories,
+//! default ACLs and quotas are the native file system's affair and no crash leaves a file of
 //! somebody else.
 
 use crate::bytes::descriptors::Opener;
@@ -79,7 +80,8 @@ impl Door {
         self.nodes.enter(fd).map(|found| self.as_it_is(found))
     }
 
-    /// The inode of a name that was just listed, while the kernel holds its directory. `mode`: as it was listed.
+    /// The inode of a name that was just listed, while the kernel holds its directory. `mode`: as
+    /// it was listed.
     pub(crate) fn entry_listed(
         &self,
         folder: BorrowedFd<'_>,
@@ -87,7 +89,8 @@ impl Door {
         mode: u32,
     ) -> Answer<Entry> {
         if mode & S_IFMT != S_IFREG {
-            // To a pipe that is open, or a folder that somebody works in, only a descriptor leads when its name has gone.
+            // To a pipe that is open, or a folder that somebody works in, only a descriptor leads
+            // when its name has gone.
             return self.entry(path_at(folder, name)?);
         }
         let found = self.nodes.enter_name(folder, name)?;

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Node ids: the numbers by which the kernel names inodes of this mount.
 //!
-//! A node id is the inode number in the catalogue (1 for the root of the tree), so that stat(2), readdir(3) and NFS handles
-//! agree and stay as they are over restarts. Behind each stands the inode's persistent handle; the table costs no descriptor, since a
-//! process has 20,000 at most and root cannot raise that on many machines. A few thousand O_PATH descriptors are kept for what is used
-//! often. Numbers are used again by native file systems; the generation, folded from the handle, tells the kernel.
+//! A node id is the inode number in the catalogue (1 for the root of the tree), so that stat(2),
+//! readdir(3) and NFS handles agree and stay as they are over restarts. Behind each stands the
+//! inode's persistent handle; the table costs no descriptor, since a process has 20,000 at most and
+//! root cannot raise that on many machines. A few thousand O_PATH descriptors are kept for what is
+//! used often. Numbers are used again by native file systems; the generation, folded from the
+//! handle, tells the kernel.
 //!
-//! Lock order: a shard of the table, then `Recent::ring`, then `Node::descriptor`; `Node::file` is taken with none of them held.
+//! Lock order: a shard of the table, then `Recent::ring`, then `Node::descriptor`; `Node::file` is
+//! taken with none of them held.
 
 use crate::bytes::descriptors::Descriptors;
 use crate::bytes::files::FileSlot;
@@ -87,7 +90,8 @@ pub(crate) fn status(fd: impl AsFd) -> Answer<Statx> {
 impl Nodes {
     /// For the tree whose root directory this is.
     ///
-    /// Errors   EOPNOTSUPP where the catalogue's file system has no persistent handles; EOVERFLOW where they are too long for the table
+    /// Errors   EOPNOTSUPP where the catalogue's file system has no persistent handles; EOVERFLOW
+    /// where they are too long for the table
     pub(crate) fn new(
         tree: BorrowedFd<'_>,
         table: Option<Arc<Table>>,
@@ -162,7 +166,8 @@ impl Nodes {
 
     /// Tell the kernel of an inode: one more lookup of it.
     ///
-    /// Errors   EXDEV for what lies on another file system: something was mounted into the catalogue
+    /// Errors   EXDEV for what lies on another file system: something was mounted into the
+    /// catalogue
     pub(crate) fn enter(&self, fd: OwnedFd) -> Answer<(Arc<Node>, Statx)> {
         let found = status(&fd)?;
         let node = self.enter_found(&found, || Handle::of(&fd))?;
@@ -172,7 +177,8 @@ impl Nodes {
         Ok((node, found))
     }
 
-    /// The same of a name in a directory whose names stay as they are meanwhile, without opening it: of those that are listed, most are not used.
+    /// The same of a name in a directory whose names stay as they are meanwhile, without opening
+    /// it: of those that are listed, most are not used.
     pub(crate) fn enter_name(
         &self,
         folder: BorrowedFd<'_>,
@@ -242,7 +248,8 @@ impl Nodes {
         Ok(node.filter(|node| node.handle == handle))
     }
 
-    /// The same by its handle, if it is there still. To be forgotten once, as if the kernel had been told of it.
+    /// The same by its handle, if it is there still. To be forgotten once, as if the kernel had
+    /// been told of it.
     ///
     /// Errors   ESTALE when the inode is gone
     pub(crate) fn enter_again(&self, handle: &Handle) -> Answer<Arc<Node>> {
@@ -307,7 +314,8 @@ impl Nodes {
         Ok(fd)
     }
 
-    /// A descriptor of the node, for a sentence about it: nobody is waited for, and none is kept. None: there is none to be had so.
+    /// A descriptor of the node, for a sentence about it: nobody is waited for, and none is kept.
+    /// None: there is none to be had so.
     pub(crate) fn descriptor_now(&self, node: &Node) -> Option<Arc<OwnedFd>> {
         let known = node.descriptor.try_lock().ok().and_then(|fd| fd.clone());
         known.or_else(|| {
@@ -345,7 +353,8 @@ impl Nodes {
         drop(closed);
     }
 
-    /// Those that are kept for later are closed, or else some of objects: there are none left to be opened.
+    /// Those that are kept for later are closed, or else some of objects: there are none left to be
+    /// opened.
     ///
     /// Returns  whether there were any
     pub(crate) fn let_go(&self) -> bool {
@@ -369,10 +378,11 @@ impl Nodes {
         }
     }
 
-    /// The inode behind a node id that this process never gave out: an NFS client comes back after a restart.
+    /// The inode behind a node id that this process never gave out: an NFS client comes back after
+    /// a restart.
     ///
-    /// It may be any inode of the catalogue's file system, by O_PATH: the caller sees whether it is of the tree.
-    /// Errors   ESTALE when there is none, or the file system cannot say
+    /// It may be any inode of the catalogue's file system, by O_PATH: the caller sees whether it is
+    /// of the tree. Errors   ESTALE when there is none, or the file system cannot say
     pub(crate) fn open_cold(&self, number: u64) -> Answer<OwnedFd> {
         let handle = Handle::of_number(&self.root.handle, number).ok_or(Errno::STALE)?;
         handle

@@ -2,8 +2,9 @@
 //! Removal of a file's last name: its stub is moved aside, and its objects go when nobody has it
 //! open.
 //!
-//! The stub waits among the catalogue's removed ones, so that a crash forgets neither it nor its objects. They go in the background,
-//! after the removal itself is durable: an object that went before its name could leave a name without bytes.
+//! The stub waits among the catalogue's removed ones, so that a crash forgets neither it nor its
+//! objects. They go in the background, after the removal itself is durable: an object that went
+//! before its name could leave a name without bytes.
 
 use crate::door::Door;
 use crate::kernel::answer::Answer;
@@ -24,10 +25,11 @@ use std::time::{Duration, Instant};
 
 /// Between two looks at what was removed.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Between two burials: each has members write out what they have in their memories, which recorders beside it feel. Unless somebody
-/// finds no room.
+/// Between two burials: each has members write out what they have in their memories, which
+/// recorders beside it feel. Unless somebody finds no room.
 const REST: Duration = Duration::from_secs(5);
-/// Until what could not be removed is tried again, where nobody can say when that would go better; then twice as long each time.
+/// Until what could not be removed is tried again, where nobody can say when that would go better;
+/// then twice as long each time.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(3600);
 /// A removed file that the kernel knows may be opened for so long: on other file systems a program
@@ -53,7 +55,8 @@ pub(crate) struct Burials {
 /// Which removed files are not to be buried.
 pub(crate) struct Opened<'a> {
     pub(crate) door: &'a Door,
-    /// Files that the kernel knows are waited for: a program that has only looked one up, or has it as a path (O_PATH), may open it still.
+    /// Files that the kernel knows are waited for: a program that has only looked one up, or has it
+    /// as a path (O_PATH), may open it still.
     pub(crate) waits: bool,
 }
 
@@ -136,7 +139,8 @@ impl Kept {
         self.waits_for.clone()
     }
 
-    /// Which of its members are there by now. One that is away is waited for anew, however often it was tried before.
+    /// Which of its members are there by now. One that is away is waited for anew, however often it
+    /// was tried before.
     ///
     /// Returns  it is worth trying again
     fn is_due(&mut self, there: &BTreeSet<MemberNumber>) -> bool {
@@ -242,7 +246,8 @@ pub(crate) struct RoomSought {
 }
 
 impl Door {
-    /// The objects of this inode must outlive its name: whether that is its last, and it has or may get some.
+    /// The objects of this inode must outlive its name: whether that is its last, and it has or may
+    /// get some.
     fn needs_burial(&self, victim: &OwnedFd, node: Option<&Arc<Node>>) -> Answer<bool> {
         let found = status(victim)?;
         let is_last = u32::from(found.stx_mode) & S_IFMT == S_IFREG && found.stx_nlink == 1;
@@ -261,7 +266,8 @@ impl Door {
         }
     }
 
-    /// unlink(2). Links of one file are made and removed one at a time, so that the last is seen as such.
+    /// unlink(2). Links of one file are made and removed one at a time, so that the last is seen as
+    /// such.
     pub(crate) fn remove_name(
         &self,
         folder: &OwnedFd,
@@ -302,7 +308,8 @@ impl Door {
         Ok(())
     }
 
-    /// Files that are open since processes before this one, and have lost their last name. One that still has a name was about to be replaced.
+    /// Files that are open since processes before this one, and have lost their last name. One that
+    /// still has a name was about to be replaced.
     ///
     /// Assumes  nobody asks us yet
     pub(crate) fn know_nameless(&self) -> Answer<()> {

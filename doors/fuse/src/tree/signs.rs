@@ -2,9 +2,10 @@
 //! Signs on inodes of the catalogue that they are of this pool's tree: the check of an NFS handle
 //! that nobody has looked up yet.
 //!
-//! A handle is a number that a client could make up, and the catalogue's file system has other inodes: Rushes's own, and maybe another's.
-//! Directories are followed up to the tree's root. A regular file has its layout record, from the moment it is made; everything
-//! else has an attribute with the pool's id.
+//! A handle is a number that a client could make up, and the catalogue's file system has other
+//! inodes: Rushes's own, and maybe another's. Directories are followed up to the tree's root. A
+//! regular file has its layout record, from the moment it is made; everything else has an attribute
+//! with the pool's id.
 
 use crate::door::Door;
 use crate::kernel::answer::Answer;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Wishes of folders go over to what is made in them, and with them what the pool's rules say of a file of that name; a text that is no wish
-//! is refused.
+//! Wishes of folders go over to what is made in them, and with them what the pool's rules say of a
+//! file of that name; a text that is no wish is refused.
 //!
 //! The effect of a wish is engine/pool's, when a file gets its first bytes. Links and renames leave
 //! it as it is.
@@ -28,7 +28,8 @@ impl Door {
     /// The same of a file of this name; a rule may say what its folder does not. One attribute is
     /// asked for, and mostly there is none.
     ///
-    /// From then on it is the file's own, whatever becomes of name and rule. A folder that is renamed at this moment counts under either name.
+    /// From then on it is the file's own, whatever becomes of name and rule. A folder that is
+    /// renamed at this moment counts under either name.
     pub(crate) fn wish_by_name(&self, folder: impl AsFd, name: &OsStr, made: impl AsFd) {
         let path = || {
             let path = self.path_in_tree(&folder, name);
@@ -45,7 +46,8 @@ impl Door {
             (None, None) => return,
             (Some(own), None) => own,
             (own, Some(rule)) => {
-                // Somebody may have written there past the door what is no wish; then it says nothing.
+                // Somebody may have written there past the door what is no wish; then it says
+                // nothing.
                 let text = own.and_then(|own| String::from_utf8(own).ok());
                 let own = text.and_then(|text| Wish::of(&text).ok());
                 let wish = own.unwrap_or_default().or(&rule);
@@ -55,7 +57,8 @@ impl Door {
         give(&wish, made);
     }
 
-    /// Below the root of the tree. The kernel knows the path of each folder that is open; of the tree's, too, wherever the catalogue is now.
+    /// Below the root of the tree. The kernel knows the path of each folder that is open; of the
+    /// tree's, too, wherever the catalogue is now.
     fn path_in_tree(&self, folder: impl AsFd, name: &OsStr) -> Option<PathBuf> {
         let folder = path_of(folder)?;
         let tree = path_of(&**self.nodes.tree())?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Looking after the pool while files are in use: members come, are emptied, and go; files are spread anew.
+//! Looking after the pool while files are in use: members come, are emptied, and go; files are
+//! spread anew.
 //!
 //! One thing at a time, in the thread of its asker. A file on its way is open in this door like any
 //! other open file, so that removals, renames and truncations meet it as they meet every open file;
@@ -107,7 +108,8 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// A command has come: while it lives the pool does not begin to tidy itself, and ends it. Not to be dropped with the state locked.
+/// A command has come: while it lives the pool does not begin to tidy itself, and ends it. Not to
+/// be dropped with the state locked.
 struct Waiting<'a>(&'a Care);
 
 impl Drop for Waiting<'_> {
@@ -175,7 +177,8 @@ impl Care {
         }
     }
 
-    /// For nobody, if `may` says so. One step with that look: a command has come before it, and is seen there, or comes behind it, and waits for its end.
+    /// For nobody, if `may` says so. One step with that look: a command has come before it, and is
+    /// seen there, or comes behind it, and waits for its end.
     ///
     /// `may`    is told whether there is a command; it must not ask here
     /// Errors   why not
@@ -408,7 +411,8 @@ impl Door {
         looked.map(|()| mover.told_at_last(false))
     }
 
-    /// A file by its stub, as if it had been opened through the mount. None: it has no name any more.
+    /// A file by its stub, as if it had been opened through the mount. None: it has no name any
+    /// more.
     fn open_stub(&self, stub: &OwnedFd) -> Answer<Option<Held<'_>>> {
         let path = format!("/proc/self/fd/{}", stub.as_raw_fd());
         let fd = open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -433,7 +437,8 @@ impl Door {
         }
     }
 
-    /// Move one piece of a file. The one place where the layout of a file that is in use becomes another one because its bytes move.
+    /// Move one piece of a file. The one place where the layout of a file that is in use becomes
+    /// another one because its bytes move.
     fn move_piece(
         &self,
         held: &Held<'_>,
@@ -791,7 +796,8 @@ impl<'a, 'b> Mover<'a, 'b> {
         found
     }
 
-    /// Whether each object can be opened while nobody changes the file: without its lock they may be others by now.
+    /// Whether each object can be opened while nobody changes the file: without its lock they may
+    /// be others by now.
     fn can_open(&self, stub: &OwnedFd) -> Result<(), PoolError> {
         let held = match self.door.open_stub(stub) {
             Ok(held) => held,
@@ -988,7 +994,8 @@ mod tests {
                 busy.map(drop)
             });
             let tidying = care.begin_tidying(WorkKind::Rebalance, |has_command| {
-                // From here on it may come at any instant: nothing is begun between the look and the beginning.
+                // From here on it may come at any instant: nothing is begun between the look and
+                // the beginning.
                 come.send(()).expect("it listens");
                 std::thread::sleep(Duration::from_millis(20));
                 may(has_command)

@@ -13,7 +13,8 @@ use std::time::Duration;
 /// Between two looks whether the door closes. Units: ms.
 const LOOK_EVERY_MS: i64 = 250;
 
-/// Listen, in a thread of its own, until the door closes. From when this returns on, commands find it.
+/// Listen, in a thread of its own, until the door closes. From when this returns on, commands find
+/// it.
 pub(crate) fn start(door: &Arc<Door>) -> Option<JoinHandle<()>> {
     let listener = Listener::new(door.pool.catalogue().path());
     let hearing = listener.and_then(|listener| {

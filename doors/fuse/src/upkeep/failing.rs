@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Members whose devices fail, that are away or cannot be written to: it is said once, and again when they are back. Where new bytes go meanwhile:
-//! engine/pool.
+//! Members whose devices fail, that are away or cannot be written to: it is said once, and again
+//! when they are back. Where new bytes go meanwhile: engine/pool.
 
 use crate::door::Door;
 use crate::lock::locked;
@@ -11,7 +11,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Whether members are there is looked at only each so many times: each look keeps a member's file system busy for a moment.
+/// Whether members are there is looked at only each so many times: each look keeps a member's file
+/// system busy for a moment.
 const STATES_EVERY: u32 = 2;
 /// A class has room again when one of its members has so much. Units: bytes.
 const ROOM_AGAIN: u64 = 64 << 20;

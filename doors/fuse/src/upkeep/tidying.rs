@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pool tidies itself while nobody asks anything of it: members equally full and stripes wider first, then files brought together.
+//! The pool tidies itself while nobody asks anything of it: members equally full and stripes wider
+//! first, then files brought together.
 //!
-//! When, core/pool/tidy says; how, care does, as for the commands, one piece after another. It is looked at again at each piece. Files that somebody has open
-//! are left alone. Decision: docs/decisions/0031.
+//! When, core/pool/tidy says; how, care does, as for the commands, one piece after another. It is
+//! looked at again at each piece. Files that somebody has open are left alone. Decision:
+//! docs/decisions/0031.
 
 use crate::door::Door;
 use crate::lock::locked;

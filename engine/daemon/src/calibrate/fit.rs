@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! From timed requests to a model: least squares of `t = fixed + span·√d + n / rate`.
 //!
-//! Residuals are weighed by the time itself, so that a device of microseconds and one of milliseconds,
-//! a small request and a large one, count alike; and what lies far off (somebody else used the device)
-//! loses weight step by step (Huber). Nothing here touches a device.
+//! Residuals are weighed by the time itself, so that a device of microseconds and one of
+//! milliseconds, a small request and a large one, count alike; and what lies far off (somebody else
+//! used the device) loses weight step by step (Huber). Nothing here touches a device.
 
 use rushes_core::server::ServiceModel;
 use rushes_core::units::{BytesPerSecond, Duration};
@@ -31,7 +31,8 @@ pub struct Fit {
     pub bytes_per_second: u64,
     /// Requests that it rests on.
     pub sample_count: u32,
-    /// Half of the requests were off by less than this part of their predicted time. Units: percent.
+    /// Half of the requests were off by less than this part of their predicted time. Units:
+    /// percent.
     pub residual_percent_median: f64,
     /// Nineteen of twenty were. Units: percent.
     pub residual_percent_p95: f64,
@@ -252,7 +253,8 @@ mod tests {
         16 << 20,
     ];
 
-    /// Requests of all sizes at distances over the whole device, timed by `time`; with noise between 0 and 1.
+    /// Requests of all sizes at distances over the whole device, timed by `time`; with noise
+    /// between 0 and 1.
     fn measured(count: usize, mut time: impl FnMut(f64, u64, f64) -> f64) -> Vec<Sample> {
         let mut state = 88_172_645_463_325_252u64;
         let mut random = move || {

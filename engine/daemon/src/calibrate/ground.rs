@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where a calibration reads and writes: the whole disk, data on it, or a file of its own.
 //!
-//! Nothing but a file that was created here, and has no name any more, is ever written. Reads go through
-//! the block device, opened read-only, because only that reaches every distance: anywhere on a disk with
-//! a moving head; on flash only where data lies, since what was never written there is read in no time.
+//! Nothing but a file that was created here, and has no name any more, is ever written. Reads go
+//! through the block device, opened read-only, because only that reaches every distance: anywhere
+//! on a disk with a moving head; on flash only where data lies, since what was never written there
+//! is read in no time.
 
 use std::fs::File;
 use std::io;
@@ -168,7 +169,8 @@ impl Ground {
         for region in &self.regions {
             let Some(room) = room(region) else { continue };
             if choice < room {
-                // Down to a block; a region may start off one, and then its first block is left out.
+                // Down to a block; a region may start off one, and then its first block is left
+                // out.
                 let place = (region.start + choice) / BLOCK_BYTES * BLOCK_BYTES;
                 return Some(place.max(region.start.next_multiple_of(BLOCK_BYTES)));
             }
@@ -280,7 +282,8 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes one of `bytes` in `folder` and fills it; `progress` is told which part is done, 0 to 1.
+    /// Makes one of `bytes` in `folder` and fills it; `progress` is told which part is done, 0 to
+    /// 1.
     ///
     /// Errors   EINVAL: no direct I/O on this file system; EROFS, ENOSPC, EACCES as usual
     pub(super) fn create(

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which device a calibration belongs to, and the file that keeps it.
 //!
-//! Device numbers change from boot to boot, so a calibration follows the file system's UUID and the size
-//! of the disk; only where no UUID can be found does the device number stand in.
+//! Device numbers change from boot to boot, so a calibration follows the file system's UUID and the
+//! size of the disk; only where no UUID can be found does the device number stand in.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -47,7 +47,8 @@ impl Identity {
             Some(uuid) => uuid.clone(),
             None => format!("device-{}", self.device.replace(':', "-")),
         };
-        // A UUID of a foreign file system is read from the disk: nothing of it may leave the folder.
+        // A UUID of a foreign file system is read from the disk: nothing of it may leave the
+        // folder.
         let plain: String = name
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })

@@ -50,8 +50,8 @@ pub fn parse_size(text: &str) -> Option<u64> {
     parse(text, SIZE_UNITS)
 }
 
-/// Rates that make sense, in bits a second: from spoken word at its thinnest (below it a unit was forgotten) to more than uncompressed 8K at
-/// 120 frames a second, which is 76 Gb/s.
+/// Rates that make sense, in bits a second: from spoken word at its thinnest (below it a unit was
+/// forgotten) to more than uncompressed 8K at 120 frames a second, which is 76 Gb/s.
 pub const BITRATES: std::ops::RangeInclusive<u64> = 8_000..=1_000_000_000_000;
 
 /// The sentence for a rate outside of [`BITRATES`].
@@ -59,7 +59,8 @@ pub const BITRATES_EXPECTED: &str = "expected bits a second, at least \"8k\" and
 
 /// A bitrate. Units: bits/s. `"100M"`, `"100 Mb/s"`, `"100Mbit"`, `"100Mbps"`.
 ///
-/// A capital B before `/s` is a byte (`"100MB/s"`), eight times as much: it is refused rather than guessed at.
+/// A capital B before `/s` is a byte (`"100MB/s"`), eight times as much: it is refused rather than
+/// guessed at.
 pub fn parse_bitrate(text: &str) -> Option<u64> {
     if text.trim().ends_with("B/s") || text.trim().ends_with("Bps") {
         return None;

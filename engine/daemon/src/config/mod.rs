@@ -60,13 +60,15 @@ pub struct Config {
     pub cache_bytes: u64,
     /// `cache.buffer_bytes`: size of one buffer; a power of two.
     pub buffer_bytes: u32,
-    /// `write.buffer_bytes`: what clients wrote and disks do not have yet; 0: all writes are the clients' own.
+    /// `write.buffer_bytes`: what clients wrote and disks do not have yet; 0: all writes are the
+    /// clients' own.
     pub write_buffer_bytes: u64,
     /// `server.runtime_dir`: sockets and the lock.
     pub runtime_dir: PathBuf,
     /// `server.state_dir`: calibrations.
     pub state_dir: PathBuf,
-    /// `server.preroll`, `margin`, `analyser`, `contracts_from_cadence`, `contracts_from_header`, `coalesce`.
+    /// `server.preroll`, `margin`, `analyser`, `contracts_from_cadence`, `contracts_from_header`,
+    /// `coalesce`.
     pub policy: Policy,
     /// `server.warm_metadata`: look names and extents up while disks are idle.
     pub warm_metadata: bool,
@@ -113,8 +115,8 @@ impl RuleConfig {
     }
 }
 
-/// The same letters in one way: an `ü` of one sign and one of a `u` with two dots look the same, and which of them a name has
-/// is its client's habit (a Mac's Finder and cameras differ).
+/// The same letters in one way: an `ü` of one sign and one of a `u` with two dots look the same,
+/// and which of them a name has is its client's habit (a Mac's Finder and cameras differ).
 fn composed(name: &str) -> Cow<'_, str> {
     match is_nfc(name) {
         true => Cow::Borrowed(name),

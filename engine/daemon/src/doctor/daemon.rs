@@ -163,7 +163,8 @@ fn folder(config: &Config, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Sockets, locks, and the table of what is written lie there: smbd refuses new work where it is full.
+/// Sockets, locks, and the table of what is written lie there: smbd refuses new work where it is
+/// full.
 fn room(config: &Config, findings: &mut Vec<Finding>) {
     let is_there = config
         .runtime_dir

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which folders of this machine NFS servers export: the kernel's by its tables, Ganesha by what a running one was told.
+//! Which folders of this machine NFS servers export: the kernel's by its tables, Ganesha by what a
+//! running one was told.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};

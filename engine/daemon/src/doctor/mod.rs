@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The doctor: looks at configuration and machine and says what is in the way, each time with a remedy.
+//! The doctor: looks at configuration and machine and says what is in the way, each time with a
+//! remedy.
 //!
-//! It changes nothing, and asks only what an operator could ask by hand. A finding without a remedy is
-//! one that needs none.
+//! It changes nothing, and asks only what an operator could ask by hand. A finding without a remedy
+//! is one that needs none.
 
 mod daemon;
 mod exports;
@@ -202,7 +203,8 @@ fn read_config(file: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
     }
 }
 
-/// The remedy for a configuration that cannot be read. The sample is put only where there is none: it would replace one that is.
+/// The remedy for a configuration that cannot be read. The sample is put only where there is none:
+/// it would replace one that is.
 fn unread_remedy(file: &Path, error: &ConfigError) -> String {
     let kind = match error {
         ConfigError::Read { source, .. } => source.kind(),

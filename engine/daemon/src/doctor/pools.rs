@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Shares of Samba that show a pool's mount. There smbd is one door of several, and what its clients keep for themselves (oplocks, leases), lock or
-//! open for themselves alone has to agree with what other doors do.
+//! Shares of Samba that show a pool's mount. There smbd is one door of several, and what its
+//! clients keep for themselves (oplocks, leases), lock or open for themselves alone has to agree
+//! with what other doors do.
 
 use super::samba::{Section, real};
 use super::{Finding, Level};
@@ -55,7 +56,8 @@ fn is_member(folder: &Path) -> bool {
     folder.join(FORMAT_FILE).is_file() && folder.join(OBJECTS).is_dir()
 }
 
-/// Folders looked at for members in one that is served; more are not a disk's root with a member in it.
+/// Folders looked at for members in one that is served; more are not a disk's root with a member in
+/// it.
 const FOLDERS_LOOKED_AT: usize = 256;
 
 /// The members of pools that a served folder is, holds or lies in: those that are found there, and

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules, compared with the names that are there: one that matches no file is most often misspelled.
+//! Rules, compared with the names that are there: one that matches no file is most often
+//! misspelled.
 //!
 //! Only so many names are looked at, for so long: where there are more nothing is said.
 

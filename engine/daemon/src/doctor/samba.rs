@@ -521,7 +521,8 @@ fn socket_elsewhere(
     }
 }
 
-/// Modules of Samba that read a file, or put it on the disk, when its client closes it: what the daemon keeps is not in it then.
+/// Modules of Samba that read a file, or put it on the disk, when its client closes it: what the
+/// daemon keeps is not in it then.
 fn what_closes(config: &Config, section: &Section, area: &str, findings: &mut Vec<Finding>) {
     if config.write_buffer_bytes == 0 || !section.has_module() {
         return;
@@ -711,7 +712,8 @@ mod tests {
         for share in [disk.clone(), disk.join("pool"), inside.clone()] {
             assert_eq!(said_of(&share, &[]).level, Level::Ok, "{share:?}");
         }
-        // A member that was taken out of its pool has no mark any more: nothing tells it from a folder of media.
+        // A member that was taken out of its pool has no mark any more: nothing tells it from a
+        // folder of media.
         std::fs::remove_file(disk.join("pool/rushes-pool")).unwrap();
         let found = said_of(&disk, &[]);
         let remedy = found.remedy.unwrap();

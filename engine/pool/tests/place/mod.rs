@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! File systems in memory for a test, a pool over them, and a file as a door has it.
 //!
-//! One test at a time: a program that one starts has, from its fork to its exec, the locks of another.
+//! One test at a time: a program that one starts has, from its fork to its exec, the locks of
+//! another.
 
 #![allow(
     dead_code,

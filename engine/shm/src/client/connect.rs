@@ -100,8 +100,8 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// Nobody has anything of it to write any more, nor of any other: a daemon that came and went since may have left
-    /// something, too.
+    /// Nobody has anything of it to write any more, nor of any other: a daemon that came and went
+    /// since may have left something, too.
     pub(super) fn is_done(&self) -> bool {
         let is_removed = || fstat(&self.file).is_ok_and(|found| found.st_nlink == 0);
         self.facts.is_left() || is_removed() && self.facts.is_empty()
@@ -244,7 +244,8 @@ fn check_welcome(welcome: &WelcomeMessage) -> Result<u64, PeerError> {
     Ok(u64::from(welcome.slot_count) * u64::from(welcome.slot_bytes))
 }
 
-/// A mapped file must be as large as we map it, or touching it is a SIGBUS in somebody else's process.
+/// A mapped file must be as large as we map it, or touching it is a SIGBUS in somebody else's
+/// process.
 fn check_file(fd: &OwnedFd, bytes: u64, sealed: bool, what: &str) -> Result<(), PeerError> {
     let found = fstat(fd).map_err(io::Error::from)?.st_size as u64;
     if found < bytes {

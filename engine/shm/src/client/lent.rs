@@ -14,7 +14,8 @@ pub struct Lent {
     _held: SyncSender<Infallible>,
 }
 
-// SAFETY: it is a shared reference to bytes, which may be read by any thread, and they stay where they are as long as it lives (`lend`).
+// SAFETY: it is a shared reference to bytes, which may be read by any thread, and they stay where
+// they are as long as it lives (`lend`).
 unsafe impl Send for Lent {}
 
 impl Lent {

@@ -13,8 +13,9 @@ use rustix::fs::fstat;
 use rustix::io::FdFlags;
 
 impl Client {
-    /// The daemon is gone, and may have acknowledged what its files do not have yet: before [`Client::reconnect`] or
-    /// [`Client::is_recovered`] a file with a [`Client::fact`] must be neither read nor written plainly.
+    /// The daemon is gone, and may have acknowledged what its files do not have yet: before
+    /// [`Client::reconnect`] or [`Client::is_recovered`] a file with a [`Client::fact`] must be
+    /// neither read nor written plainly.
     pub fn is_lost(&self) -> bool {
         self.lost && self.guard.same_process()
     }
@@ -36,8 +37,9 @@ impl Client {
         Some(Ticket(key.data().as_ffi()))
     }
 
-    /// All that was acknowledged is in its files: somebody has written what the lanes held. Or as much of it as can be written now; files with a
-    /// [`Client::fact`] lack bytes then, and must be left alone.
+    /// All that was acknowledged is in its files: somebody has written what the lanes held. Or as
+    /// much of it as can be written now; files with a [`Client::fact`] lack bytes then, and must be
+    /// left alone.
     pub fn is_recovered(&self) -> bool {
         self.lane.as_ref().is_none_or(Lane::is_done)
     }
@@ -60,7 +62,8 @@ impl Client {
         }
     }
 
-    /// Go on with another daemon: files are named to it, and what waits is sent again. [`Client::event_fds`] are others then.
+    /// Go on with another daemon: files are named to it, and what waits is sent again.
+    /// [`Client::event_fds`] are others then.
     ///
     /// Errors   nothing has changed; try again.
     pub fn reconnect(
@@ -118,7 +121,8 @@ impl Client {
         let Some(state) = self.files.get(&handle).filter(|state| !state.closed) else {
             return false;
         };
-        // SAFETY: the number is only looked at; whether it is open, and what, is asked of the kernel before anything is done with it.
+        // SAFETY: the number is only looked at; whether it is open, and what, is asked of the
+        // kernel before anything is done with it.
         let fd = unsafe { BorrowedFd::borrow_raw(state.fd) };
         if identity_of(fd) != Some(state.identity) {
             return false;

@@ -11,11 +11,13 @@
 //! as others end.
 //!
 //! **Room.** Every read that gets buffers owes the ring a READ_END. A read is sent only if the ring
-//! holds, besides it, an END for each read under way: then an END always finds room and is never lost.
+//! holds, besides it, an END for each read under way: then an END always finds room and is never
+//! lost.
 //!
-//! **Fork.** A child made by fork(2) has a copy of this that it must not use: it finds itself dead (all
-//! reads Plain) and touches nothing shared. The session ends when the last copy of the socket closes,
-//! so a child that lives long should exec (all descriptors are close-on-exec) or disconnect.
+//! **Fork.** A child made by fork(2) has a copy of this that it must not use: it finds itself dead
+//! (all reads Plain) and touches nothing shared. The session ends when the last copy of the socket
+//! closes, so a child that lives long should exec (all descriptors are close-on-exec) or
+//! disconnect.
 
 mod connect;
 mod lent;
@@ -52,9 +54,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// A waiting call that hears nothing for so long, not even a heartbeat, takes the daemon for hung and ends the session.
+/// A waiting call that hears nothing for so long, not even a heartbeat, takes the daemon for hung
+/// and ends the session.
 pub const HUNG_PATIENCE: Duration = Duration(30 * NS_PER_S);
-/// A daemon that lives and gives no answer for so long has lost it. Clients do not wait that long themselves.
+/// A daemon that lives and gives no answer for so long has lost it. Clients do not wait that long
+/// themselves.
 pub const LOST_PATIENCE: Duration = Duration(120 * NS_PER_S);
 
 /// How often a waiting call looks whether the daemon lives.
@@ -390,7 +394,8 @@ impl Client {
         self.open_for(fd, path, Writer::default(), FilePart::WHOLE)
     }
 
-    /// The same, for a file that is written on this user's account, or an object that has a part of its bytes.
+    /// The same, for a file that is written on this user's account, or an object that has a part of
+    /// its bytes.
     pub fn open_for(
         &mut self,
         fd: impl AsFd,
@@ -433,7 +438,8 @@ impl Client {
         }
     }
 
-    /// The file is open by this descriptor from now on, by which the next daemon will hear of it: the former one may be closed. This daemon keeps its own.
+    /// The file is open by this descriptor from now on, by which the next daemon will hear of it:
+    /// the former one may be closed. This daemon keeps its own.
     ///
     /// Returns  false: it is another file, or forgotten, and all is as it was
     pub fn renew(&mut self, file: FileHandle, fd: impl AsFd) -> bool {
@@ -477,8 +483,8 @@ impl Client {
     /// Start a read into `buffer`; [`Client::poll`] reports its end. None: not taken, read plainly.
     ///
     /// # Safety
-    /// `buffer` is valid for writing `length` bytes, and not otherwise used, until the read is reported
-    /// or cancelled, its file closed, or the client dropped.
+    /// `buffer` is valid for writing `length` bytes, and not otherwise used, until the read is
+    /// reported or cancelled, its file closed, or the client dropped.
     pub unsafe fn read_send(
         &mut self,
         file: FileHandle,
@@ -535,7 +541,8 @@ impl Client {
         self.forget(TicketKey::from(KeyData::from_ffi(ticket.0)));
     }
 
-    /// Collect a read that ended; its bytes are in its buffer. Never waits. None: no more at present.
+    /// Collect a read that ended; its bytes are in its buffer. Never waits. None: no more at
+    /// present.
     ///
     /// Call until None: only then will the doorbell ring for the next.
     pub fn poll(&mut self) -> Option<Finished> {
@@ -594,7 +601,8 @@ impl Client {
         self.ask_and_wait(file, &ask)
     }
 
-    /// Pin bytes of the cache and wait until they are there. `length` is cut to what one lease spans.
+    /// Pin bytes of the cache and wait until they are there. `length` is cut to what one lease
+    /// spans.
     pub fn lease(
         &mut self,
         file: FileHandle,
@@ -684,7 +692,8 @@ impl Client {
         });
     }
 
-    /// As [`Client::changed`] to the end of the file, where nothing was written: its length or blocks alone are others from `offset` on.
+    /// As [`Client::changed`] to the end of the file, where nothing was written: its length or
+    /// blocks alone are others from `offset` on.
     pub fn resized(&mut self, device: u64, inode: u64, offset: u64) {
         self.notice(Request {
             op: op::RESIZED,
@@ -696,10 +705,12 @@ impl Client {
         });
     }
 
-    /// A file is about to be changed on its own descriptor in a way that leads past its bytes: wait until it has everything that was
-    /// acknowledged. Nothing is granted of it until [`Client::changed`] or [`Client::resized`].
+    /// A file is about to be changed on its own descriptor in a way that leads past its bytes: wait
+    /// until it has everything that was acknowledged. Nothing is granted of it until
+    /// [`Client::changed`] or [`Client::resized`].
     ///
-    /// Errors   Plain: the daemon is gone. Errno: what was acknowledged cannot be written; nothing is held.
+    /// Errors   Plain: the daemon is gone. Errno: what was acknowledged cannot be written; nothing
+    /// is held.
     pub fn hold(&mut self, device: u64, inode: u64) -> Result<(), ReadError> {
         match self.notice(Request {
             op: op::HOLD,
@@ -713,7 +724,8 @@ impl Client {
         }
     }
 
-    /// The time of change of a file is about to be set to this, on its own descriptor: nobody is to set an older one. Units: ns since
+    /// The time of change of a file is about to be set to this, on its own descriptor: nobody is to
+    /// set an older one. Units: ns since
     /// 1970. False: the daemon is gone.
     pub fn timed(&mut self, device: u64, inode: u64, changed_ns: i64) -> bool {
         self.notice(Request {
@@ -847,8 +859,8 @@ impl Client {
         }
     }
 
-    /// How much of a read at `offset` one request can ask: the daemon's limit, and what the slots of one
-    /// reply hold when the first is entered in its middle.
+    /// How much of a read at `offset` one request can ask: the daemon's limit, and what the slots
+    /// of one reply hold when the first is entered in its middle.
     fn part_length(&self, offset: u64, length: usize) -> Option<usize> {
         let slot_bytes = u64::from(self.slot_bytes);
         let spanned = slot_bytes * REPLY_SLOTS_MAX as u64 - offset % slot_bytes;
@@ -931,8 +943,8 @@ impl Client {
         }
     }
 
-    /// Closes ring: unlike buffers that are given back nobody looks for them, and what was promised to a file is free for
-    /// others when they are heard.
+    /// Closes ring: unlike buffers that are given back nobody looks for them, and what was promised
+    /// to a file is free for others when they are heard.
     fn send_closes(&mut self) {
         let mut told = false;
         while let Some(&handle) = self.closing.front()
@@ -1144,9 +1156,9 @@ impl Client {
                     let mut target = ticket.buffer.wrapping_add(start);
                     self.pieces(reply, |source, bytes| {
                         // SAFETY: the source lies in the mapping (`check_reply`); the target is the
-                        // caller's buffer, valid until the read is reported or cancelled (`read_send`),
-                        // and this read is in our table, so neither has happened. They do not overlap:
-                        // the mapping is ours and read-only.
+                        // caller's buffer, valid until the read is reported or cancelled
+                        // (`read_send`), and this read is in our table, so neither has happened.
+                        // They do not overlap: the mapping is ours and read-only.
                         unsafe { source.as_ptr().copy_to_nonoverlapping(target, bytes) };
                         target = target.wrapping_add(bytes);
                     });
@@ -1220,8 +1232,8 @@ impl Client {
             if bytes == 0 {
                 return;
             }
-            // SAFETY: `check_reply` saw slot < slot_count and offset < slot_bytes, and the mapping is
-            // slot_count × slot_bytes long.
+            // SAFETY: `check_reply` saw slot < slot_count and offset < slot_bytes, and the mapping
+            // is slot_count × slot_bytes long.
             let piece = unsafe { self.data.start().add(slot as usize * slot_bytes + offset) };
             take(piece, bytes);
             left -= bytes;
@@ -1369,7 +1381,8 @@ impl Client {
         }
     }
 
-    /// The daemon says nothing on the socket after its welcome, but what it wants of a pool's door: what is to be read is that, or its end.
+    /// The daemon says nothing on the socket after its welcome, but what it wants of a pool's door:
+    /// what is to be read is that, or its end.
     fn look_at_socket(&mut self) {
         let mut buffer = [0; PACKET_BYTES_MAX];
         match socket::receive(&self.socket, &mut buffer) {
@@ -1398,7 +1411,8 @@ impl Client {
         self.die(broken("the daemon was taken for hung"));
     }
 
-    /// The session is over: reads that are under way end Plain; writes and syncs too, unless another daemon may know of them.
+    /// The session is over: reads that are under way end Plain; writes and syncs too, unless
+    /// another daemon may know of them.
     fn die(&mut self, why: PeerError) {
         if !self.alive {
             return;

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client that keeps the bytes of its reads and writes itself, for callers who have threads and no need of pointers.
+//! A client that keeps the bytes of its reads and writes itself, for callers who have threads and
+//! no need of pointers.
 
 use super::*;
 
-/// A session with the daemon. Each read makes a buffer and gives it away when it is filled; each write reads bytes that are lent to it.
+/// A session with the daemon. Each read makes a buffer and gives it away when it is filled; each
+/// write reads bytes that are lent to it.
 pub struct OwnedClient {
     /// Goes before the buffers that it may use.
     client: Client,
@@ -39,12 +41,14 @@ impl OwnedClient {
         self.number_last
     }
 
-    /// Start a read of `length` bytes; [`OwnedClient::poll`] reports its end. Returns its number. None: not taken, read plainly.
+    /// Start a read of `length` bytes; [`OwnedClient::poll`] reports its end. Returns its number.
+    /// None: not taken, read plainly.
     pub fn read_send(&mut self, file: FileHandle, length: usize, offset: u64) -> Option<usize> {
         let number = self.next_number();
         let mut buffer = Vec::with_capacity(length);
-        // SAFETY: the bytes lie on the heap, where moving the vector leaves them, and the vector stays in `buffers`, untouched, until
-        // the read is reported (`poll`); what is left then goes after the client.
+        // SAFETY: the bytes lie on the heap, where moving the vector leaves them, and the vector
+        // stays in `buffers`, untouched, until the read is reported (`poll`); what is left then
+        // goes after the client.
         unsafe {
             self.client
                 .read_send(file, buffer.as_mut_ptr(), length, offset, number)
@@ -53,14 +57,16 @@ impl OwnedClient {
         Some(number)
     }
 
-    /// Start a write; [`OwnedClient::poll`] reports its end: all of it was acknowledged, or nothing.
+    /// Start a write; [`OwnedClient::poll`] reports its end: all of it was acknowledged, or
+    /// nothing.
     ///
     /// Returns  its number. None: not taken, write plainly
     pub fn write_send(&mut self, file: FileHandle, lent: Lent, offset: u64) -> Option<usize> {
         let number = self.next_number();
         let bytes = lent.bytes();
-        // SAFETY: they are lent as long as what lies in `sources` from here on, until the write is reported (`poll`); what is left then
-        // goes after the client. One that is not sent is not looked at.
+        // SAFETY: they are lent as long as what lies in `sources` from here on, until the write is
+        // reported (`poll`); what is left then goes after the client. One that is not sent is not
+        // looked at.
         unsafe {
             self.client
                 .write_send(file, bytes.as_ptr(), bytes.len(), offset, number)
@@ -99,7 +105,8 @@ impl OwnedClient {
             };
             let result = finished.result.map(|count| {
                 let count = count.min(buffer.capacity());
-                // SAFETY: so many bytes from the start on were written; the client counts no gap in.
+                // SAFETY: so many bytes from the start on were written; the client counts no gap
+                // in.
                 unsafe { buffer.set_len(count) };
                 buffer
             });

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Before sleeping: a look at the ring, which costs less than to be woken. Where it does not pay it is mostly left out.
+//! Before sleeping: a look at the ring, which costs less than to be woken. Where it does not pay it
+//! is mostly left out.
 
 use super::*;
 
@@ -7,7 +8,8 @@ use super::*;
 const SPIN: Duration = Duration::from_us(20);
 
 impl Client {
-    /// Before the caller sleeps: look for a reply a moment longer, as long as that pays. Meanwhile the daemon need not ring.
+    /// Before the caller sleeps: look for a reply a moment longer, as long as that pays. Meanwhile
+    /// the daemon need not ring.
     ///
     /// Returns  true: one came, or `else_` is: call [`Client::poll`], or no bell rings for the next
     pub fn linger(&mut self, mut else_: impl FnMut() -> bool) -> bool {

@@ -242,7 +242,8 @@ fn answers_to_connect_that_make_no_sense_are_said() {
     check(Vec::new(), vec![], "closed");
 }
 
-/// A daemon that does this to a read of 10,000 bytes is not listened to any longer; the read is Plain.
+/// A daemon that does this to a read of 10,000 bytes is not listened to any longer; the read is
+/// Plain.
 fn check(expected: &str, work: impl FnOnce(&mut Raw, Request)) {
     let (mut client, mut raw) = session();
     let file = open(&mut client);

@@ -5,7 +5,8 @@
 use super::*;
 use crate::layout::{read_wanted, write_found, write_station};
 
-/// A file of its tree that the daemon asks a pool's door for: one that will be read next, as far as can be seen.
+/// A file of its tree that the daemon asks a pool's door for: one that will be read next, as far as
+/// can be seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedFile {
     /// For [`Client::found`].
@@ -18,7 +19,8 @@ pub struct WantedFile {
 const WANTED_MAX: usize = 1024;
 
 impl Client {
-    /// The next file that the daemon asks for; it is to be told ([`Client::found`]), and may be told nothing. Never waits.
+    /// The next file that the daemon asks for; it is to be told ([`Client::found`]), and may be
+    /// told nothing. Never waits.
     pub fn take_wanted(&mut self) -> Option<WantedFile> {
         if self.wanted.is_empty() && self.is_of_pool && self.usable() {
             self.look_at_socket();
@@ -26,8 +28,8 @@ impl Client {
         self.wanted.pop_front()
     }
 
-    /// Tell the daemon of a file that it has asked for: a descriptor of it, or why there is none (an errno). It need not be this session
-    /// that was asked: the file lies in this one's share.
+    /// Tell the daemon of a file that it has asked for: a descriptor of it, or why there is none
+    /// (an errno). It need not be this session that was asked: the file lies in this one's share.
     pub fn found(&mut self, number: u64, file: Result<BorrowedFd<'_>, u32>) {
         if !self.usable() {
             return;
@@ -44,7 +46,8 @@ impl Client {
         }
     }
 
-    /// Tell the daemon whose a file is, in place of what the session said; again, when somebody else has it. Never waits: a daemon that is busy does not hear it.
+    /// Tell the daemon whose a file is, in place of what the session said; again, when somebody
+    /// else has it. Never waits: a daemon that is busy does not hear it.
     pub fn station(&mut self, file: FileHandle, user: &str, client: &str) {
         if !self.usable() || !self.is_open(file) {
             return;

@@ -5,12 +5,12 @@ use super::*;
 use rustix::fs::{FallocateFlags, fallocate};
 
 impl Client {
-    /// Start a write from `buffer`; [`Client::poll`] reports its end: all of it was acknowledged, or nothing. None: not taken,
-    /// write plainly.
+    /// Start a write from `buffer`; [`Client::poll`] reports its end: all of it was acknowledged,
+    /// or nothing. None: not taken, write plainly.
     ///
     /// # Safety
-    /// `buffer` is valid for reading `length` bytes, and not changed, until the write is reported or cancelled, its file closed,
-    /// or the client dropped.
+    /// `buffer` is valid for reading `length` bytes, and not changed, until the write is reported
+    /// or cancelled, its file closed, or the client dropped.
     pub unsafe fn write_send(
         &mut self,
         file: FileHandle,
@@ -40,8 +40,8 @@ impl Client {
         self.send(file, &ask)
     }
 
-    /// Have what was acknowledged of a file put on stable storage; [`Client::poll`] reports when it is. None: not taken, it
-    /// is all in the file: sync that.
+    /// Have what was acknowledged of a file put on stable storage; [`Client::poll`] reports when it
+    /// is. None: not taken, it is all in the file: sync that.
     pub fn sync_send(&mut self, file: FileHandle, private_data: usize) -> Option<Ticket> {
         let ask = Ask {
             private_data,
@@ -56,8 +56,9 @@ impl Client {
         self.send(file, &ask)
     }
 
-    /// As [`Client::hold`], not waited for: [`Client::poll`] reports when the file is held. One that is under way when the daemon dies is asked of
-    /// the next one. None: there is no daemon, nor anything that the file has not.
+    /// As [`Client::hold`], not waited for: [`Client::poll`] reports when the file is held. One
+    /// that is under way when the daemon dies is asked of the next one. None: there is no daemon,
+    /// nor anything that the file has not.
     pub fn hold_send(&mut self, file: FileHandle, private_data: usize) -> Option<Ticket> {
         let ask = Ask {
             private_data,
@@ -244,9 +245,10 @@ impl Client {
         for run in runs.as_slice() {
             let start = run.first as usize * PAGE_BYTES as usize + into;
             let bytes = left.min(run.count as usize * PAGE_BYTES as usize - into);
-            // SAFETY: the run lies in the mapping (`check_grant`), and `into` is less than a page; the source is the caller's buffer, valid
-            // until the write is reported or cancelled (`write_send`), of which `left` bytes remain. They do not
-            // overlap: the mapping is ours.
+            // SAFETY: the run lies in the mapping (`check_grant`), and `into` is less than a page;
+            // the source is the caller's buffer, valid until the write is reported or cancelled
+            // (`write_send`), of which `left` bytes remain. They do not overlap: the mapping is
+            // ours.
             unsafe {
                 let target = lane.bytes.start().as_ptr().add(start);
                 source.copy_to_nonoverlapping(target, bytes);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The smallest server there can be: one thread, `pread` into the segment, no cache, no plan.
 //!
-//! It keeps to the protocol in every respect, so doors can be tried on it before there is a daemon and
-//! the client library be tested without one. It serves whatever it is sent and vets nothing.
+//! It keeps to the protocol in every respect, so doors can be tried on it before there is a daemon
+//! and the client library be tested without one. It serves whatever it is sent and vets nothing.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Each test and example uses a part.
 

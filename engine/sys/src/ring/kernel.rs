@@ -96,8 +96,8 @@ impl KernelRing {
         assert!((1..=1024).contains(&limits.slots_per_read_max));
         let entry_count = limits.read_count_max.saturating_add(limits.poll_count_max);
         let (uring, deferred_completion) = build(entry_count)?;
-        // Waiting with a time limit in the same call came with Linux 5.11, submitting without keeping
-        // io vectors alive with 5.5.
+        // Waiting with a time limit in the same call came with Linux 5.11, submitting without
+        // keeping io vectors alive with 5.5.
         if !uring.params().is_feature_ext_arg() || !uring.params().is_feature_submit_stable() {
             let old = io::Error::other("this kernel's io_uring is older than Linux 5.11");
             return Err(SysError::new("set up io_uring", "", old));
@@ -274,7 +274,8 @@ impl KernelRing {
 
         let ready = !self.uring.completion().is_empty();
         let entered = match wait {
-            // Where completions are deferred to our asking, the crate sees the flag for it and asks.
+            // Where completions are deferred to our asking, the crate sees the flag for it and
+            // asks.
             Wait::No => self.uring.submit(),
             _ if ready => self.uring.submit(),
             Wait::Forever => self.uring.submit_and_wait(1),
@@ -396,8 +397,8 @@ impl KernelRing {
             opcode::PollAdd::new(fd, (libc::POLLIN | libc::POLLRDHUP) as u32).build()
         };
         let sqe = sqe.user_data(tag(index, entry.generation));
-        // SAFETY: the doorbell's word lives in the entry, which does not move and is not reused until
-        // the kernel has answered; nobody reads it.
+        // SAFETY: the doorbell's word lives in the entry, which does not move and is not reused
+        // until the kernel has answered; nobody reads it.
         unsafe { self.push(&sqe) };
         self.sent(index);
     }
@@ -422,8 +423,8 @@ impl KernelRing {
                 .ioprio(priority)
                 .build()
                 .user_data(tag(index, entry.generation));
-            // SAFETY: the vectors lie in memory that the entry holds (`FileWrite::check`), and are owned by `self`; both are kept until
-            // the kernel has answered (see `drop`).
+            // SAFETY: the vectors lie in memory that the entry holds (`FileWrite::check`), and are
+            // owned by `self`; both are kept until the kernel has answered (see `drop`).
             unsafe { self.push(&sqe) };
             self.sent(index);
             return;
@@ -448,9 +449,9 @@ impl KernelRing {
                 .build(),
         };
         let sqe = sqe.user_data(tag(index, entry.generation));
-        // SAFETY: the vectors point into the segment, checked against its bounds when they were made;
-        // the segment and the vectors are owned by `self` and kept until the kernel has answered
-        // (see `drop`). The file is held by the entry.
+        // SAFETY: the vectors point into the segment, checked against its bounds when they were
+        // made; the segment and the vectors are owned by `self` and kept until the kernel has
+        // answered (see `drop`). The file is held by the entry.
         unsafe { self.push(&sqe) };
         self.sent(index);
     }
@@ -488,8 +489,8 @@ impl KernelRing {
             if unsafe { self.uring.submission().push(sqe) }.is_ok() {
                 return;
             }
-            // The kernel takes the whole queue, or says that completions are in its way (EBUSY): with
-            // a completion queue as large as the table that does not last.
+            // The kernel takes the whole queue, or says that completions are in its way (EBUSY):
+            // with a completion queue as large as the table that does not last.
             let _ = self.uring.submit();
         }
     }
@@ -545,7 +546,8 @@ fn watch_result(user_data: u64, bell: bool, result: Result<u32, Errno>) -> Optio
     })
 }
 
-/// Direct I/O can only go on from an aligned place; a short answer that ends elsewhere is the end of the file.
+/// Direct I/O can only go on from an aligned place; a short answer that ends elsewhere is the end
+/// of the file.
 fn can_go_on(done: u64) -> bool {
     done.is_multiple_of(512)
 }
@@ -566,8 +568,9 @@ fn advance(vectors: &mut Vec<libc::iovec>, mut count: u64) {
     vectors.drain(..whole);
 }
 
-/// As ioprio_set(2) counts: class in the upper three bits, level 0 (first) to 7 below. The real-time
-/// class is used at a middle level, so that an operator can put something before or behind us.
+/// As ioprio_set(2) counts: class in the upper three bits, level 0 (first) to 7 below. The
+/// real-time class is used at a middle level, so that an operator can put something before or
+/// behind us.
 fn priority_of(class: IoClass) -> u16 {
     const fn prio(class: u16, level: u16) -> u16 {
         class << 13 | level
@@ -640,8 +643,8 @@ fn register(uring: &IoUring, segment: &Segment) -> u64 {
         });
         position += each;
     }
-    // SAFETY: the buffers are the segment's mapping, which the ring owns and gives back only after the
-    // ring itself is closed and idle.
+    // SAFETY: the buffers are the segment's mapping, which the ring owns and gives back only after
+    // the ring itself is closed and idle.
     match unsafe { uring.submitter().register_buffers(&vectors) } {
         Ok(()) => each,
         Err(_) => 0,

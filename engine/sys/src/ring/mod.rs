@@ -2,12 +2,12 @@
 //! Device reads, readiness of descriptors and one timer, through one io_uring.
 //!
 //! One `Ring` belongs to one thread, the one that made it (the kernel then needs no locks for it).
-//! A caller names files, slots and its own 64-bit tags; it never gives an address, so it cannot give
-//! a wrong one: the ring owns the segment that reads land in, and holds every file until the kernel
-//! has let go of it.
+//! A caller names files, slots and its own 64-bit tags; it never gives an address, so it cannot
+//! give a wrong one: the ring owns the segment that reads land in, and holds every file until the
+//! kernel has let go of it.
 //!
-//! Readiness is level-triggered: a poll is armed again at the next [`Ring::submit_and_wait`] after its
-//! completion was taken, so work left undone is reported again and nothing is lost.
+//! Readiness is level-triggered: a poll is armed again at the next [`Ring::submit_and_wait`] after
+//! its completion was taken, so work left undone is reported again and nothing is lost.
 //!
 //! [`Ring::fake`] makes a ring without a kernel; what completes, and how, is the test's choice.
 
@@ -53,7 +53,8 @@ pub struct RingFacts {
     pub vectored_registered: bool,
     /// Completions are run by our own thread only when it asks (Linux 6.1).
     pub deferred_completion: bool,
-    /// The real-time I/O class was refused at least once (no CAP_SYS_NICE or CAP_SYS_ADMIN); such reads go as best effort.
+    /// The real-time I/O class was refused at least once (no CAP_SYS_NICE or CAP_SYS_ADMIN); such
+    /// reads go as best effort.
     pub real_time_refused: bool,
 }
 
@@ -66,7 +67,8 @@ pub struct SlotRead<'a> {
     /// the file demands.
     pub range: ByteRange,
     /// How many of them the file has, as far as the caller knows. A read that comes back shorter is
-    /// asked to go on from where it stopped, so that only the real end of the file makes a short answer.
+    /// asked to go on from where it stopped, so that only the real end of the file makes a short
+    /// answer.
     pub expected: ByteCount,
     /// Where to: the first byte goes to `range.start % slot_bytes` of the first.
     pub slots: &'a [SlotIndex],
@@ -165,7 +167,8 @@ pub enum Completion {
         user_data: u64,
         /// There is something to read (or to accept).
         readable: bool,
-        /// The other end is closed, or the descriptor is in error; there may still be something to read.
+        /// The other end is closed, or the descriptor is in error; there may still be something to
+        /// read.
         hung_up: bool,
     },
     /// A watched doorbell was rung; it is silenced already.
@@ -238,7 +241,8 @@ impl Ring {
 
     /// Queue a write. It starts as a read does.
     ///
-    /// Errors   InvalidInput: it does not fit its memory (our own fault); WouldBlock: as many requests as are possible are in flight.
+    /// Errors   InvalidInput: it does not fit its memory (our own fault); WouldBlock: as many
+    /// requests as are possible are in flight.
     pub fn write(&mut self, write: FileWrite) -> io::Result<()> {
         write.check()?;
         match &mut self.backend {
@@ -247,8 +251,9 @@ impl Ring {
         }
     }
 
-    /// Have the ring hold a descriptor's file open until the kernel has let go of every request of this ring, also when this
-    /// process dies before: a lock on it says that some may still be under way.
+    /// Have the ring hold a descriptor's file open until the kernel has let go of every request of
+    /// this ring, also when this process dies before: a lock on it says that some may still be
+    /// under way.
     pub fn hold(&mut self, file: &OwnedFd) -> io::Result<()> {
         match &mut self.backend {
             Backend::Kernel(ring) => ring.hold(file),

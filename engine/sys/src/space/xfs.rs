@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The state of an inode by its number, as XFS gives it.
 //!
-//! open_by_handle_at(2) says ESTALE of an inode that is free and of one that cannot be read. The ioctl by which xfsdump walks a file
-//! system tells them apart (Linux 6.18, fs/xfs/xfs_itable.c): EINVAL or ENOENT of a free inode, EUCLEAN of one with a wrong
-//! checksum, EIO of one that the disk does not give.
+//! open_by_handle_at(2) says ESTALE of an inode that is free and of one that cannot be read. The
+//! ioctl by which xfsdump walks a file system tells them apart (Linux 6.18, fs/xfs/xfs_itable.c):
+//! EINVAL or ENOENT of a free inode, EUCLEAN of one with a wrong checksum, EIO of one that the disk
+//! does not give.
 
 use std::io;
 use std::mem::size_of;
@@ -11,7 +12,8 @@ use std::os::fd::{AsFd, AsRawFd};
 
 /// `_IOWR('X', 102, struct xfs_fsop_bulkreq)`.
 const FSBULKSTAT_SINGLE: u64 = 0xc020_5866;
-/// `FILEID_INO32_GEN` of include/linux/exportfs.h, without and with a parent; XFS adds a bit for inode numbers of 64 bits.
+/// `FILEID_INO32_GEN` of include/linux/exportfs.h, without and with a parent; XFS adds a bit for
+/// inode numbers of 64 bits.
 const INO32_GEN: [i32; 2] = [1, 2];
 const WIDE: i32 = 0x80;
 /// Of `struct xfs_bstat`, generously. Units: bytes.
@@ -30,7 +32,8 @@ struct Request {
 
 const _: () = assert!(size_of::<Request>() == 32);
 
-/// The file of this stale handle is gone: its inode is free, or another file's. `root`: a folder of its file system.
+/// The file of this stale handle is gone: its inode is free, or another file's. `root`: a folder of
+/// its file system.
 ///
 /// Errors   its inode cannot be read, or is as the handle says; or it is no handle of XFS.
 pub(super) fn is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<()> {
@@ -74,8 +77,8 @@ fn generation_of(root: impl AsFd, number: u64) -> io::Result<u32> {
         buffer: answer.as_mut_ptr(),
         given: &raw mut given,
     };
-    // SAFETY: the kernel reads `request` and `last`, and writes one struct xfs_bstat, which is smaller than `answer`, and the two numbers;
-    // all of them live until the call has returned.
+    // SAFETY: the kernel reads `request` and `last`, and writes one struct xfs_bstat, which is
+    // smaller than `answer`, and the two numbers; all of them live until the call has returned.
     let result = unsafe {
         libc::ioctl(
             root.as_fd().as_raw_fd(),
@@ -145,7 +148,8 @@ mod tests {
         }
     }
 
-    /// Make the checksum of an inode wrong. XFS inodes begin with "IN" and have their number, big-endian, at byte 152.
+    /// Make the checksum of an inode wrong. XFS inodes begin with "IN" and have their number,
+    /// big-endian, at byte 152.
     fn damage(image: &Path, number: u64) {
         const STEP: usize = 512;
         let bytes = std::fs::read(image).unwrap();
