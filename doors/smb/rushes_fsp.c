@@ -7,8 +7,9 @@
  * and most opens are made to look at a file, not to read it.
  *
  * The trick in the fall-back: a file's name carries the number of the session
- * it was told in. When the daemon dies, the session's number moves on and every
- * name is void at once, without a list of them.
+ * it was told in. When a session without a lane ends, its number moves on and
+ * every name is void at once, without a list of them. With a lane the number
+ * stays, and the client library names the files to the next daemon.
  */
 
 #include "includes.h"

@@ -258,7 +258,7 @@ fn what_its_disk_did_not_take_is_told_to_be_durable_to_nobody() {
             std::thread::sleep(Duration::from_millis(200));
         }
         let late = File::options().write(true).open(&path).expect("there");
-        late.sync_all().expect("he has lost nothing");
+        late.sync_all().expect("this writer has lost nothing");
         drop((file, other, late));
         if with_daemon {
             fs::write("/proc/sys/vm/drop_caches", "1").expect("root");

@@ -151,7 +151,7 @@ fn who_reads_by_passthrough_sees_what_others_write_cut_and_add() {
     expected.resize(100, 0);
     expected.extend(b"by both");
     must_see(&expected, "by one who reads and writes");
-    assert!(seen(&both) == expected, "what he sees himself");
+    assert!(seen(&both) == expected, "the writer sees its own bytes");
     both.sync_all().expect("synced");
     drop(both);
     let mut appended = File::options()

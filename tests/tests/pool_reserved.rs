@@ -319,7 +319,10 @@ fn what_does_not_fit_takes_no_room(is_served: bool) {
             now + MIB_U64 > before,
             "{name} {length}: {before} bytes were free, {now} are"
         );
-        assert!(now < before + MIB_U64, "{name} {length}: his own is gone");
+        assert!(
+            now < before + MIB_U64,
+            "{name} {length}: the block of that file is gone"
+        );
     }
     assert_eq!(segments(), segments_before);
     assert_eq!(world.where_is("new")["segments"], json!([]));

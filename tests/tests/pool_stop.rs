@@ -138,7 +138,7 @@ fn a_mount_that_is_told_twice_does_not_wait_for_a_disk_that_hangs() {
         std::thread::sleep(Duration::from_millis(500));
         world.tell_to_end();
         let error = reader.join().expect("no panic");
-        assert!(error.is_some(), "his disk hangs");
+        assert!(error.is_some(), "its disk hangs");
         assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
     });
     world.slow_disk().tell("clear");

@@ -465,7 +465,7 @@ fn a_disk_that_refuses_what_the_kernel_took_ends_a_recovery_and_newer_bytes_stay
         world.disk.tell("clear");
         world.recover_works();
         let outcome = writer.join().expect("it has not panicked");
-        outcome.expect("now they are his alone");
+        outcome.expect("now they belong to one process");
     });
     let found = fs::read(&path).expect("the file is there");
     let found = &found[offset as usize..offset as usize + older.len()];

@@ -312,7 +312,10 @@ fn a_file_that_is_not_its_own(mkfs: &'static [&'static str], compressed: bool) {
     world.wait_for_file("take.mov", &model);
     if !compressed {
         let copy = fs::read(world.path("copy.mov")).expect("the file is there");
-        assert!(copy == text, "who shared its blocks keeps his bytes");
+        assert!(
+            copy == text,
+            "the file that shared its blocks keeps its bytes"
+        );
     }
 }
 

@@ -794,7 +794,7 @@ impl Actions {
     }
 }
 
-// ---- What the server tells about itself ----
+// ---- Reports of the server about itself ----
 
 /// Why a stream has the standing it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -854,8 +854,9 @@ pub struct StreamRecord {
     pub refusal: Option<Refusal>,
     /// Reads of it so far.
     pub read_count: u64,
-    /// Of those, reads that were due by the clock of their reader, promised or not: a player at a
-    /// known rate has one from the first read of a run on.
+    /// Reads that were due by the player's clock, promised or not: a player at a known rate has one
+    /// from the first read of a run on. Reads that still wait or were never answered are among
+    /// them, so that they may be more than `read_count`.
     pub due_count: u64,
     /// Of those, answered in time.
     pub on_time_count: u64,
@@ -865,7 +866,7 @@ pub struct StreamRecord {
     pub promised_count: u64,
     /// Of those, answered later than was promised.
     pub promised_late_count: u64,
-    /// The worst of `late_count`.
+    /// How far the latest of `late_count` was behind its due time.
     pub worst_lateness: Duration,
     /// Late reads by guilty stage, in the order of [`Stage`].
     pub guilty: [u64; Stage::COUNT],

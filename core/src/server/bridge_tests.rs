@@ -515,5 +515,5 @@ fn what_somebody_follows_stays_in_the_cache_when_it_is_written() {
     assert!(bench.filled.is_empty(), "nobody will come to it");
     bench.now = bench.now + Duration::from_s(11);
     record(&mut bench, 6 << 20);
-    assert!(bench.filled.is_empty(), "he has stopped");
+    assert!(bench.filled.is_empty(), "the writer has stopped");
 }

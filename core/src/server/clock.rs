@@ -12,7 +12,7 @@ use crate::units::{ByteCount, BytesPerSecond, Duration, Instant};
 /// The time that the wire and a client's own machine take between our answer and the next read.
 const WIRE: Duration = Duration::from_ms(5);
 
-/// A run as its reader's clock has it.
+/// A run as its player's clock has it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlayClock {
     /// The cursor of the reads that it tells of; None: of a sequence.
@@ -102,10 +102,10 @@ impl PlayClock {
     /// `length`    of the read. Units: bytes
     /// `is_alone`  its reader waits for nothing else
     ///
-    /// A reader that comes later than its clock says is behind through us, as far as it has waited
-    /// for us, and through itself, as far as it has let time go by before it asked: so much its
-    /// clock moves. Its rate is a mean, and it may pause. Behind through us it asks at once, or
-    /// nearly, and then its clock stands: the wire and the reader's own machine take less than a
+    /// The delay of a reader that comes later than its clock says has two parts. The time that it
+    /// waited for us never moves the clock. The time that it let pass before it asked moves the
+    /// clock by that much: its rate is a mean, and it may pause. Behind through us it asks at once,
+    /// or nearly, and then its clock stands: the wire and the reader's own machine take less than a
     /// quarter of what it plays in a read, or, where reads are small, no more than [`WIRE`] and
     /// than it plays in one. Once we were late, only a reader that takes a preroll's time to ask
     /// has paused, and begins anew.
@@ -149,7 +149,7 @@ pub(super) struct Due {
     pub wanted: Instant,
     /// As it is promised. NEVER: it is not.
     pub promised: Instant,
-    /// By its reader's clock. NEVER: nothing says that it is played, or at what rate.
+    /// By its player's clock. NEVER: nothing says that it is played, or at what rate.
     pub played: Instant,
 }
 
@@ -160,7 +160,7 @@ impl Due {
         played: Instant::NEVER,
     };
 
-    /// By a contract's schedule (NEVER: without one) and its reader's clock.
+    /// By a contract's schedule (NEVER: without one) and its player's clock.
     pub(super) fn of_stream(promised: Instant, played: Instant) -> Due {
         Due {
             wanted: promised,

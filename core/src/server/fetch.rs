@@ -36,7 +36,8 @@ const EASE_CHUNKS: u64 = 4;
 const EASE_PROMISED: Duration = Duration::from_ms(500);
 const EASE_PART: u64 = 4;
 
-/// The next one of the requests without a promise.
+/// The next request outside the read-ahead of contracts. A demand may have a promise: a hole that its
+/// contract will not fetch.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
     /// Index into the device's demands.
@@ -557,7 +558,7 @@ impl Server {
         }
     }
 
-    // ---- Best effort ----
+    // ---- Demands, and best effort ----
 
     /// A waiting read lacks these bytes. Unless its contract is about to fetch them, ask the
     /// device.

@@ -509,9 +509,10 @@ impl Server {
         }
     }
 
-    /// Ask whether the stream can be promised its rate; enter it where it then belongs. Parts of a
-    /// striped file are promised all of them or none: those that were refused ask with it, and what
-    /// they are told, those with a contract are told as well.
+    /// Ask whether the stream can be promised its rate; enter it where it then belongs.
+    ///
+    /// The parts of a striped file have contracts all together or not at all: when one asks, its
+    /// refused parts ask with it, and if any is refused, those with a contract lose it.
     pub(super) fn ask_admission(&mut self, id: StreamId) {
         if let Some(device) = self.streams.get(id.0).map(|stream| stream.device) {
             self.give_back_left(device);
@@ -614,7 +615,8 @@ impl Server {
     }
 
     /// The one place that grants a contract. A contract is not asked for again: it would be
-    /// reckoned twice.
+    /// reckoned twice. Refusals are in `refuse`, which runs at each retry as well, twice a second:
+    /// an event to be counted is the change of `standing`.
     fn ask_alone(&mut self, id: StreamId) {
         let has_one = |stream: &Stream| stream.standing == Standing::Contract;
         if self.streams.get(id.0).is_none_or(has_one) {

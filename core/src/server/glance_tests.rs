@@ -184,7 +184,7 @@ fn a_disk_rests_for_a_moment_behind_a_first_read_when_it_has_time() {
     bench.run(2);
     bench.read(1, 1, 2, FRAME, FRAME);
     bench.run(2);
-    assert!(bench.is_busy(), "he is read ahead for");
+    assert!(bench.is_busy(), "the daemon reads ahead for the seat");
     // And then sound, of which nobody knows the rate.
     for nth in 0..8 {
         let (handle, request) = (2 + nth, u64::from(10 + nth));

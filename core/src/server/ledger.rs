@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The server's account of itself: late streams, by how much, and through whose fault.
+//! The ledger: counts due and late reads, says by how much and through which stage, and makes the
+//! records of streams, seats, devices and the cache for `status`. When a read is due: `clock.rs`.
 
 use super::clock::{Due, PlayClock};
 use super::glances::RUN_MIN;
@@ -417,7 +418,7 @@ impl Stream {
         self.clock = Some(clock);
     }
 
-    /// When a read of what it follows is due by its reader's clock.
+    /// When a read of what it follows is due by its player's clock.
     ///
     /// `at`      the stream's `v` where the read starts
     /// `length`  of the read. Units: bytes
@@ -453,7 +454,7 @@ struct Entry {
     hit_count: u64,
     /// It was promised; true: and answered later.
     promised: Option<bool>,
-    /// It was due by its reader's clock: how late it is, zero: in time.
+    /// It was due by its player's clock: how late it is, zero: in time.
     due: Option<(Duration, Stage)>,
 }
 

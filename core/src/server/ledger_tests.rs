@@ -55,7 +55,7 @@ fn line_of_a_single_read_has_the_rate_that_is_known_of_its_file() {
 #[test]
 fn reads_of_somebody_who_was_refused_are_due_and_late_and_break_no_promise() {
     let mut bench = editor(true);
-    // 40 ms of 1.25 GB/s.
+    // 4 ms of 1.25 GB/s.
     let bytes = 5 * MIB;
     for at in 0..10 {
         frame(&mut bench, at, bytes, TICK);
@@ -103,7 +103,7 @@ fn promise_that_is_given_later_forgives_nothing() {
     frame(&mut bench, 2, bytes, TICK);
     assert_eq!(line(&bench).standing, Standing::Refused);
     let late = line(&bench).late_count;
-    assert_eq!(late, 2, "what he asks for at once is late as well");
+    assert_eq!(late, 2, "a read that comes at once is late as well");
     // Its header says less after all.
     bench.step(Event::Hint {
         file: FileId(1),

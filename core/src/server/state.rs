@@ -673,7 +673,7 @@ pub(super) struct Read {
     pub due: Instant,
     /// When it was promised, as things were when it arrived; NEVER: it was not.
     pub promised: Instant,
-    /// When it is due by its reader's clock; NEVER: the reader has none.
+    /// When it is due by its player's clock; NEVER: the reader has none.
     pub played: Instant,
     /// When its handle was ready for it.
     pub begun: Instant,

@@ -196,7 +196,7 @@ impl Cursor {
         }
     }
 
-    // ---- What the recogniser does with it ----
+    // ---- For the recogniser: changes ----
 
     /// The bytes that were asked for here without a hole end there.
     pub(super) fn ends_at(&self, offset: u64) -> bool {
@@ -430,7 +430,7 @@ impl Cursor {
         }
     }
 
-    // ---- What the recogniser asks ----
+    // ---- For the recogniser: questions ----
 
     pub(super) fn islands(&self) -> &[Span] {
         &self.islands[..self.island_count]

@@ -15,21 +15,21 @@ pub enum ControlError {
     Connect {
         /// Which socket.
         socket: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
     /// The connection broke or the daemon did not answer in time.
     Talk {
         /// Which socket.
         socket: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// What came back is not an answer that this program knows.
+    /// The answer is none that this program knows.
     Answer {
         /// How it began.
         read: String,
-        /// What the parser said.
+        /// The parser's message.
         source: serde_json::Error,
     },
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What the control socket says: one JSON object a line, a question up, an answer down.
+//! Messages of the control socket: one JSON object a line, a question up, an answer down.
 //!
 //! Both ends are here: the types, the codec for either side and a blocking client. Field names are
 //! stable: fields may be added, never renamed or given another unit; a reader ignores what it does

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What `rushes status --json` prints. Names and units are promised; see the crate's head.
+//! The output of `rushes status --json`. Names and units are promised; see the crate's head.
 
 use serde::{Deserialize, Serialize};
 
@@ -15,13 +15,13 @@ pub struct Status {
     pub daemon: DaemonStatus,
     /// The cache segment.
     pub cache: CacheStatus,
-    /// What clients wrote and disks do not have yet.
+    /// Bytes that clients wrote and disks do not have yet.
     pub write: WriteStatus,
-    /// What is served.
+    /// The shares.
     pub shares: Vec<ShareStatus>,
-    /// What it lies on.
+    /// The devices under the shares.
     pub devices: Vec<DeviceStatus>,
-    /// Who is connected.
+    /// The connected sessions.
     pub sessions: Vec<SessionStatus>,
     /// Clients at their work, and what they are promised.
     #[serde(default)]
@@ -53,7 +53,7 @@ pub struct DaemonStatus {
     pub cpu_s: f64,
     /// How the event loop keeps up.
     pub event_loop: LoopStatus,
-    /// What an operator may change while it runs.
+    /// Settings that an operator may change while the daemon runs.
     pub policy: PolicyStatus,
     /// Things an operator should know: a guessed device model, a share without direct I/O, no
     /// fanotify.
@@ -63,7 +63,7 @@ pub struct DaemonStatus {
     pub unwritten: Vec<String>,
     /// Sessions refused since the start.
     pub refused_session_count: u64,
-    /// Sessions put out for breaking the protocol.
+    /// Sessions that the daemon ended because their door broke the protocol.
     pub expelled_session_count: u64,
     /// Files that a door named and that are not served (the door does its own I/O).
     pub plain_open_count: u64,
@@ -180,7 +180,7 @@ pub struct ShareStatus {
     /// It is configured, and its folder is not there: nothing of it is served.
     #[serde(default)]
     pub is_absent: bool,
-    /// What is wrong with where it lies, a sentence: absent, or not on the disk that it should be
+    /// The fault of the place where it lies, a sentence: absent, or not on the disk that it should be
     /// on.
     #[serde(default)]
     pub trouble: Option<String>,
@@ -198,7 +198,7 @@ pub struct DeviceStatus {
     pub model_source: String,
     /// Read model as refined so far: positioning at the shortest distance.
     pub read_fixed_ms: f64,
-    /// What the longest distance adds.
+    /// Added by the longest distance.
     pub read_span_ms: f64,
     /// Transfer rate.
     pub read_bytes_per_s: u64,
@@ -206,7 +206,7 @@ pub struct DeviceStatus {
     pub size_bytes: u64,
     /// Streams under contract.
     pub contract_count: u32,
-    /// What they were promised.
+    /// The sum of their promises.
     pub promised_bytes_per_s: u64,
     /// Requests sent for contracts.
     pub real_time_request_count: u64,
@@ -226,11 +226,11 @@ pub struct DeviceStatus {
     pub read_bridged_bytes: u64,
     /// Turns in which it was sent one request, or several at once.
     pub batch_count: u64,
-    /// How often it was told to write out what it had in a memory of its own.
+    /// Flushes of its volatile cache before a read.
     pub flush_count: u64,
     /// Time with a request in service, or with a flush.
     pub busy_s: f64,
-    /// What its requests take lately, in thousandths of what its model says.
+    /// Time of its latest requests, in thousandths of the time by its model.
     pub slowness_permille: u32,
     /// Part of its time that others take, in thousandths.
     pub foreign_permille: u32,
@@ -268,7 +268,7 @@ pub struct SeatStatus {
     pub client: String,
     /// `plays`, `paused` or `away` (nothing is open, and it keeps what it was promised).
     pub state: String,
-    /// What it is promised, all together.
+    /// The sum of its promises.
     pub promised_bytes_per_s: u64,
     /// How long nobody has read.
     pub silent_ms: u64,
@@ -277,7 +277,7 @@ pub struct SeatStatus {
     pub run_bytes: Option<u64>,
     /// Where it plays, or would play on.
     pub playheads: Vec<PlayheadStatus>,
-    /// What it is promised and has no place for now.
+    /// The part of its promises that no playhead uses now.
     pub kept: Vec<KeptStatus>,
     /// Its open streams, as in [`StreamStatus::stream`].
     pub streams: Vec<u32>,
@@ -288,7 +288,7 @@ pub struct SeatStatus {
 pub struct PlayheadStatus {
     /// As in [`StreamStatus::stream`].
     pub stream: u32,
-    /// What will be read next: bytes of the file; of a sequence, of all frames since it began.
+    /// The byte that will be read next: of the file; of a sequence, of all frames since it began.
     pub position_bytes: u64,
     /// As in [`StreamStatus::standing`].
     pub standing: String,
@@ -301,7 +301,7 @@ pub struct KeptStatus {
     pub device: String,
     /// Of how much.
     pub rate_bytes_per_s: u64,
-    /// What was played last.
+    /// The file that was played last.
     pub path: String,
     /// How long it is kept, if nobody plays.
     pub left_ms: u64,
@@ -326,12 +326,12 @@ pub struct StreamStatus {
     pub part: Option<String>,
     /// One file a frame.
     pub sequence: bool,
-    /// As in [`DeviceStatus::name`]; of a sequence of a pool all that frames lately lay on, with ",
-    /// " between them.
+    /// As in [`DeviceStatus::name`]; of a sequence of a pool all devices on which its latest frames
+    /// lay, separated by commas.
     pub device: String,
     /// `contract`, `refused` or `best_effort`.
     pub standing: String,
-    /// What it is read at, when known.
+    /// The rate at which it is read, when known.
     pub rate_bytes_per_s: Option<u64>,
     /// `rule`, `header` or `cadence`.
     pub rate_source: Option<String>,
@@ -339,7 +339,7 @@ pub struct StreamStatus {
     pub refusal: Option<String>,
     /// Reads so far.
     pub read_count: u64,
-    /// Of those, due by the clock of whoever plays, promised or not.
+    /// Of those, due by the player's clock, promised or not.
     pub due_count: u64,
     /// Of those, answered in time.
     pub on_time_count: u64,
@@ -351,7 +351,7 @@ pub struct StreamStatus {
     /// Of those, answered later than was promised.
     #[serde(default)]
     pub promised_late_count: u64,
-    /// The worst of `late_count`.
+    /// How far the latest of `late_count` was behind its due time.
     pub worst_lateness_ms: f64,
     /// Late reads by guilty stage.
     pub guilty: GuiltyStatus,

@@ -50,7 +50,7 @@ pub enum Answer {
     },
     /// It was not done.
     Error {
-        /// What was read, what was expected, what to do.
+        /// A sentence: the value found, the value expected, the remedy.
         error: String,
     },
 }
@@ -82,7 +82,7 @@ pub struct DeviceVerdict {
     pub reason: String,
     /// How many more of that bitrate could be added.
     pub more_count: u32,
-    /// What is left for contracts of that bitrate.
+    /// The rate that is left for contracts of that bitrate.
     pub left_bytes_per_s: u64,
     /// Where there is room for none of that bitrate: what there is room for at a lower one.
     #[serde(default)]
@@ -91,14 +91,14 @@ pub struct DeviceVerdict {
     pub guessed_model: bool,
 }
 
-/// What there is room for on a device at a bitrate below the one that was asked about.
+/// The streams that fit on a device at a bitrate below the one that was asked about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LowerRate {
     /// The first that fits, of a half, a quarter, and so on. Units: bits a second.
     pub bitrate: u64,
     /// How many streams of it.
     pub count: u32,
-    /// What those are together.
+    /// Their rates together.
     pub bytes_per_s: u64,
 }
 

@@ -367,16 +367,16 @@ impl Daemon {
     fn session_status(&self) -> Vec<SessionStatus> {
         let mut sessions: Vec<SessionStatus> = self
             .sessions
-            .seats
+            .doors
             .iter()
-            .map(|(id, seat)| SessionStatus {
+            .map(|(id, door)| SessionStatus {
                 session: id.0,
-                door: seat.door_name().to_string(),
-                pid: seat.session.peer().pid,
-                share: seat.share.share.config.name.clone(),
-                user: seat.user.clone(),
-                client: seat.client.clone(),
-                handle_count: seat.handles.len() as u32,
+                door: door.door_name().to_string(),
+                pid: door.session.peer().pid,
+                share: door.share.share.config.name.clone(),
+                user: door.user.clone(),
+                client: door.client.clone(),
+                handle_count: door.handles.len() as u32,
             })
             .collect();
         sessions.sort_by_key(|session| session.session);

@@ -471,8 +471,8 @@ impl Daemon {
             self.complete(completion);
         }
         for session in std::mem::take(&mut self.to_hear) {
-            if let Some(seat) = self.sessions.seats.get_mut(&session) {
-                seat.to_hear = false;
+            if let Some(door) = self.sessions.doors.get_mut(&session) {
+                door.to_hear = false;
             }
             self.hear(session);
         }
@@ -481,8 +481,8 @@ impl Daemon {
         }
         if start >= self.beat_at {
             self.beat_at = Instant::NEVER;
-            for seat in self.sessions.seats.values() {
-                seat.session.beat();
+            for door in self.sessions.doors.values() {
+                door.session.beat();
             }
             if let Some(lanes) = &mut self.lanes {
                 let server = &self.server;
@@ -504,9 +504,9 @@ impl Daemon {
         self.send_backlog();
         self.expel_all();
         for session in std::mem::take(&mut self.to_flush) {
-            if let Some(seat) = self.sessions.seats.get_mut(&session) {
-                seat.to_flush = false;
-                seat.session.flush();
+            if let Some(door) = self.sessions.doors.get_mut(&session) {
+                door.to_flush = false;
+                door.session.flush();
             }
         }
         self.guests_leave(start);
@@ -543,8 +543,8 @@ impl Daemon {
                     tag::GUEST => self.guest_speaks(number as u32),
                     tag::SOCKET => {
                         let session = SessionId(number as u32);
-                        if let Some(seat) = self.sessions.seats.get_mut(&session) {
-                            seat.session.socket_ready();
+                        if let Some(door) = self.sessions.doors.get_mut(&session) {
+                            door.session.socket_ready();
                         }
                         self.hear(session);
                     }
@@ -656,7 +656,7 @@ impl Daemon {
     }
 
     fn reply(&mut self, id: SessionId, request: RequestId, outcome: Outcome, actions: &Actions) {
-        if !self.sessions.seats.contains_key(&id) {
+        if !self.sessions.doors.contains_key(&id) {
             return;
         }
         let body = match outcome {
@@ -687,12 +687,12 @@ impl Daemon {
                 record,
             } => self.grant(id, request, record, (runs, first_offset, length)),
         };
-        let Some(seat) = self.sessions.seats.get_mut(&id) else {
+        let Some(door) = self.sessions.doors.get_mut(&id) else {
             return;
         };
-        match seat.session.reply(request, body) {
-            Ok(()) if !seat.to_flush => {
-                seat.to_flush = true;
+        match door.session.reply(request, body) {
+            Ok(()) if !door.to_flush => {
+                door.to_flush = true;
                 self.to_flush.push(id);
             }
             Ok(()) => {}
@@ -858,13 +858,13 @@ impl Daemon {
         if self.sweep_at == Instant::NEVER
             && self
                 .sessions
-                .seats
+                .doors
                 .values()
-                .any(|seat| seat.session.pinned_count() > 0)
+                .any(|door| door.session.pinned_count() > 0)
         {
             self.sweep_at = now + SWEEP;
         }
-        if self.beat_at == Instant::NEVER && !self.sessions.seats.is_empty() {
+        if self.beat_at == Instant::NEVER && !self.sessions.doors.is_empty() {
             self.beat_at = now + BEAT;
         }
         let at = self
@@ -941,9 +941,9 @@ impl Daemon {
         self.sweep_at = Instant::NEVER;
         let holders: Vec<SessionId> = self
             .sessions
-            .seats
+            .doors
             .iter()
-            .filter(|(_, seat)| seat.session.pinned_count() > 0)
+            .filter(|(_, door)| door.session.pinned_count() > 0)
             .map(|(id, _)| *id)
             .collect();
         for session in holders {
@@ -951,7 +951,7 @@ impl Daemon {
         }
     }
 
-    // ---- What people want ----
+    // ---- Requests of the control socket ----
 
     fn signalled(&mut self) {
         let wanted = self.signals.take();

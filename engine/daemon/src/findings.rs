@@ -20,7 +20,7 @@ use std::sync::atomic::Ordering;
 const SIZE_UNKNOWN: ByteCount = ByteCount(1 << 60);
 
 impl Daemon {
-    // ---- What workers found out ----
+    // ---- Findings of workers ----
 
     pub(super) fn jobs_done(&mut self) {
         while let Some(done) = self.workers.pop() {
@@ -137,10 +137,10 @@ impl Daemon {
         path: &str,
         result: Result<Found, Unserved>,
     ) {
-        let Some(seat) = self.sessions.seats.get_mut(&session) else {
+        let Some(door) = self.sessions.doors.get_mut(&session) else {
             return;
         };
-        let opened = seat.handles.get_mut(&handle);
+        let opened = door.handles.get_mut(&handle);
         let Some(opened) = opened.filter(|opened| opened.opening == opening) else {
             // Its number has another meanwhile; the core knows nothing of this opening any more.
             return;
@@ -150,7 +150,7 @@ impl Daemon {
         let part = opened.part;
         // Of a stripe no object has a header that could be read on from its start.
         let may_have_header = part.is_whole() && is_container(path);
-        let served = seat.share.clone();
+        let served = door.share.clone();
         let share = served.share.clone();
         let facts = match result {
             Ok(found) => {
@@ -192,8 +192,8 @@ impl Daemon {
             self.resume_reserve(file);
         }
         if is_closed {
-            if let Some(seat) = self.sessions.seats.get_mut(&session) {
-                seat.handles.remove(&handle);
+            if let Some(door) = self.sessions.doors.get_mut(&session) {
+                door.handles.remove(&handle);
             }
             self.feed(Event::Closed { session, handle });
         }

@@ -586,7 +586,7 @@ impl Daemon {
         self.feed(Event::RecoveryEnded);
     }
 
-    // ---- Who asks ----
+    // ---- Questions of others ----
 
     /// Nobody may see past its kept bytes, nor write over them.
     pub(super) fn is_kept(&self, key: FileKey) -> bool {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The status as Prometheus metrics.
 //!
-//! No label holds a path, a user or a client: what they play is nobody's business but the studio's,
-//! and labels without bound would drown the database. Devices and kinds are labels, nothing else.
+//! No label holds a path, a share, a user or a client: their work is nobody's business but the
+//! studio's, and labels without bound would drown the database. docs/guide/metrics.md has the rule
+//! and every label.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;

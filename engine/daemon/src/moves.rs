@@ -342,9 +342,9 @@ impl Daemon {
     fn put_share(&mut self, index: usize, served: ServedShare) {
         let served = Arc::new(served);
         let name = &served.share.config.name;
-        for seat in self.sessions.seats.values_mut() {
-            if seat.share.share.config.name.eq_ignore_ascii_case(name) {
-                seat.share = served.clone();
+        for door in self.sessions.doors.values_mut() {
+            if door.share.share.config.name.eq_ignore_ascii_case(name) {
+                door.share = served.clone();
             }
         }
         if let Some(place) = self.shares.get_mut(index) {

@@ -160,7 +160,7 @@ impl Daemon {
         self.feed(Event::Stopping);
         // Also if nothing is to be written: a session that stays would write on while others, who
         // are told that nobody is here, read its files plainly.
-        let sessions: Vec<SessionId> = self.sessions.seats.keys().copied().collect();
+        let sessions: Vec<SessionId> = self.sessions.doors.keys().copied().collect();
         for session in sessions {
             self.end_session(session, &rushes_shm::PeerError::Closed);
         }

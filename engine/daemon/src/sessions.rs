@@ -36,7 +36,7 @@ pub(crate) enum IsFound {
 }
 
 /// A connected door.
-pub(crate) struct Seat {
+pub(crate) struct DoorSession {
     pub(crate) session: ServerSession,
     pub(crate) share: Arc<ServedShare>,
     pub(crate) user: String,
@@ -55,7 +55,7 @@ pub(crate) struct Seat {
     pub(crate) to_hear: bool,
 }
 
-impl Seat {
+impl DoorSession {
     pub(crate) fn door_name(&self) -> &'static str {
         match self.door {
             door::SMB => "smb",
@@ -76,7 +76,7 @@ pub(crate) struct Guest {
 /// Everybody.
 #[derive(Default)]
 pub(crate) struct Sessions {
-    pub(crate) seats: HashMap<SessionId, Seat>,
+    pub(crate) doors: HashMap<SessionId, DoorSession>,
     pub(crate) guests: HashMap<u32, Guest>,
     next_session: u32,
     next_guest: u32,
@@ -89,7 +89,7 @@ impl Sessions {
         loop {
             self.next_session = self.next_session.wrapping_add(1);
             let id = SessionId(self.next_session);
-            if !self.seats.contains_key(&id) {
+            if !self.doors.contains_key(&id) {
                 return id;
             }
         }
@@ -112,9 +112,9 @@ impl Sessions {
 
     /// Whether a process has a session, and so reports its own changes.
     pub(crate) fn has_process(&self, pid: i32) -> bool {
-        self.seats
+        self.doors
             .values()
-            .any(|seat| seat.session.peer().pid == pid)
+            .any(|door| door.session.peer().pid == pid)
     }
 
     /// When the next guest has been silent too long.

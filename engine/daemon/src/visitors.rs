@@ -7,7 +7,7 @@
 use crate::event_loop::{AGAIN, Daemon, tag};
 use crate::files::WRITTEN_FILE_DESCRIPTORS;
 use crate::jobs::Job;
-use crate::sessions::{Guest, IsFound, NEWCOMER_COUNT_MAX, OpenHandle, Seat};
+use crate::sessions::{DoorSession, Guest, IsFound, NEWCOMER_COUNT_MAX, OpenHandle};
 use crate::worker::Urgency;
 use rushes_core::server::*;
 use rushes_core::units::*;
@@ -55,7 +55,7 @@ impl Crowd {
 }
 
 impl Daemon {
-    // ---- Who comes ----
+    // ---- Connections ----
 
     pub(super) fn accept(&mut self) {
         // Level-triggered: a door that is left waiting is reported again.
@@ -134,13 +134,13 @@ impl Daemon {
     /// A client's descriptor is of a file that we have open anyway, as far as can be told. Never
     /// waits for a file system.
     fn has_open(&self, session: SessionId, fd: &OwnedFd) -> bool {
-        let seat = self.sessions.seats.get(&session);
-        let (Some(seat), Ok(info)) = (seat, FdInfo::of(fd)) else {
+        let door = self.sessions.doors.get(&session);
+        let (Some(door), Ok(info)) = (door, FdInfo::of(fd)) else {
             return false;
         };
         // A door may have the share's file system on a mount of its own. A file of another one is
         // found out, as always, at its open.
-        let device = seat.share.share.st_dev;
+        let device = door.share.share.st_dev;
         let key = info.inode.map(|inode| FileKey { device, inode });
         key.is_some_and(|key| self.files.id_of(key).is_some())
     }
@@ -156,11 +156,11 @@ impl Daemon {
             return;
         }
         if self.sessions.guests.len() >= NEWCOMER_COUNT_MAX
-            || self.sessions.seats.len() >= self.limits.session_count_max as usize
+            || self.sessions.doors.len() >= self.limits.session_count_max as usize
         {
             let reason = format!(
                 "{} sessions are open already; expected at most {}",
-                self.sessions.seats.len(),
+                self.sessions.doors.len(),
                 self.limits.session_count_max
             );
             self.refuse(newcomer, AGAIN, &reason);
@@ -285,7 +285,7 @@ impl Daemon {
             user: connect.user.clone(),
             client: connect.client.clone(),
         };
-        let seat = Seat {
+        let door = DoorSession {
             session: served,
             share,
             user: connect.user,
@@ -301,13 +301,13 @@ impl Daemon {
         tracing::info!(
             "session {}: {} of {:?} from {:?} on share {:?} (pid {pid})",
             session.0,
-            seat.door_name(),
+            door.door_name(),
             label.user,
             label.client,
             label.share
         );
-        let pool = seat.pool;
-        self.sessions.seats.insert(session, seat);
+        let pool = door.pool;
+        self.sessions.doors.insert(session, door);
         self.feed(Event::SessionOpened { session, label });
         if let Some(pool) = pool {
             self.feed(Event::SessionOfPool { session, pool });
@@ -348,14 +348,14 @@ impl Daemon {
         }
     }
 
-    // ---- What sessions say ----
+    // ---- Messages of sessions ----
 
     pub(super) fn hear(&mut self, id: SessionId) {
         for _ in 0..EVENTS_PER_TURN {
-            let Some(seat) = self.sessions.seats.get_mut(&id) else {
+            let Some(door) = self.sessions.doors.get_mut(&id) else {
                 return;
             };
-            match seat.session.next_event() {
+            match door.session.next_event() {
                 Ok(Some(event)) => self.client_event(id, event),
                 Ok(None) => return,
                 Err(error) => {
@@ -365,10 +365,10 @@ impl Daemon {
             }
         }
         // No bell rings for what is left.
-        if let Some(seat) = self.sessions.seats.get_mut(&id)
-            && !seat.to_hear
+        if let Some(door) = self.sessions.doors.get_mut(&id)
+            && !door.to_hear
         {
-            seat.to_hear = true;
+            door.to_hear = true;
             self.to_hear.push(id);
         }
     }
@@ -419,14 +419,14 @@ impl Daemon {
             }),
             ClientEvent::ReadEnd { request } => self.feed(Event::ReadEnd { session, request }),
             ClientEvent::Close { handle } => {
-                if let Some(seat) = self.sessions.seats.get_mut(&session) {
-                    if let Some(opened) = seat.handles.get_mut(&handle)
+                if let Some(door) = self.sessions.doors.get_mut(&session) {
+                    if let Some(opened) = door.handles.get_mut(&handle)
                         && opened.found != IsFound::Yes
                     {
                         opened.found = IsFound::NotYetAndClosed;
                         return;
                     }
-                    seat.handles.remove(&handle);
+                    door.handles.remove(&handle);
                 }
                 self.feed(Event::Closed { session, handle });
             }
@@ -436,8 +436,8 @@ impl Daemon {
                 range,
                 has_bytes,
             } => {
-                if let Some(seat) = self.sessions.seats.get(&session) {
-                    let pid = seat.session.peer().pid;
+                if let Some(door) = self.sessions.doors.get(&session) {
+                    let pid = door.session.peer().pid;
                     self.reports.reported(clock::now(), pid, key);
                 }
                 self.feed(Event::Changed {
@@ -522,9 +522,9 @@ impl Daemon {
     /// The access that the descriptor behind a handle allows.
     fn allows(&self, session: SessionId, handle: HandleId) -> Allows {
         self.sessions
-            .seats
+            .doors
             .get(&session)
-            .and_then(|seat| seat.handles.get(&handle))
+            .and_then(|door| door.handles.get(&handle))
             .map_or(Allows::default(), |opened| opened.allows)
     }
 
@@ -534,11 +534,11 @@ impl Daemon {
     }
 
     fn answer_at_once(&mut self, session: SessionId, request: RequestId, body: ReplyBody<'_>) {
-        if let Some(seat) = self.sessions.seats.get_mut(&session) {
-            if let Err(error) = seat.session.reply(request, body) {
+        if let Some(door) = self.sessions.doors.get_mut(&session) {
+            if let Err(error) = door.session.reply(request, body) {
                 self.to_expel.push((session, error));
             } else {
-                seat.session.flush();
+                door.session.flush();
             }
         }
     }
@@ -558,10 +558,10 @@ impl Daemon {
         let has_no_room = self.files.descriptors() >= descriptor_count_max() / 4 * 3;
         let is_crowded = has_no_room && !self.has_open(session, &fd);
         let opening = self.sessions.opening();
-        let Some(seat) = self.sessions.seats.get_mut(&session) else {
+        let Some(door) = self.sessions.doors.get_mut(&session) else {
             return;
         };
-        if !part.is_whole() && seat.pool.is_none() {
+        if !part.is_whole() && door.pool.is_none() {
             let what = "read an OPEN message for a part of a file in a session that is no pool's; expected whole files";
             let error = PeerError::Broken(String::from(what));
             return self.to_expel.push((session, error));
@@ -572,16 +572,16 @@ impl Daemon {
             part,
             allows,
         };
-        seat.handles.insert(handle, opened);
+        door.handles.insert(handle, opened);
         let job = Job::Open {
             session,
             handle,
             opening,
-            share: seat.share.share.clone(),
+            share: door.share.share.clone(),
             config: self.config.clone(),
             path: path.to_string_lossy().into_owned(),
             fd,
-            pid: seat.session.peer().pid,
+            pid: door.session.peer().pid,
             writer: through_lanes.then_some(writer),
         };
         self.feed(Event::Opening {
@@ -599,8 +599,8 @@ impl Daemon {
         if let Some(why) = refused {
             self.say_once(String::from(why));
             self.counts.plain += 1;
-            if let Some(seat) = self.sessions.seats.get_mut(&session)
-                && let Some(opened) = seat.handles.get_mut(&handle)
+            if let Some(door) = self.sessions.doors.get_mut(&session)
+                && let Some(opened) = door.handles.get_mut(&handle)
             {
                 opened.found = IsFound::Yes;
             }
@@ -625,18 +625,18 @@ impl Daemon {
         if known.is_none_or(|file| file.head().secret != secret) {
             return;
         }
-        let mut seats = self.sessions.seats.iter();
-        let former = seats.find_map(|(id, seat)| (seat.lane == Some(lane)).then_some(*id));
+        let mut doors = self.sessions.doors.iter();
+        let former = doors.find_map(|(id, door)| (door.lane == Some(lane)).then_some(*id));
         if let Some(former) = former {
             self.end_session(former, &PeerError::Closed);
         }
     }
 
     pub(super) fn end_session(&mut self, id: SessionId, error: &PeerError) {
-        let Some(seat) = self.sessions.seats.remove(&id) else {
+        let Some(door) = self.sessions.doors.remove(&id) else {
             return;
         };
-        for poll in seat.polls {
+        for poll in door.polls {
             self.ring.poll_remove(poll);
         }
         match error {
@@ -646,17 +646,17 @@ impl Daemon {
                 tracing::warn!(
                     "session {} ({} of {:?} from {:?}, pid {}) was closed by the daemon: {error}",
                     id.0,
-                    seat.door_name(),
-                    seat.user,
-                    seat.client,
-                    seat.session.peer().pid
+                    door.door_name(),
+                    door.user,
+                    door.client,
+                    door.session.peer().pid
                 );
             }
         }
-        if let (Some(lane), Some(lanes)) = (seat.lane, &mut self.lanes) {
+        if let (Some(lane), Some(lanes)) = (door.lane, &mut self.lanes) {
             lanes.session_left(lane);
         }
-        drop(seat);
+        drop(door);
         self.feed(Event::SessionClosed { session: id });
         self.wants_of_session_end(id);
     }

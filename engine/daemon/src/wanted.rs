@@ -77,9 +77,9 @@ impl Daemon {
         }
         let mut sessions: Vec<SessionId> = self
             .sessions
-            .seats
+            .doors
             .iter()
-            .filter(|(_, seat)| seat.pool == Some(pool))
+            .filter(|(_, door)| door.pool == Some(pool))
             .map(|(id, _)| *id)
             .collect();
         if sessions.is_empty() {
@@ -93,8 +93,8 @@ impl Daemon {
         let turn = (number % sessions.len() as u64) as usize;
         sessions.rotate_left(turn);
         let asked = sessions.into_iter().find(|session| {
-            let seat = self.sessions.seats.get_mut(session);
-            seat.is_some_and(|seat| seat.session.want(number, path.as_bytes()))
+            let door = self.sessions.doors.get_mut(session);
+            door.is_some_and(|door| door.session.want(number, path.as_bytes()))
         });
         let Some(asked) = asked else {
             return false;
@@ -116,10 +116,10 @@ impl Daemon {
         number: u64,
         file: Result<OwnedFd, Errno>,
     ) {
-        let Some(seat) = self.sessions.seats.get(&session) else {
+        let Some(door) = self.sessions.doors.get(&session) else {
             return;
         };
-        let Some(pool) = seat.pool else {
+        let Some(pool) = door.pool else {
             let what = "read a FOUND in a session that is no pool's; expected none";
             let error = PeerError::Broken(String::from(what));
             return self.to_expel.push((session, error));
@@ -133,10 +133,10 @@ impl Daemon {
                 let job = Job::PoolFile {
                     pool,
                     path: path.clone(),
-                    share: seat.share.share.clone(),
+                    share: door.share.share.clone(),
                     config: self.config.clone(),
                     fd,
-                    pid: seat.session.peer().pid,
+                    pid: door.session.peer().pid,
                 };
                 match self.workers.push(Urgency::Ahead, job) {
                     Ok(()) => return,

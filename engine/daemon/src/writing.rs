@@ -63,8 +63,8 @@ impl Daemon {
     pub(super) fn lane_opened(&mut self, session: SessionId, lane: Option<LaneId>) {
         let pages = lane.and_then(|lane| Some(self.lanes.as_ref()?.file(lane)?.head().page_count));
         if let (Some(lane), Some(page_count)) = (lane, pages) {
-            if let Some(seat) = self.sessions.seats.get_mut(&session) {
-                seat.lane = Some(lane);
+            if let Some(door) = self.sessions.doors.get_mut(&session) {
+                door.lane = Some(lane);
             }
             self.feed(Event::LaneAdded {
                 lane,
@@ -84,7 +84,7 @@ impl Daemon {
         record: u32,
         (runs, first_offset, length): (Runs, u32, ByteCount),
     ) -> ReplyBody<'a> {
-        let lane = self.sessions.seats.get(&session).and_then(|seat| seat.lane);
+        let lane = self.sessions.doors.get(&session).and_then(|door| door.lane);
         let ready = match (&mut self.lanes, lane) {
             (Some(lanes), Some(lane)) => lanes.granted(lane, record, &runs),
             _ => Err(std::io::ErrorKind::NotFound.into()),
@@ -108,13 +108,13 @@ impl Daemon {
     }
 
     pub(super) fn grant_ended(&mut self, session: SessionId) {
-        let lane = self.sessions.seats.get(&session).and_then(|seat| seat.lane);
+        let lane = self.sessions.doors.get(&session).and_then(|door| door.lane);
         if let (Some(lanes), Some(lane)) = (&mut self.lanes, lane) {
             lanes.grant_ended(lane);
         }
     }
 
-    // ---- What the core wants ----
+    // ---- Actions of the core ----
 
     pub(super) fn publish(
         &mut self,

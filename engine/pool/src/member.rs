@@ -421,7 +421,7 @@ impl Member {
         }
     }
 
-    /// What its folder says of it. None: it is away, or another one is there.
+    /// The member that its folder names. None: it is away, or another one is there.
     fn own_format(&self) -> Option<(OwnedFd, MemberFormat)> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(&self.path, flags, Mode::empty()).ok()?;

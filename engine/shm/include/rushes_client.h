@@ -82,7 +82,10 @@ struct rushes_client *rushes_connect(const char *socket_path, uint32_t door,
  */
 void rushes_disconnect(struct rushes_client *client);
 
-/* False once the daemon is known to be gone; then every read says PLAIN. */
+/*
+ * False once the daemon is known to be gone; then every read says PLAIN, but
+ * for reads of files that the next daemon has to answer (rushes_is_lost).
+ */
 bool rushes_alive(const struct rushes_client *client);
 
 /*
@@ -128,7 +131,8 @@ void rushes_read_cancel(struct rushes_client *client, uint64_t ticket);
 
 /*
  * Collect finished reads (their bytes are already in their buffers). Never
- * waits. When the daemon is gone every outstanding read finishes PLAIN.
+ * waits. When the daemon is gone every outstanding read finishes PLAIN, but for
+ * reads of files that the next daemon has to answer (rushes_is_lost).
  */
 int rushes_poll(struct rushes_client *client,
 		struct rushes_completion *completions, int completion_count);

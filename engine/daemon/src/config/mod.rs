@@ -67,8 +67,8 @@ pub struct Config {
     pub runtime_dir: PathBuf,
     /// `server.state_dir`: calibrations.
     pub state_dir: PathBuf,
-    /// `server.preroll`, `margin`, `analyser`, `contracts_from_cadence`, `contracts_from_header`,
-    /// `coalesce`.
+    /// `server.preroll`, `pause`, `margin`, `analyser`, `contracts_from_cadence`,
+    /// `contracts_from_header`, `coalesce`; `write.age`.
     pub policy: Policy,
     /// `server.warm_metadata`: look names and extents up while disks are idle.
     pub warm_metadata: bool,
@@ -514,7 +514,7 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
         analyser: analyser.map_or(default.analyser, |found| found.value),
         contracts_from_cadence: cadence.map_or(default.contracts_from_cadence, |f| f.value),
         contracts_from_header: header.map_or(default.contracts_from_header, |f| f.value),
-        // Of [write], set by who reads that.
+        // `read_write` sets it.
         write_age: default.write_age,
         coalesce: coalesce.map_or(default.coalesce, |found| found.value),
         look_every: default.look_every,

@@ -63,7 +63,7 @@ mod tests {
             std::thread::spawn(move || {
                 let lent = take.recv().expect("lent");
                 // The lender has its answer, and has nothing else to do than to wait for them.
-                told.send(()).expect("he waits");
+                told.send(()).expect("the lender waits");
                 for _ in 0..1000 {
                     std::thread::yield_now();
                 }
@@ -73,8 +73,8 @@ mod tests {
         };
         let bytes = b"bytes".to_vec();
         let answer = lend(&bytes, |lent| {
-            give.send(lent).expect("he takes them");
-            heard.recv().expect("he said so");
+            give.send(lent).expect("the lender takes them");
+            heard.recv().expect("the lender said so");
             5
         });
         assert!(is_read.load(Ordering::Acquire), "they are still read");

@@ -4,7 +4,8 @@
 //! A [`Client`] belongs to one thread and lives in somebody else's process, so: no call waits
 //! without a bound for a daemon that is gone, none panics, prints, raises SIGPIPE or leaves a
 //! descriptor open across exec. When the daemon dies every outstanding and later read ends as
-//! [`ReadError::Plain`], which tells the caller to read on its own descriptor.
+//! [`ReadError::Plain`], which tells the caller to read on its own descriptor. Asynchronous reads of
+//! a file with a fact are the exception: they wait for the next daemon (`lost.rs`).
 //!
 //! **Parts.** A read longer than one request may be is cut into parts, each a request of its own;
 //! they come back in any order and are joined. Parts that do not fit the ring wait here and follow
@@ -1411,8 +1412,8 @@ impl Client {
         self.die(broken("the daemon was taken for hung"));
     }
 
-    /// The session is over: reads that are under way end Plain; writes and syncs too, unless
-    /// another daemon may know of them.
+    /// The session is over: requests that are under way end Plain, unless another daemon may know
+    /// of the file or of the write.
     fn die(&mut self, why: PeerError) {
         if !self.alive {
             return;
