@@ -1122,13 +1122,13 @@ impl Server {
         }
         // In the order in which they are passed, whichever device was quicker.
         let place = stream.held.partition_point(|held| held.end <= end);
-        let is_known = |held: &Held| held.end == end && held.slot == slot;
+        let is_known = |held: &HeldSlot| held.end == end && held.slot == slot;
         if place > 0 && stream.held.get(place - 1).is_some_and(is_known) {
             return;
         }
         match stream.frames {
-            Some(_) => stream.held.insert(place, Held { slot, end }),
-            None => stream.held.push_back(Held { slot, end }),
+            Some(_) => stream.held.insert(place, HeldSlot { slot, end }),
+            None => stream.held.push_back(HeldSlot { slot, end }),
         }
         self.cache.hold(slot);
     }

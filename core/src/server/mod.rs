@@ -14,6 +14,9 @@
 //! whether all of it agrees.
 
 mod api;
+#[cfg(test)]
+mod block_tests;
+mod blocks;
 mod bridge;
 #[cfg(test)]
 mod bridge_tests;
@@ -53,9 +56,6 @@ mod promise_tests;
 mod reads;
 #[cfg(test)]
 mod reserve_tests;
-mod room;
-#[cfg(test)]
-mod room_tests;
 #[cfg(test)]
 mod seat_tests;
 mod seats;
@@ -79,9 +79,9 @@ use crate::write::{PieceKey, Released};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
+use blocks::ReservedBlocks;
 use fetch::Claimant;
 use frames::{Folder, Owner, Place};
-use room::Room;
 use slab::Slab;
 use state::*;
 use writeback::NextWrite;
@@ -135,7 +135,7 @@ pub struct Server {
     /// Pieces of a former daemon are being told.
     is_recovering: bool,
     /// Writers that met a full disk.
-    room: Room,
+    reserved_blocks: ReservedBlocks,
     /// The next write of the device that is being looked at.
     next_write: Option<NextWrite>,
     /// There is more room in the write buffer: writes that wait for it are to be looked at before
@@ -218,7 +218,7 @@ impl Server {
             plain_write_count: 0,
             unclaimed_count: 0,
             is_recovering: false,
-            room: Room::default(),
+            reserved_blocks: ReservedBlocks::default(),
             next_write: None,
             is_roomier: false,
             change_count: 0,

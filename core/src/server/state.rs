@@ -763,7 +763,7 @@ impl Promised {
 
 /// A slot kept for a stream until it has passed.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Held {
+pub(super) struct HeldSlot {
     pub slot: SlotIndex,
     /// The stream's `v` at the end of what it wants of it.
     pub end: u64,
@@ -826,7 +826,7 @@ pub(super) struct Stream {
     /// When the player asked for v = 0 (or would have, at its rate).
     pub anchor: Instant,
     pub read_bytes: u64,
-    pub held: VecDeque<Held>,
+    pub held: VecDeque<HeldSlot>,
     pub last_read: Instant,
     /// The clock of the run that it follows, and of one that has begun elsewhere.
     pub clock: Option<PlayClock>,

@@ -317,7 +317,7 @@ impl Server {
             }
         }
         if !file.is_mapped(write.range) {
-            if file.writing.reserving.is_none() && !self.room.is_wanting(id) {
+            if file.writing.reserving.is_none() && !self.reserved_blocks.is_wanting(id) {
                 let (needed, wished_end) = file.to_reserve(write.range);
                 file.writing.reserving = Some(needed);
                 file.writing.is_reservation_void = false;
@@ -439,7 +439,7 @@ impl Server {
         let ahead = writing.pace.rate(now).bytes_in(RESERVE_AHEAD).0;
         let soon = range.end() + ahead.clamp(RESERVE_AHEAD_MIN, RESERVE_FIRST);
         let grows = range.end() >= file.size.max(RESERVE_FROM / 4) && writing.pace.is_paced();
-        let waits = writing.reserving.is_some() || self.room.is_wanting(id);
+        let waits = writing.reserving.is_some() || self.reserved_blocks.is_wanting(id);
         if !grows || writing.is_short || waits {
             return;
         }

@@ -93,12 +93,12 @@ pub struct Lane {
     /// lane last shrank.
     touched: u32,
     /// Pages that somebody needs besides the one that has taken them.
-    held: BTreeMap<u32, Held>,
+    held: BTreeMap<u32, HeldPage>,
 }
 
 /// A page that is held.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct HeldPage {
     /// By how many.
     count: u32,
     /// The one that had taken it has given it back.

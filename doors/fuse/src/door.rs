@@ -78,7 +78,7 @@ pub(crate) struct Door {
 }
 
 /// For statfs(2).
-pub(crate) struct Room {
+pub(crate) struct Statistics {
     pub(crate) blocks: u64,
     pub(crate) blocks_free: u64,
     pub(crate) blocks_available: u64,
@@ -238,12 +238,12 @@ impl Door {
     }
 
     /// Bytes are the members', files the catalogue's.
-    pub(crate) fn room(&self) -> Answer<Room> {
+    pub(crate) fn statistics(&self) -> Answer<Statistics> {
         const BLOCK_BYTES: u64 = 4096;
         let usage = self.pool.usage();
         let names = fstatvfs(&**self.nodes.tree())?;
         let free = usage.bytes_free.0 / BLOCK_BYTES;
-        Ok(Room {
+        Ok(Statistics {
             blocks: usage.bytes_total.0 / BLOCK_BYTES,
             blocks_free: free,
             blocks_available: free,

@@ -76,7 +76,8 @@ impl Daemons {
         locked(&self.facts).clone()
     }
 
-    fn is_there(&self) {
+    /// A daemon is there: the loss of the former one is over.
+    fn forget_loss(&self) {
         let missed = std::mem::take(&mut *locked(&self.missed));
         if let Some(mut child) = missed.recovering {
             // It ends by itself.
@@ -84,9 +85,9 @@ impl Daemons {
         }
     }
 
-    /// There is none, and it left something: start the command that writes that; again, when it
-    /// could not.
-    fn is_missed(&self) {
+    /// There is no daemon, and one left bytes: starts the command that writes them when that is due,
+    /// and again when it failed.
+    fn recover_when_due(&self) {
         let mut missed = locked(&self.missed);
         let since = *missed.since.get_or_insert_with(|| {
             tracing::warn!(
@@ -177,7 +178,7 @@ impl Lead {
                 }
                 Ok(None) => {
                     if self.daemons.facts().is_some_and(|facts| !facts.is_empty()) {
-                        self.daemons.is_missed();
+                        self.daemons.recover_when_due();
                     }
                 }
                 Err(_) if is_waited_for => {}
@@ -256,7 +257,7 @@ impl Lead {
     /// Until the session or the door ends.
     fn serve(&self, mut session: Session) {
         self.daemons.look_at_facts();
-        self.daemons.is_there();
+        self.daemons.forget_loss();
         self.takes_writes(&session);
         self.queue.begin_to_serve();
         while !self.queue.is_closing() && self.goes_on(&mut session) {
@@ -305,7 +306,7 @@ impl Lead {
         } else if session.reconnect().is_ok() {
             tracing::info!("{}: a daemon has started", self.member.display());
             self.daemons.look_at_facts();
-            self.daemons.is_there();
+            self.daemons.forget_loss();
             self.takes_writes(session);
             return true;
         }
@@ -313,7 +314,7 @@ impl Lead {
             session.give_up();
             return false;
         }
-        self.daemons.is_missed();
+        self.daemons.recover_when_due();
         true
     }
 

@@ -88,13 +88,13 @@ pub(crate) fn send_nothing(
 
 /// Threads wait at it until it is opened, once.
 #[derive(Debug, Default)]
-pub(crate) struct Gate {
+pub(crate) struct Latch {
     /// How many have come, and whether it is open.
     state: Mutex<(usize, bool)>,
     changed: Condvar,
 }
 
-impl Gate {
+impl Latch {
     /// Waits for it to open.
     pub(crate) fn pass(&self) {
         let mut state = locked(&self.state);

@@ -12,7 +12,7 @@ use crate::door::{Door, raise_read_ahead};
 use crate::kernel::answer::Answer;
 use crate::kernel::crew::Crew;
 use crate::kernel::keeper::is_unmounted;
-use crate::kernel::kept::{self, Gate};
+use crate::kernel::kept::{self, Latch};
 use crate::kernel::mounting::Mounting;
 use crate::kernel::table::{Table, Unique};
 use crate::lock::locked;
@@ -132,7 +132,7 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
     let mut config = config();
     config.clone_fd = true;
     let (mounting, connection) = mounting(&door, folder)?;
-    let filesystem = Session::new(&door);
+    let filesystem = KernelSession::new(&door);
     let crew = Arc::clone(&filesystem.crew);
     let session = fuser::Session::from_fd(filesystem, connection, config.acl, config)?;
     let device = session.as_fd().try_clone_to_owned()?;
@@ -213,8 +213,8 @@ fn table(door: &Door) -> io::Result<&Table> {
 fn handshake(door: &Arc<Door>, init: &[u8]) -> io::Result<(Handshaken, Vec<u8>)> {
     let (ours, its) = kept::socket_pair(REQUEST_BYTES_MAX as usize + HEAD_BYTES)?;
     rustix::io::write(&ours, init)?;
-    let session = Session::new(door);
-    let (gate, crew) = (Arc::clone(&session.gate), Arc::clone(&session.crew));
+    let session = KernelSession::new(door);
+    let (latch, crew) = (Arc::clone(&session.latch), Arc::clone(&session.crew));
     let session = fuser::Session::from_fd(session, its, SessionACL::All, config())?;
     let mut answer = vec![0; 512];
     let length = rustix::io::read(&ours, &mut answer)?;
@@ -222,7 +222,7 @@ fn handshake(door: &Arc<Door>, init: &[u8]) -> io::Result<(Handshaken, Vec<u8>)>
     Ok((
         Handshaken {
             session,
-            gate,
+            latch,
             crew,
             ours,
         },
@@ -231,8 +231,8 @@ fn handshake(door: &Arc<Door>, init: &[u8]) -> io::Result<(Handshaken, Vec<u8>)>
 }
 
 struct Handshaken {
-    session: fuser::Session<Session>,
-    gate: Arc<Gate>,
+    session: fuser::Session<KernelSession>,
+    latch: Arc<Latch>,
     crew: Arc<Crew>,
     ours: OwnedFd,
 }
@@ -253,7 +253,7 @@ fn take_over<T>(
 ) -> io::Result<(fuser::BackgroundSession, T)> {
     let Handshaken {
         session,
-        gate,
+        latch,
         ours,
         ..
     } = handshaken;
@@ -264,10 +264,10 @@ fn take_over<T>(
     let session = session.spawn()?;
     let length = REQUEST_BYTES_MAX as usize + HEAD_BYTES;
     kept::send_nothing(&ours, NOBODY, THREAD_COUNT, length)?;
-    gate.wait_for(THREAD_COUNT)?;
+    latch.wait_for(THREAD_COUNT)?;
     replace(number, &socket, device)?;
     let done = ready()?;
-    gate.open();
+    latch.open();
     Ok((session, done))
 }
 
@@ -321,20 +321,20 @@ fn served(
     })
 }
 
-struct Session {
+struct KernelSession {
     door: Arc<Door>,
     listings: Mutex<HashMap<u64, Arc<Listing>>>,
     /// Where threads wait that are not to take requests yet.
-    gate: Arc<Gate>,
+    latch: Arc<Latch>,
     crew: Arc<Crew>,
 }
 
-impl Session {
-    fn new(door: &Arc<Door>) -> Session {
-        Session {
+impl KernelSession {
+    fn new(door: &Arc<Door>) -> KernelSession {
+        KernelSession {
             door: Arc::clone(door),
             listings: Mutex::default(),
-            gate: Arc::default(),
+            latch: Arc::default(),
             crew: Crew::new(THREAD_COUNT),
         }
     }
@@ -531,7 +531,7 @@ const WANTED: [InitFlags; 8] = [
     InitFlags::FUSE_CACHE_SYMLINKS,
 ];
 
-impl Filesystem for Session {
+impl Filesystem for KernelSession {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         for flag in WANTED {
             config.add_capabilities(flag).map_err(|_| {
@@ -563,7 +563,7 @@ impl Filesystem for Session {
 
     fn forget(&self, _request: &Request, ino: INodeNo, nlookup: u64) {
         if ino.0 == NOBODY {
-            return self.gate.pass();
+            return self.latch.pass();
         }
         let _work = self.crew.at_one_of_many();
         self.door.forget(ino.0, nlookup);
@@ -977,7 +977,7 @@ impl Filesystem for Session {
 
     fn statfs(&self, _request: &Request, _ino: INodeNo, reply: ReplyStatfs) {
         let _work = self.crew.at_work();
-        match self.door.room() {
+        match self.door.statistics() {
             Ok(room) => reply.statfs(
                 room.blocks,
                 room.blocks_free,

@@ -413,7 +413,7 @@ impl Door {
 
     /// A file by its stub, as if it had been opened through the mount. None: it has no name any
     /// more.
-    fn open_stub(&self, stub: &OwnedFd) -> Answer<Option<Held<'_>>> {
+    fn open_stub(&self, stub: &OwnedFd) -> Answer<Option<MovedFile<'_>>> {
         let path = format!("/proc/self/fd/{}", stub.as_raw_fd());
         let fd = open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let (node, _) = self.nodes.enter(fd)?;
@@ -425,7 +425,7 @@ impl Door {
             }
         };
         match opened {
-            Some(Ok(file)) => Ok(Some(Held {
+            Some(Ok(file)) => Ok(Some(MovedFile {
                 door: self,
                 node,
                 file,
@@ -441,7 +441,7 @@ impl Door {
     /// another one because its bytes move.
     fn move_piece(
         &self,
-        held: &Held<'_>,
+        held: &MovedFile<'_>,
         one: &mut Move,
         piece: ByteCount,
     ) -> Result<Option<Moved>, PoolError> {
@@ -478,7 +478,7 @@ impl Door {
 
     /// Free the room that an interrupted move had reserved for a file, and that later moves have
     /// not used. It is only room: a failure is left to the next pass.
-    fn give_back(&self, held: &Held<'_>) {
+    fn give_back(&self, held: &MovedFile<'_>) {
         let (node, file) = (&held.node, &held.file);
         let state = file.change();
         let Some(layout) = &state.layout else {
@@ -499,7 +499,7 @@ impl Door {
     }
 
     /// Read the bytes of a piece before its move, without the file's lock.
-    fn read_before(&self, held: &Held<'_>, one: &Move, piece: ByteCount) {
+    fn read_before(&self, held: &MovedFile<'_>, one: &Move, piece: ByteCount) {
         let state = held.file.state();
         let Some(layout) = state.layout.clone() else {
             return;
@@ -547,14 +547,14 @@ fn unopened(error: Errno) -> PoolError {
     PoolError::Refused(format!("it cannot be opened ({error})"))
 }
 
-/// An open file of this thread.
-struct Held<'a> {
+/// An open file that this thread moves.
+struct MovedFile<'a> {
     door: &'a Door,
     node: Arc<Node>,
     file: Arc<OpenFile>,
 }
 
-impl Held<'_> {
+impl MovedFile<'_> {
     /// Somebody reads its object without the door: it must stay where it is.
     fn is_passed(&self) -> bool {
         self.file.may_be_passed()
@@ -569,7 +569,7 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for MovedFile<'_> {
     fn drop(&mut self) {
         self.door.close(&self.node);
         self.door.forget(self.node.number, 1);
@@ -841,7 +841,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         done.map(|()| is_moved)
     }
 
-    fn open_file(&mut self, held: &Held<'_>, plan: &Plan) -> Result<(), PoolError> {
+    fn open_file(&mut self, held: &MovedFile<'_>, plan: &Plan) -> Result<(), PoolError> {
         for step in 0..STEPS {
             let layout = held.file.state().layout.clone();
             let moves = layout.map(|now| self.moves(plan, step, &held.file.stub, &now));
@@ -877,7 +877,7 @@ impl<'a, 'b> Mover<'a, 'b> {
     }
 
     /// It is not tried again before the file or the room is another one.
-    fn remember(&self, held: &Held<'_>, one: &Move, rooms: Rooms) {
+    fn remember(&self, held: &MovedFile<'_>, one: &Move, rooms: Rooms) {
         let state = held.file.state();
         let Some((how, layout)) = one.how().zip(state.layout.as_ref()) else {
             return;
@@ -888,7 +888,12 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
     }
 
-    fn pieces(&mut self, held: &Held<'_>, mut one: Move, rooms: Rooms) -> Result<(), PoolError> {
+    fn pieces(
+        &mut self,
+        held: &MovedFile<'_>,
+        mut one: Move,
+        rooms: Rooms,
+    ) -> Result<(), PoolError> {
         loop {
             match self.is_tidying {
                 // A newcomer since the last look is not made to wait for a piece that was not

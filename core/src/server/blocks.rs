@@ -10,14 +10,14 @@ use super::*;
 
 /// Files that others wait for, and the files that wait.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct ReservedBlocks {
     /// Files that are about to give back what they reserved.
     giving: BTreeSet<FileId>,
     /// Files with a write that was refused its blocks.
     wanting: BTreeSet<FileId>,
 }
 
-impl Room {
+impl ReservedBlocks {
     /// Its writes ask for no blocks for the moment.
     pub(super) fn is_wanting(&self, file: FileId) -> bool {
         self.wanting.contains(&file)
@@ -46,7 +46,7 @@ impl Server {
             if let Some(file) = self.files.get_mut(&giver) {
                 file.writing.gives_room = true;
             }
-            self.room.giving.insert(giver);
+            self.reserved_blocks.giving.insert(giver);
             self.trim_if_left(giver, actions);
         }
         // Those that were asked by another writer are waited for as well.
@@ -54,9 +54,9 @@ impl Server {
             let file = self.files.get(giver);
             *giver != id && file.is_some_and(|file| file.device == device)
         };
-        let wants = self.room.giving.iter().any(is_awaited);
+        let wants = self.reserved_blocks.giving.iter().any(is_awaited);
         if wants {
-            self.room.wanting.insert(id);
+            self.reserved_blocks.wanting.insert(id);
             self.touch(device);
         }
         wants
@@ -65,12 +65,12 @@ impl Server {
     /// Whether some of the awaited blocks have come, or will not: waiting writes ask once more.
     /// Before a step ends.
     pub(super) fn look_for_room(&mut self, actions: &mut Actions) {
-        if self.room.giving.is_empty() {
+        if self.reserved_blocks.giving.is_empty() {
             return;
         }
-        let before = self.room.giving.len();
+        let before = self.reserved_blocks.giving.len();
         let files = &mut self.files;
-        self.room.giving.retain(|id| {
+        self.reserved_blocks.giving.retain(|id| {
             let Some(file) = files.get_mut(id) else {
                 return false;
             };
@@ -79,10 +79,10 @@ impl Server {
             file.writing.gives_room = gives;
             gives
         });
-        if self.room.giving.len() == before {
+        if self.reserved_blocks.giving.len() == before {
             return;
         }
-        for id in core::mem::take(&mut self.room.wanting) {
+        for id in core::mem::take(&mut self.reserved_blocks.wanting) {
             let waiting = self.files.get(&id).map(|file| file.writing.waiting.clone());
             for key in waiting.unwrap_or_default() {
                 self.advance_write(key, actions);
