@@ -5,13 +5,20 @@
 //! reads a clock. A failure outside arrives as an event. Two drivers exist, the daemon and the
 //! simulator; a run is replayed by giving the same events at the same instants.
 //!
-//! Where to look: [`api`] is the seam; `state` the server's memory; `files` opening, closing,
-//! change; `reads` a client's read from arrival to answer; `flow` how streams follow their reader;
-//! `headers` when the header of a file is read; `frames` sequences of one file a frame; `seats`
-//! where promises go, `kept` those of seats that have nothing open; `fetch` the requests to the
-//! devices; `writes` a client's write until it is acknowledged, `writeback` its way from then on,
-//! `loose` bytes that went through the kernel's cache; `ledger` the records for people, `check`
-//! whether all of it agrees.
+//! Where to look: [`api`] is the seam.
+//!
+//! - *Memory:* `state` sessions, handles, files, requests that wait; `device`, `stream`, `pieces`.
+//! - *Reads:* `reads` a client's read from arrival to answer; `files` opening, closing, change;
+//!   `headers` when the header of a file is read; `flow` how streams follow their reader; `frames`
+//!   sequences of one file a frame; `copies` readers that play nothing; `glances` single frames;
+//!   `fetch` the requests to the devices; `gaps` the moments left to others behind them.
+//! - *Promises:* `contracts` admission and refusal; `seats` where contracts go; `kept` those of seats
+//!   that have nothing open; `clock` when a read is due.
+//! - *Writes:* `writes` a client's write until its grant; `blocks` a full disk; `line` writes that
+//!   wait for room; `commits` acknowledgement and the end of pieces; `writeback` their way to the
+//!   device, `bridge` over which gaps; `syncs` flushes; `loose` bytes that went through the kernel's
+//!   cache.
+//! - *Records:* `ledger` for people; `check` whether all of it agrees.
 
 mod api;
 #[cfg(test)]
@@ -24,7 +31,10 @@ mod check;
 #[cfg(test)]
 mod check_tests;
 mod clock;
+mod commits;
+mod contracts;
 mod copies;
+mod device;
 mod fetch;
 mod files;
 mod flow;
@@ -44,11 +54,13 @@ mod kept_tests;
 mod ledger;
 #[cfg(test)]
 mod ledger_tests;
+mod line;
 #[cfg(test)]
 mod line_tests;
 #[cfg(test)]
 mod look_tests;
 mod loose;
+mod pieces;
 #[cfg(test)]
 mod pool_tests;
 #[cfg(test)]
@@ -61,6 +73,7 @@ mod seat_tests;
 mod seats;
 mod slab;
 mod state;
+mod stream;
 mod syncs;
 #[cfg(test)]
 mod tests;

@@ -1,0 +1,652 @@
+// SPDX-License-Identifier: Apache-2.0
+//! Contracts: what they may cost in buffers, admission, refusal, and the withdrawal of one when its
+//! device became too slow. `seats` moves them, `kept` keeps those of seats with nothing open.
+
+use super::flow::SAFETY;
+use super::frames::Frames;
+use super::state::*;
+use super::*;
+use crate::sched::admission::{self, Player};
+use alloc::vec::Vec;
+
+/// Parts of a file that are read so far apart are not read together.
+const READ_TOGETHER: Duration = Duration::from_s(5);
+/// Largest buffers of one stream: more of them save no positioning worth having.
+const CAP_BYTES_MAX: u64 = 72 << 20;
+/// How often a device is looked at for having become too slow, and how long it must have been.
+const CAPACITY_CHECK: Duration = Duration::from_ms(250);
+const OVERLOAD_PATIENCE: Duration = Duration::from_s(1);
+/// How often streams that were refused ask again.
+const ASK_AGAIN: Duration = Duration::from_ms(500);
+
+impl Server {
+    /// The buffers that a stream of `rate` may keep when `promised` is promised in all: those that
+    /// it cannot do without, and by its rate a share of the rest. Units: bytes.
+    pub(super) fn cap_for(&self, rate: u64, promised: Promised) -> u64 {
+        let least = self.least_buffers(rate);
+        let spare = self
+            .buffers_to_promise()
+            .saturating_sub(promised.least_bytes.max(least));
+        let share =
+            u128::from(spare) * u128::from(rate) / u128::from(promised.rate.max(rate).max(1));
+        let share = u64::try_from(share).unwrap_or(u64::MAX);
+        (least + share)
+            .min(CAP_BYTES_MAX)
+            .saturating_sub(self.edge_bytes())
+    }
+
+    /// Buffers that may be promised; the rest is for what is read by best effort. Units: bytes.
+    fn buffers_to_promise(&self) -> u64 {
+        let slots = u64::from(self.limits.slot_count);
+        let reserve = (slots / 8).max(8).min(slots / 2);
+        (slots - reserve) * self.slot_bytes()
+    }
+
+    /// Buffers without which a stream of `rate` cannot be served: two requests, and its edges. A
+    /// slow one's requests are short. Units: bytes.
+    pub(super) fn least_buffers(&self, rate: u64) -> u64 {
+        let request = self
+            .limits
+            .chunk_bytes_max
+            .min(rate / 2 + self.slot_bytes());
+        2 * request + self.edge_bytes()
+    }
+
+    /// The waste in the first and the last slot of a stream. Units: bytes.
+    fn edge_bytes(&self) -> u64 {
+        2 * self.slot_bytes()
+    }
+
+    /// The promises with `count` more streams of `rate`.
+    fn promised_with(&self, rate: u64, count: u64) -> Promised {
+        let least = self.least_buffers(rate).saturating_mul(count);
+        Promised {
+            rate: self
+                .promised
+                .rate
+                .saturating_add(rate.saturating_mul(count)),
+            least_bytes: self.promised.least_bytes.saturating_add(least),
+        }
+    }
+
+    /// Ask whether the stream can be promised its rate; enter it where it then belongs.
+    ///
+    /// The parts of a striped file have contracts all together or not at all: when one asks, its
+    /// refused parts ask with it, and if any is refused, those with a contract lose it.
+    pub(super) fn ask_admission(&mut self, id: StreamId) {
+        if let Some(device) = self.streams.get(id.0).map(|stream| stream.device) {
+            self.give_back_left(device);
+        }
+        let siblings = self.siblings(id);
+        let refused = self.only(&siblings, Standing::Refused);
+        for one in &refused {
+            if let Some(stream) = self.streams.get_mut(one.0) {
+                stream.reanchor(self.now);
+            }
+        }
+        // Looked at first: a contract is not to be given and taken away again at each try.
+        let no = refused.iter().find_map(|&one| {
+            self.admission_of(one, None)
+                .err()
+                .map(|(_, refusal)| refusal)
+        });
+        if let Some(refusal) = no {
+            self.give_up(id, refusal);
+            return self.give_up_all(&siblings, refusal);
+        }
+        self.ask_alone(id);
+        let mut asked = id;
+        for one in refused {
+            if self.refusal_of(asked).is_some() {
+                break;
+            }
+            self.ask_alone(one);
+            asked = one;
+        }
+        if let Some(refusal) = self.refusal_of(asked) {
+            if asked != id {
+                self.give_up(id, refusal);
+            }
+            self.give_up_all(&siblings, refusal);
+        }
+    }
+
+    /// The other parts of a striped file, as its door reads them; those that can be followed.
+    pub(super) fn siblings(&self, id: StreamId) -> Vec<StreamId> {
+        let pool_of = |stream: &Stream| self.sessions.get(&stream.session)?.pool;
+        let Some(stream) = self.streams.get(id.0).filter(|one| !one.part.is_whole()) else {
+            return Vec::new();
+        };
+        let Some(pool) = pool_of(stream) else {
+            return Vec::new();
+        };
+        let is_sibling = |other: &Stream| {
+            other.part.count() == stream.part.count()
+                && other.part != stream.part
+                && other.cursor.is_some()
+                && other.path == stream.path
+                && pool_of(other) == Some(pool)
+        };
+        let all = || self.streams.iter().filter(|(_, other)| is_sibling(other));
+        // Of a file that went on over other disks the reader is in one stripe at a time.
+        let newest = all()
+            .map(|(_, other)| other.last_read)
+            .max()
+            .map_or(stream.last_read, |last| last.max(stream.last_read));
+        all()
+            .filter(|(_, other)| newest.since(other.last_read) <= READ_TOGETHER)
+            .map(|(key, _)| StreamId(key))
+            .collect()
+    }
+
+    fn only(&self, all: &[StreamId], standing: Standing) -> Vec<StreamId> {
+        let stands = |id: &&StreamId| {
+            let stream = self.streams.get(id.0);
+            stream.is_some_and(|stream| stream.standing == standing)
+        };
+        all.iter().filter(stands).copied().collect()
+    }
+
+    /// Why it has no contract, if it was refused one.
+    fn refusal_of(&self, id: StreamId) -> Option<Refusal> {
+        let stream = self.streams.get(id.0)?;
+        stream
+            .refusal
+            .filter(|_| stream.standing == Standing::Refused)
+    }
+
+    /// Those of them that have a contract have none any more: another part of their file has none.
+    fn give_up_all(&mut self, all: &[StreamId], refusal: Refusal) {
+        for id in self.only(all, Standing::Contract) {
+            self.give_up(id, refusal);
+        }
+    }
+
+    /// No contract for a part of a file, though its own device may have room: it asks again there.
+    fn give_up(&mut self, id: StreamId, refusal: Refusal) {
+        let Some(device) = self.streams.get(id.0).map(|stream| stream.device) else {
+            return;
+        };
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.refused.retain(|&other| other != id);
+            device.refused_asked = self.now;
+        }
+        self.refuse(id, device, refusal);
+    }
+
+    /// The one place that grants a contract. A contract is not asked for again: it would be
+    /// reckoned twice. Refusals are in `refuse`, which runs at each retry as well, twice a second:
+    /// an event to be counted is the change of `standing`.
+    fn ask_alone(&mut self, id: StreamId) {
+        let has_one = |stream: &Stream| stream.standing == Standing::Contract;
+        if self.streams.get(id.0).is_none_or(has_one) {
+            return;
+        }
+        let fetched = self.begin_at_reader(id);
+        let replaced = self.kept_below(id);
+        let verdict = self.admission_of(id, replaced);
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        if verdict.is_err() {
+            stream.fetched = fetched;
+        }
+        let Some((rate, _)) = stream.rate else {
+            return;
+        };
+        if verdict.is_ok() {
+            stream.standing = Standing::Contract;
+            stream.refusal = None;
+        }
+        for at in 0.. {
+            let Some(device_id) = self.device_of(id, at) else {
+                break;
+            };
+            let Some(device) = self.devices.get_mut(&device_id) else {
+                continue;
+            };
+            device.refused.retain(|&other| other != id);
+            if verdict.is_ok() {
+                device.promise(id);
+                self.touch(device_id);
+            }
+        }
+        match verdict {
+            Ok(()) => {
+                self.promised = self.promised_with(rate.0, 1);
+                if let Some(kept) = replaced {
+                    self.end_kept(kept);
+                }
+            }
+            Err((device, refusal)) => self.refuse(id, device, refusal),
+        }
+    }
+
+    /// The device cannot promise the stream its part: it has no contract (any more), and asks
+    /// again.
+    fn refuse(&mut self, id: StreamId, device: DeviceId, refusal: Refusal) {
+        self.resign(id);
+        if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.standing = Standing::Refused;
+            stream.refusal = Some(refusal);
+        }
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.refused.push(id);
+        }
+        self.block(device);
+    }
+
+    /// Frames of a sequence lie on a device from which it was not fetched before. Under contract
+    /// the device is asked for its part: a sequence is promised as a whole, or not at all.
+    pub(super) fn comes_to(&mut self, id: StreamId, device: DeviceId) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        match stream.standing {
+            Standing::Contract => {}
+            Standing::BestEffort => return self.enlist_background(id),
+            Standing::Refused => {
+                // Its demand on one device is less now.
+                self.enlist_background(id);
+                return self.ask_admission(id);
+            }
+        }
+        if let Some(device) = self.devices.get_mut(&device) {
+            device.promise(id);
+        }
+        self.part_grows(id, device);
+    }
+
+    /// A stream under contract needs more of a device than that was asked for.
+    pub(super) fn part_grows(&mut self, id: StreamId, device: DeviceId) {
+        if let Err(refusal) = self.admission_on(id, device, self.promised, None) {
+            self.refuse(id, device, refusal);
+        }
+        self.touch(device);
+    }
+
+    /// A sequence has no frames on this device any more.
+    pub(super) fn goes_from(&mut self, id: StreamId, device: DeviceId) {
+        let Some(entry) = self.devices.get_mut(&device) else {
+            return;
+        };
+        entry.forget(id);
+        // It asks where it is now.
+        let was_refused = entry.refused.contains(&id);
+        entry.refused.retain(|&other| other != id);
+        self.retry_refused(device);
+        let is_refused = |stream: &Stream| stream.standing == Standing::Refused;
+        if was_refused && self.streams.get(id.0).is_some_and(is_refused) {
+            self.ask_admission(id);
+        }
+    }
+
+    /// The devices that a stream is fetched from, one after the other.
+    pub(super) fn device_of(&self, id: StreamId, at: usize) -> Option<DeviceId> {
+        self.streams.get(id.0)?.device_at(at)
+    }
+
+    /// Nobody holds bytes that were fetched ahead without a contract: many may be gone again, and
+    /// each hole would be a promised read that goes at once, by itself. A contract begins where the
+    /// reader is; bytes that are still there are passed over and held. Returns up to where it had
+    /// been fetched.
+    fn begin_at_reader(&mut self, id: StreamId) -> u64 {
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return 0;
+        };
+        let fetched = stream.fetched;
+        if stream.standing != Standing::Contract && stream.frames.is_none() {
+            // Pieces are counted whole, and so are bytes that the reader has asked for: those are
+            // on their way to it.
+            stream.fetched = stream.consumed.min(fetched);
+        }
+        fetched
+    }
+
+    /// Whether each device that it is fetched from can promise its part, in place of a promise that
+    /// its seat keeps; else which cannot.
+    fn admission_of(
+        &self,
+        id: StreamId,
+        replaced: Option<StreamId>,
+    ) -> Result<(), (DeviceId, Refusal)> {
+        let refused = Refusal::Capacity { needed_permille: 0 };
+        let Some(stream) = self.streams.get(id.0) else {
+            return Err((DeviceId::default(), refused));
+        };
+        let Some((rate, _)) = stream.rate else {
+            return Err((stream.device, refused));
+        };
+        let mut promised = self.promised_with(rate.0, 1);
+        if let Some(kept) = replaced.and_then(|kept| self.streams.get(kept.0)) {
+            let rate = kept.rate_or_none().0;
+            promised = promised.less(rate, self.least_buffers(rate));
+        }
+        for at in 0.. {
+            let Some(device) = stream.device_at(at) else {
+                break;
+            };
+            self.admission_on(id, device, promised, replaced)
+                .map_err(|refusal| (device, refusal))?;
+        }
+        Ok(())
+    }
+
+    fn admission_on(
+        &self,
+        id: StreamId,
+        device: DeviceId,
+        promised: Promised,
+        replaced: Option<StreamId>,
+    ) -> Result<(), Refusal> {
+        let but: Vec<StreamId> = replaced.into_iter().chain([id]).collect();
+        let mut players = self.players(device, promised, &but);
+        players.extend(self.player(id, device, promised));
+        players.extend(self.writing_players(device));
+        self.dry_run(self.now, device, promised, &players)
+    }
+
+    pub(super) fn players(
+        &self,
+        device: DeviceId,
+        promised: Promised,
+        but: &[StreamId],
+    ) -> Vec<Player> {
+        let Some(entry) = self.devices.get(&device) else {
+            return Vec::new();
+        };
+        let streams = || {
+            entry
+                .contracts
+                .iter()
+                .filter(|id| !but.contains(id))
+                .filter_map(|&id| Some((id, self.streams.get(id.0)?)))
+        };
+        let playing = streams()
+            .filter_map(|(id, _)| self.player(id, device, promised))
+            .filter(|player| player.claim.left > 0);
+        let kept = streams()
+            .map(|(_, stream)| stream)
+            .filter(|one| one.is_kept);
+        let kept = (0..)
+            .zip(kept)
+            .map(|(nth, stream)| self.kept_player(stream, promised, nth));
+        playing.chain(kept).collect()
+    }
+
+    /// A stream as the dry run of a device sees it.
+    fn player(&self, id: StreamId, device: DeviceId, promised: Promised) -> Option<Player> {
+        let stream = self.streams.get(id.0)?;
+        let mut claim = self.claim(stream, device, promised)?;
+        if stream
+            .frames
+            .as_ref()
+            .is_some_and(Frames::goes_on_elsewhere)
+        {
+            // Nobody knows yet how much of it lies here behind the frames that are open: it goes
+            // on.
+            claim.left = u64::MAX;
+        }
+        let fetched = stream.fetched_on(device);
+        let anchor = stream.anchor + stream.pause(self.now, self.policy.preroll);
+        let asked = anchor + stream.rate_or_none().time_for(ByteCount(fetched));
+        Some(Player {
+            lead: claim.deadline.since(asked),
+            first_read: ByteCount(stream.read_bytes.saturating_sub(fetched)),
+            run: self.run_bytes(stream).map(ByteCount),
+            claim,
+        })
+    }
+
+    fn dry_run(
+        &self,
+        now: Instant,
+        device: DeviceId,
+        promised: Promised,
+        players: &[Player],
+    ) -> Result<(), Refusal> {
+        let Some(entry) = self.devices.get(&device) else {
+            return Err(Refusal::Capacity { needed_permille: 0 });
+        };
+        if promised.least_bytes > self.buffers_to_promise() {
+            return Err(Refusal::Buffers {
+                needed: ByteCount(promised.least_bytes),
+            });
+        }
+        let described = entry.described(now, &self.limits, &self.policy);
+        admission::dry_run(&described, now, players, &mut Order::default())
+    }
+
+    /// A stream turns away from where it was fetching: reads that rely on it are looked at again.
+    pub(super) fn unsettle(&mut self, id: StreamId) {
+        let waits = |stream: &Stream| stream.waiting_count > 0;
+        if self.streams.get(id.0).is_some_and(waits) {
+            let relying = self
+                .reads
+                .iter()
+                .filter(|(_, read)| read.stream == Some(id));
+            self.unsettled.extend(relying.map(|(key, _)| key));
+        }
+    }
+
+    /// Give up the contract; the stream is best effort until it asks again.
+    pub(super) fn resign(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        if stream.standing != Standing::Contract {
+            return;
+        }
+        stream.standing = Standing::BestEffort;
+        self.unsettle(id);
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        let rate = stream.rate.map_or(0, |(rate, _)| rate.0);
+        for at in 0.. {
+            let Some(device) = self.device_of(id, at) else {
+                break;
+            };
+            if let Some(device) = self.devices.get_mut(&device) {
+                device.break_promise(id);
+            }
+        }
+        self.promised = self.promised.less(rate, self.least_buffers(rate));
+        self.enlist_background(id);
+    }
+
+    /// A device that has become too slow for what was promised on it keeps most promises by
+    /// breaking one: the newest goes back to best effort, and is told so.
+    pub(super) fn shed(&mut self, id: DeviceId) {
+        let now = self.now;
+        let Some(device) = self.devices.get(&id) else {
+            return;
+        };
+        if now.since(device.capacity_checked) < CAPACITY_CHECK {
+            return;
+        }
+        self.give_back_left(id);
+        // Kept promises cost the device nothing now.
+        let kept = self.kept.clone();
+        let players = self.players(id, self.promised, &kept);
+        let Some(device) = self.devices.get(&id) else {
+            return;
+        };
+        let needed = admission::needed_permille(&device.model, &players);
+        let Some(device) = self.devices.get_mut(&id) else {
+            return;
+        };
+        device.capacity_checked = now;
+        if needed <= 1000 {
+            device.overloaded_since = Instant::NEVER;
+            return;
+        }
+        device.overloaded_since = device.overloaded_since.min(now);
+        if now.since(device.overloaded_since) < OVERLOAD_PATIENCE {
+            return;
+        }
+        // Buffered bytes may outlast the slowness. A promise is broken when another would be, not
+        // before.
+        let described = device.described(now, &self.limits, &self.policy);
+        if admission::in_time(&described, now, &players, &mut Order::default()) {
+            return;
+        }
+        device.overloaded_since = Instant::NEVER;
+        let newest_on = |server: &Server| server.devices.get(&id)?.contracts.last().copied();
+        while let Some(newest) = newest_on(self)
+            && kept.contains(&newest)
+        {
+            self.end_kept(newest);
+        }
+        let Some(newest) = newest_on(self) else {
+            return;
+        };
+        self.resign(newest);
+        if let Some(stream) = self.streams.get_mut(newest.0) {
+            stream.standing = Standing::Refused;
+            stream.refusal = Some(Refusal::Capacity {
+                needed_permille: needed,
+            });
+        }
+        if let Some(device) = self.devices.get_mut(&id) {
+            device.refused.push(newest);
+            device.refused_asked = now;
+        }
+        if let Some(refusal) = self.refusal_of(newest) {
+            let siblings = self.siblings(newest);
+            self.give_up_all(&siblings, refusal);
+        }
+        self.block(id);
+    }
+
+    /// Streams that were refused on a device ask again, the oldest first.
+    pub(super) fn retry_refused(&mut self, device: DeviceId) {
+        let Some(entry) = self.devices.get_mut(&device) else {
+            return;
+        };
+        if entry.refused.is_empty() {
+            return;
+        }
+        if self.now.since(entry.refused_asked) < ASK_AGAIN {
+            return self.block(device);
+        }
+        entry.refused_asked = self.now;
+        if let Some(&id) = entry.refused.first() {
+            if let Some(stream) = self.streams.get_mut(id.0) {
+                stream.reanchor(self.now);
+            }
+            self.ask_admission(id);
+        }
+    }
+
+    /// Whether `count` more streams of `rate` could be promised on `device`.
+    pub fn could_admit(
+        &self,
+        now: Instant,
+        device: DeviceId,
+        rate: BytesPerSecond,
+        count: u32,
+    ) -> Verdict {
+        let now = self.now.max(now);
+        let Some(entry) = self.devices.get(&device) else {
+            return Verdict {
+                admitted: false,
+                reason: alloc::string::String::from("no such device is served"),
+                more_count: 0,
+                left: BytesPerSecond(0),
+            };
+        };
+        let contracts = entry.contracts.len();
+        let size = entry.model.base.size.0;
+        let result = self.would_admit(now, device, rate, count, size);
+        let (mut low, mut high) = if result.is_ok() {
+            (count, count.saturating_add(1000))
+        } else {
+            (0, count)
+        };
+        // `low` fits, `high` does not (or is where we stop counting).
+        while low + 1 < high {
+            let middle = low + (high - low) / 2;
+            if self.would_admit(now, device, rate, middle, size).is_ok() {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        let more_count = if result.is_ok() { low - count } else { low };
+        let fits = low;
+        let reason = match result {
+            Ok(()) => alloc::format!(
+                "{contracts} streams are under contract here; {count} more fit, and {more_count} after them"
+            ),
+            Err(refusal) => alloc::format!(
+                "{contracts} streams are under contract here; {}; {fits} would fit now",
+                refusal.sentence()
+            ),
+        };
+        Verdict {
+            admitted: result.is_ok(),
+            reason,
+            more_count,
+            left: BytesPerSecond(rate.0.saturating_mul(u64::from(low))),
+        }
+    }
+
+    fn would_admit(
+        &self,
+        now: Instant,
+        device: DeviceId,
+        rate: BytesPerSecond,
+        count: u32,
+        size: u64,
+    ) -> Result<(), Refusal> {
+        let count = u64::from(count.max(1));
+        let promised = self.promised_with(rate.0, count);
+        let mut players = self.players(device, promised, &[]);
+        let cap = self.cap_for(rate.0, promised);
+        players.extend(self.writing_players(device));
+        // Questions are about streams that start one after another, as people do, a second apart.
+        for nth in 0..count {
+            let start = now + Duration::from_s(nth);
+            let lead = self.policy.preroll - SAFETY;
+            players.push(Player {
+                claim: Claim {
+                    writes: false,
+                    deadline: start + lead,
+                    rate,
+                    physical: size / count * nth,
+                    room: cap,
+                    cap,
+                    left: u64::MAX,
+                    is_awaited: false,
+                },
+                lead,
+                // A frame.
+                first_read: rate.bytes_in(Duration::from_ms(40)),
+                run: None,
+            });
+        }
+        self.dry_run(now, device, promised, &players)
+    }
+}
+
+impl Refusal {
+    /// The reason that decides, for people.
+    pub fn sentence(&self) -> alloc::string::String {
+        match self {
+            Refusal::Capacity { needed_permille } => alloc::format!(
+                "together they would need {}.{} % of the device's time",
+                needed_permille / 10,
+                needed_permille % 10
+            ),
+            Refusal::Start { late_by } => alloc::format!(
+                "while they start, somebody would be late by {} ms",
+                late_by.ms()
+            ),
+            Refusal::Buffers { needed } => alloc::format!(
+                "the cache is too small: together they would need {} MiB of buffers at least",
+                needed.0.div_ceil(1 << 20)
+            ),
+        }
+    }
+}
