@@ -263,6 +263,7 @@ impl Server {
         if self.policy.coalesce && first.due == Instant::NEVER {
             let next_after = |end: u64| {
                 device
+                    .queue
                     .demands
                     .iter()
                     .take(DEMANDS_WEIGHED)

@@ -434,12 +434,12 @@ impl Server {
             let found = flights.get(id).copied().unwrap_or(0);
             odd.same(
                 format_args!("requests with device {}", id.0),
-                device.flight_count,
+                device.queue.flight_count,
                 found,
             );
             odd.same(
                 format_args!("deadlines of requests with device {}", id.0),
-                device.flight_deadlines.len() as u32,
+                device.queue.flight_deadlines.len() as u32,
                 found,
             );
         }

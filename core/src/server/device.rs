@@ -23,6 +23,33 @@ pub(super) enum Visitor {
 #[derive(Clone, Debug)]
 pub(super) struct Device {
     pub model: RefinedModel,
+    pub gaps: super::gaps::Gaps,
+    /// When nobody wanted anything of it, last (see [`Device::keeps_up`]).
+    pub satisfied_at: Instant,
+    pub contracts: Vec<StreamId>,
+    /// Streams that know their rate and were refused.
+    pub refused: Vec<StreamId>,
+    pub refused_asked: Instant,
+    pub capacity_checked: Instant,
+    /// Since when it cannot do what was promised; NEVER: it can.
+    pub overloaded_since: Instant,
+    /// Files with bytes that it does not have yet.
+    pub writers: VecDeque<FileId>,
+    /// As far as all writers to it without a claim have come. Units: bytes, counted up.
+    pub progress: u64,
+    /// The rates that writers keep to although they were held back, all together. Units: bytes a
+    /// second.
+    pub kept_rate: u64,
+    pub queue: Queue,
+    pub visits: Visits,
+    pub learning: Learning,
+    pub medium: Medium,
+    pub counts: Counts,
+}
+
+/// Requests at a device, and those that wait for it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Queue {
     pub head: u64,
     /// When the request now in service started.
     pub service_started: Instant,
@@ -36,53 +63,46 @@ pub(super) struct Device {
     /// that client has it, nor for a moment after.
     pub is_awaited: bool,
     pub rests_until: Instant,
-    pub gaps: super::gaps::Gaps,
-    /// When nobody wanted anything of it, last (see [`Device::keeps_up`]).
-    pub satisfied_at: Instant,
     pub flight_cost: Duration,
     /// When each request with it is wanted.
     pub flight_deadlines: Vec<Instant>,
-    /// Of what ended since it last had nothing to do: cost by the calibration alone, and time
-    /// taken.
-    pub batch_calibrated: Duration,
-    pub batch_taken: Duration,
-    pub contracts: Vec<StreamId>,
-    /// The claimant with the visit that goes on.
-    pub visiting: Option<Visitor>,
-    /// The bytes that it got in this visit.
-    pub visit_given: u64,
-    /// Best-effort streams that fetch ahead.
-    pub background: VecDeque<StreamId>,
-    /// Bytes the first of `background` got in this visit.
-    pub background_given: u64,
     pub demands: VecDeque<Demand>,
     pub headers: UnreadHeaders,
-    pub best_effort_served: Instant,
-    /// Streams that know their rate and were refused.
-    pub refused: Vec<StreamId>,
-    pub refused_asked: Instant,
-    pub capacity_checked: Instant,
-    /// Since when it cannot do what was promised; NEVER: it can.
-    pub overloaded_since: Instant,
     /// Somebody wants the device and could not have it: look again without being asked.
     pub blocked: bool,
     /// It could not get buffers.
     pub starved: bool,
-    /// Files with bytes that it does not have yet.
-    pub writers: VecDeque<FileId>,
+}
+
+/// The turns of those that are served at a device.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Visits {
+    /// The claimant with the visit that goes on.
+    pub visitor: Option<Visitor>,
+    /// The bytes that it got in this visit.
+    pub given: u64,
+    /// Best-effort streams that fetch ahead.
+    pub background: VecDeque<StreamId>,
+    /// Bytes the first of `background` got in this visit.
+    pub background_given: u64,
+    pub best_effort_served: Instant,
     /// Where the write that goes on ended: file and offset.
     pub write_goes_on: Option<(FileId, u64)>,
-    /// As far as all writers to it without a claim have come. Units: bytes, counted up.
-    pub progress: u64,
-    /// The rates that writers keep to although they were held back, all together. Units: bytes a
-    /// second.
-    pub kept_rate: u64,
     /// Written in this visit. Units: bytes.
     pub write_given: u64,
     /// Of those without a promise, writers have their turn now, and so much of it they or the
     /// readers had.
     pub writers_turn: bool,
     pub turn_given: Duration,
+}
+
+/// Requests that ended since the model was last corrected.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Learning {
+    /// Of what ended since it last had nothing to do: cost by the calibration alone, and time
+    /// taken.
+    pub batch_calibrated: Duration,
+    pub batch_taken: Duration,
     /// Requests are learned from together until then, since some of them write; those that ended,
     /// by the calibration and in truth.
     pub mixed_until: Instant,
@@ -92,18 +112,27 @@ pub(super) struct Device {
     /// Time that it was quicker than it can be: bytes in its memory, that it will write beside what
     /// comes.
     pub mixed_owed: Duration,
+}
+
+/// The volatile cache of a drive, as far as it can be known.
+#[derive(Clone, Debug)]
+pub(super) struct Medium {
     /// Of a drive with a memory of its own: the bytes that it took since it was last told to flush.
     /// Units: bytes.
     pub unflushed: u64,
     /// When the medium will have that, as far as can be known.
-    pub medium_free_at: Instant,
+    pub free_at: Instant,
     /// It is told to, since then.
     pub flushing_since: Option<Instant>,
     /// Nothing else was asked of it meanwhile.
     pub flushes_alone: bool,
     /// It can be told to.
     pub can_flush: bool,
-    // For the ledger.
+}
+
+/// For the ledger.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Counts {
     pub request_count: [u64; 2],
     pub bytes: [u64; 2],
     /// Requests that wrote, and their bytes.
@@ -117,6 +146,18 @@ pub(super) struct Device {
     /// How often it was told to flush.
     pub flush_count: u64,
     pub busy: Duration,
+}
+
+impl Default for Medium {
+    fn default() -> Medium {
+        Medium {
+            unflushed: 0,
+            free_at: Instant::ZERO,
+            flushing_since: None,
+            flushes_alone: false,
+            can_flush: true,
+        }
+    }
 }
 
 /// So long after a write requests are learned from together, and so many of them.
@@ -137,60 +178,21 @@ impl Device {
     pub(super) fn new(model: DeviceModel) -> Device {
         Device {
             model: RefinedModel::new(model),
-            head: 0,
-            service_started: Instant::ZERO,
-            flight_count: 0,
-            flight_bytes: 0,
-            batch_bytes: 0,
-            is_at_ease: false,
-            is_awaited: false,
-            rests_until: Instant::ZERO,
             gaps: super::gaps::Gaps::default(),
             satisfied_at: Instant::ZERO,
-            flight_cost: Duration::ZERO,
-            flight_deadlines: Vec::new(),
-            batch_calibrated: Duration::ZERO,
-            batch_taken: Duration::ZERO,
             contracts: Vec::new(),
-            visiting: None,
-            visit_given: 0,
-            background: VecDeque::new(),
-            background_given: 0,
-            demands: VecDeque::new(),
-            headers: UnreadHeaders::default(),
-            best_effort_served: Instant::ZERO,
             refused: Vec::new(),
             refused_asked: Instant::ZERO,
             capacity_checked: Instant::ZERO,
             overloaded_since: Instant::NEVER,
-            blocked: false,
-            starved: false,
             writers: VecDeque::new(),
-            write_goes_on: None,
             progress: 0,
             kept_rate: 0,
-            write_given: 0,
-            writers_turn: false,
-            turn_given: Duration::ZERO,
-            mixed_until: Instant::ZERO,
-            mixed_calibrated: Duration::ZERO,
-            mixed_taken: Duration::ZERO,
-            mixed_count: 0,
-            mixed_owed: Duration::ZERO,
-            unflushed: 0,
-            medium_free_at: Instant::ZERO,
-            flushing_since: None,
-            flushes_alone: false,
-            can_flush: true,
-            request_count: [0; 2],
-            bytes: [0; 2],
-            write_count: 0,
-            write_bytes: 0,
-            read_bridged: 0,
-            write_bridged: 0,
-            batch_count: 0,
-            flush_count: 0,
-            busy: Duration::ZERO,
+            queue: Queue::default(),
+            visits: Visits::default(),
+            learning: Learning::default(),
+            medium: Medium::default(),
+            counts: Counts::default(),
         }
     }
 
@@ -201,7 +203,7 @@ impl Device {
 
     /// Requests so far.
     pub(super) fn sent_count(&self) -> u64 {
-        self.request_count.iter().sum::<u64>() + self.write_count
+        self.counts.request_count.iter().sum::<u64>() + self.counts.write_count
     }
 
     /// As the dry run of admission sees it.
@@ -214,7 +216,7 @@ impl Device {
         admission::Device {
             model: &self.model,
             free_at: self.free_at(now),
-            head: self.head,
+            head: self.queue.head,
             chunk: limits.chunk_bytes_max,
             margin_permille: policy.margin_permille,
         }
@@ -222,7 +224,7 @@ impl Device {
 
     /// The stream has a claim on it.
     pub(super) fn promise(&mut self, id: StreamId) {
-        self.background.retain(|&other| other != id);
+        self.visits.background.retain(|&other| other != id);
         if !self.contracts.contains(&id) {
             self.contracts.push(id);
         }
@@ -236,7 +238,8 @@ impl Device {
 
     /// A promise goes from one stream to another, and is as old as it was.
     pub(super) fn move_promise(&mut self, from: StreamId, to: StreamId) {
-        self.background
+        self.visits
+            .background
             .retain(|&other| other != from && other != to);
         self.refused.retain(|&other| other != to);
         for id in &mut self.contracts {
@@ -244,41 +247,41 @@ impl Device {
                 *id = to;
             }
         }
-        if self.visiting == Some(Visitor::Reader(from)) {
-            self.visiting = None;
+        if self.visits.visitor == Some(Visitor::Reader(from)) {
+            self.visits.visitor = None;
         }
     }
 
     /// It has none any more.
     pub(super) fn break_promise(&mut self, id: StreamId) {
         self.contracts.retain(|&other| other != id);
-        if self.visiting == Some(Visitor::Reader(id)) {
-            self.visiting = None;
+        if self.visits.visitor == Some(Visitor::Reader(id)) {
+            self.visits.visitor = None;
         }
     }
 
     /// The stream is not fetched from here any more.
     pub(super) fn forget(&mut self, id: StreamId) {
         self.break_promise(id);
-        self.background.retain(|&other| other != id);
+        self.visits.background.retain(|&other| other != id);
     }
 
     /// A claim was served; as long as it is the same one, that is one visit.
     pub(super) fn visited(&mut self, who: Visitor, bytes: u64) {
-        if self.visiting != Some(who) {
-            self.visiting = Some(who);
-            self.visit_given = 0;
+        if self.visits.visitor != Some(who) {
+            self.visits.visitor = Some(who);
+            self.visits.given = 0;
         }
-        self.visit_given += bytes;
+        self.visits.given += bytes;
     }
 
     /// A client without a promise was sent a request.
     pub(super) fn turn_taken(&mut self, writes: bool, cost: Duration) {
-        if self.writers_turn != writes {
-            self.writers_turn = writes;
-            self.turn_given = Duration::ZERO;
+        if self.visits.writers_turn != writes {
+            self.visits.writers_turn = writes;
+            self.visits.turn_given = Duration::ZERO;
         }
-        self.turn_given += cost;
+        self.visits.turn_given += cost;
     }
 
     /// A request took its time, or a few together. A drive that writes into a memory of its own
@@ -293,28 +296,28 @@ impl Device {
         wrote: bool,
     ) {
         if wrote {
-            self.mixed_until = now + MIXED_FOR;
+            self.learning.mixed_until = now + MIXED_FOR;
         }
-        if now >= self.mixed_until {
-            self.mixed_count = 0;
-            self.mixed_calibrated = Duration::ZERO;
-            self.mixed_taken = Duration::ZERO;
-            self.mixed_owed = Duration::ZERO;
+        if now >= self.learning.mixed_until {
+            self.learning.mixed_count = 0;
+            self.learning.mixed_calibrated = Duration::ZERO;
+            self.learning.mixed_taken = Duration::ZERO;
+            self.learning.mixed_owed = Duration::ZERO;
             return self.model.observed(calibrated, taken);
         }
-        self.mixed_calibrated += calibrated;
-        self.mixed_taken += taken;
-        self.mixed_count += 1;
-        if self.mixed_calibrated < MIXED_SPAN {
+        self.learning.mixed_calibrated += calibrated;
+        self.learning.mixed_taken += taken;
+        self.learning.mixed_count += 1;
+        if self.learning.mixed_calibrated < MIXED_SPAN {
             return;
         }
-        let count = u64::from(core::mem::take(&mut self.mixed_count));
-        let calibrated = core::mem::take(&mut self.mixed_calibrated);
-        let taken = core::mem::take(&mut self.mixed_taken);
+        let count = u64::from(core::mem::take(&mut self.learning.mixed_count));
+        let calibrated = core::mem::take(&mut self.learning.mixed_calibrated);
+        let taken = core::mem::take(&mut self.learning.mixed_taken);
         // The time that it saved it still owes.
-        let owed = (self.mixed_owed + calibrated) - taken;
-        let taken = (taken - self.mixed_owed).max(calibrated);
-        self.mixed_owed = owed.min(MIXED_OWED);
+        let owed = (self.learning.mixed_owed + calibrated) - taken;
+        let taken = (taken - self.learning.mixed_owed).max(calibrated);
+        self.learning.mixed_owed = owed.min(MIXED_OWED);
         for _ in 0..count {
             self.model
                 .observed(Duration(calibrated.0 / count), Duration(taken.0 / count));
@@ -329,14 +332,16 @@ impl Device {
 
     /// Time that the medium still needs for bytes that the drive has taken: a reader loses it.
     pub(super) fn owes(&self, now: Instant) -> Duration {
-        self.medium_free_at.since(now)
+        self.medium.free_at.since(now)
     }
 
     /// Before it is read from: it would go back and forth between what is read and what it has
     /// still to write, at times of its own choosing. Told to write all that first it does so in one
     /// go.
     pub(super) fn is_to_flush(&self) -> bool {
-        self.can_flush && self.flushing_since.is_none() && self.unflushed >= FLUSH_BYTES
+        self.medium.can_flush
+            && self.medium.flushing_since.is_none()
+            && self.medium.unflushed >= FLUSH_BYTES
     }
 
     /// A request took its time; `cost` was expected.
@@ -351,29 +356,31 @@ impl Device {
         }
         let began = now.before(taken);
         if flight.wrote {
-            let done = self.medium_free_at.max(began) + flight.cost;
-            self.medium_free_at = done.min(now + OWED_MAX);
-            self.unflushed += flight.bytes;
-        } else if self.medium_free_at > began {
-            self.medium_free_at = (self.medium_free_at + taken).min(now + OWED_MAX);
+            let done = self.medium.free_at.max(began) + flight.cost;
+            self.medium.free_at = done.min(now + OWED_MAX);
+            self.medium.unflushed += flight.bytes;
+        } else if self.medium.free_at > began {
+            self.medium.free_at = (self.medium.free_at + taken).min(now + OWED_MAX);
         }
     }
 
     /// A flush is under way, and not for so long that it had better be forgotten.
     pub(super) fn is_waited_for(&self, now: Instant) -> bool {
-        self.flushing_since
+        self.medium
+            .flushing_since
             .is_some_and(|since| now.since(since) < FLUSH_WAIT)
     }
 
     pub(super) fn begin_flush(&mut self, now: Instant) {
-        self.unflushed = 0;
-        self.flush_count += 1;
-        self.flushing_since = Some(now);
-        self.flushes_alone = self.flight_count == 0;
+        self.medium.unflushed = 0;
+        self.counts.flush_count += 1;
+        self.medium.flushing_since = Some(now);
+        self.medium.flushes_alone = self.queue.flight_count == 0;
     }
 
     pub(super) fn end_flush(&mut self, now: Instant, outcome: Flushed) {
         let taken = self
+            .medium
             .flushing_since
             .take()
             .map_or(Duration::ZERO, |since| now.since(since));
@@ -381,16 +388,16 @@ impl Device {
             Flushed::Done => {}
             Flushed::Later => return,
             Flushed::Never => {
-                self.can_flush = false;
+                self.medium.can_flush = false;
                 return;
             }
         }
         // It may still have bytes that were sent meanwhile.
-        if self.flushes_alone {
-            self.medium_free_at = now;
-            self.busy += taken;
-            if now < self.mixed_until + MIXED_SPAN {
-                self.mixed_taken += taken;
+        if self.medium.flushes_alone {
+            self.medium.free_at = now;
+            self.counts.busy += taken;
+            if now < self.learning.mixed_until + MIXED_SPAN {
+                self.learning.mixed_taken += taken;
             }
         }
     }
@@ -402,6 +409,7 @@ impl Device {
         let done = self.free_at(now);
         let overtaken = done + self.model.read(u64::MAX, bytes);
         !self
+            .queue
             .flight_deadlines
             .iter()
             .any(|&deadline| deadline >= done && deadline < overtaken)
@@ -411,16 +419,17 @@ impl Device {
     /// taken.
     pub(super) fn turns_at(&self, now: Instant) -> Instant {
         let free_at = self.free_at(now);
-        let is_read =
-            !self.contracts.is_empty() || !self.demands.is_empty() || !self.background.is_empty();
-        match self.can_flush && is_read {
-            true => free_at.max(self.medium_free_at.min(now + OWED_COUNTED)),
+        let is_read = !self.contracts.is_empty()
+            || !self.queue.demands.is_empty()
+            || !self.visits.background.is_empty();
+        match self.medium.can_flush && is_read {
+            true => free_at.max(self.medium.free_at.min(now + OWED_COUNTED)),
             false => free_at,
         }
     }
 
     /// When everything sent to it will be done, at least now.
     pub(super) fn free_at(&self, now: Instant) -> Instant {
-        (self.service_started + self.flight_cost).max(now)
+        (self.queue.service_started + self.queue.flight_cost).max(now)
     }
 }

@@ -88,7 +88,7 @@ impl Server {
         if let Some(device) = self.devices.get_mut(&id)
             && before != Some(device.sent_count())
         {
-            device.batch_count += 1;
+            device.counts.batch_count += 1;
         }
     }
 
@@ -100,16 +100,18 @@ impl Server {
             let Some(device) = self.devices.get(&id) else {
                 return;
             };
-            if device.starved && device.writers.is_empty() {
+            if device.queue.starved && device.writers.is_empty() {
                 return;
             }
-            if device.is_waited_for(self.now) && self.may_wait(id, device, device.medium_free_at) {
+            if device.is_waited_for(self.now) && self.may_wait(id, device, device.medium.free_at) {
                 return self.block(id);
             }
             if !self.has_room(device) {
                 // Requests that are waited for may become late, and are not waited for then,
                 // without anything happening.
-                if !device.positions() && device.flight_bytes < 2 * self.limits.chunk_bytes_max {
+                if !device.positions()
+                    && device.queue.flight_bytes < 2 * self.limits.chunk_bytes_max
+                {
                     self.block(id);
                 }
                 return;
@@ -134,8 +136,8 @@ impl Server {
                 Choice::BestEffort => self.fetch_best_effort(id, actions),
                 Choice::Nobody => {
                     let waiting = self.devices.get(&id).is_some_and(|device| {
-                        !device.demands.is_empty()
-                            || !device.background.is_empty()
+                        !device.queue.demands.is_empty()
+                            || !device.visits.background.is_empty()
                             || !device.writers.is_empty()
                     });
                     if waiting {
@@ -158,18 +160,19 @@ impl Server {
     fn has_room(&self, device: &Device) -> bool {
         if !device.positions() {
             let chunk = self.limits.chunk_bytes_max;
-            return device.flight_count < 64
-                && device.flight_bytes < 2 * chunk
+            return device.queue.flight_count < 64
+                && device.queue.flight_bytes < 2 * chunk
                 && device.may_be_overtaken(self.now, chunk);
         }
-        let is_kept_free = device.is_awaited && device.writers.is_empty();
-        device.flight_count == 0 || (!is_kept_free && device.batch_bytes < self.piece_bytes(device))
+        let is_kept_free = device.queue.is_awaited && device.writers.is_empty();
+        device.queue.flight_count == 0
+            || (!is_kept_free && device.queue.batch_bytes < self.piece_bytes(device))
     }
 
     /// The longest request now.
     fn piece_bytes(&self, device: &Device) -> u64 {
         let chunk = self.limits.chunk_bytes_max;
-        match device.is_at_ease {
+        match device.queue.is_at_ease {
             true => (chunk / EASE_PART).max(self.slot_bytes()).min(chunk),
             false => chunk,
         }
@@ -189,7 +192,7 @@ impl Server {
             }
             Choice::Nobody => false,
         };
-        reads && device.is_to_flush() && self.may_wait(id, device, device.medium_free_at)
+        reads && device.is_to_flush() && self.may_wait(id, device, device.medium.free_at)
     }
 
     /// Whether no reader that can still be in time is late when the device is left alone until
@@ -200,6 +203,7 @@ impl Server {
         let needed = until.max(self.now) + one.times(4);
         let is_saved_now = |deadline: Instant| deadline >= self.now && deadline < needed;
         let promised = device
+            .queue
             .demands
             .iter()
             .any(|demand| demand.due != Instant::NEVER);
@@ -234,8 +238,9 @@ impl Server {
         // failed once) goes at once; there are few of them. Without a buffer nothing can be read,
         // and writers go on.
         let promised = self.devices.get(&id).is_some_and(|device| {
-            !device.starved
+            !device.queue.starved
                 && device
+                    .queue
                     .demands
                     .iter()
                     .any(|demand| demand.due != Instant::NEVER)
@@ -245,7 +250,7 @@ impl Server {
         let mut rests_until = Instant::NEVER;
         let mut gap = None;
         if let Some(device) = self.devices.get(&id) {
-            let starved = device.starved;
+            let starved = device.queue.starved;
             for &stream_id in device.contracts.iter().filter(|_| !starved) {
                 if let Some(stream) = self.streams.get(stream_id.0)
                     && let Some(claim) = self.claim(stream, id, self.promised)
@@ -261,12 +266,13 @@ impl Server {
             let load = Load {
                 model: &device.model,
                 free_at: device.turns_at(self.now),
-                head: device.head,
+                head: device.queue.head,
                 claims: &[],
                 visiting: device
-                    .visiting
+                    .visits
+                    .visitor
                     .and_then(|visiting| claimants.iter().position(|who| who.is(visiting))),
-                visit_given: device.visit_given,
+                visit_given: device.visits.given,
                 chunk: self.limits.chunk_bytes_max,
                 best_effort,
             };
@@ -282,7 +288,7 @@ impl Server {
             let keeps_up = device.keeps_up(self.now);
             let is_demanded = keeps_up && !starved && self.is_little_demanded(id, device);
             let rests = self.background_rests_until(device);
-            let rests = rests.or(Some(device.rests_until).filter(|until| *until > self.now));
+            let rests = rests.or(Some(device.queue.rests_until).filter(|until| *until > self.now));
             let rests = rests.filter(|_| keeps_up);
             is_at_ease = device.positions()
                 && (is_demanded || rests.is_some() || self.is_cut_to(&claimants))
@@ -313,11 +319,11 @@ impl Server {
             };
         }
         if let Some(device) = self.devices.get_mut(&id) {
-            device.is_at_ease = is_at_ease;
+            device.queue.is_at_ease = is_at_ease;
             if let Some(until) = gap
                 && matches!(choice, Choice::Stream(_))
             {
-                device.gaps.begin(device.service_started);
+                device.gaps.begin(device.queue.service_started);
                 rests_until = rests_until.min(until);
                 choice = Choice::Nobody;
             }
@@ -342,7 +348,7 @@ impl Server {
         let Some(Turn::Demand(index)) = self.best_effort_turn(id, device) else {
             return false;
         };
-        let demand = device.demands.get(index);
+        let demand = device.queue.demands.get(index);
         demand.is_some_and(|demand| {
             let stream = demand.stream.and_then(|id| self.streams.get(id.0));
             let copies = stream.is_some_and(|stream| stream.is_copy);
@@ -378,7 +384,7 @@ impl Server {
 
     /// The same of streams without a promise.
     fn background_rests_until(&self, device: &Device) -> Option<Instant> {
-        let streams = device.background.iter();
+        let streams = device.visits.background.iter();
         let rests = streams.filter_map(|id| self.rests_until(self.streams.get(id.0)?));
         rests.min()
     }
@@ -420,7 +426,7 @@ impl Server {
                 };
                 let stream = self.streams.get(id.0)?;
                 let is_wanted = self.first_frame_wanted(stream) != Instant::NEVER;
-                let distance = claim.physical.abs_diff(device.head);
+                let distance = claim.physical.abs_diff(device.queue.head);
                 (is_wanted && claim.room > 0).then_some((distance, index))
             })
             .min()
@@ -455,10 +461,10 @@ impl Server {
         };
         let run = self.fetch_run(file, range, IoClass::RealTime, deadline, Some(id), actions);
         if let Some(device) = self.devices.get_mut(&device_id)
-            && device.visiting != Some(Visitor::Reader(id))
+            && device.visits.visitor != Some(Visitor::Reader(id))
         {
-            device.visiting = Some(Visitor::Reader(id));
-            device.visit_given = 0;
+            device.visits.visitor = Some(Visitor::Reader(id));
+            device.visits.given = 0;
         }
         let Some(stream) = self.streams.get_mut(id.0) else {
             return false;
@@ -474,8 +480,8 @@ impl Server {
                 stream.count_fetched(device_id, done);
                 let bridged = stream.read_over(range, done);
                 if let Some(device) = self.devices.get_mut(&device_id) {
-                    device.read_bridged += bridged;
-                    device.visit_given += done;
+                    device.counts.read_bridged += bridged;
+                    device.visits.given += done;
                 }
                 run_is_progress(&run, done)
             }
@@ -540,9 +546,9 @@ impl Server {
 
     fn starve(&mut self, id: DeviceId) {
         if let Some(device) = self.devices.get_mut(&id)
-            && !device.starved
+            && !device.queue.starved
         {
-            device.starved = true;
+            device.queue.starved = true;
             self.starved.push(id);
         }
         let waiting: Vec<u32> = self
@@ -581,7 +587,7 @@ impl Server {
         let Some(device) = self.devices.get_mut(&device_id) else {
             return;
         };
-        let stream = stream.filter(|stream| device.background.contains(stream));
+        let stream = stream.filter(|stream| device.visits.background.contains(stream));
         // Rounded out as far as it costs nothing to speak of against getting there.
         let model = &device.model.base.read;
         let worth = model.rate.bytes_in(Duration(model.fixed.0 / 16)).0;
@@ -593,6 +599,7 @@ impl Server {
             .min(file.size.div_ceil(PAGE_BYTES) * PAGE_BYTES);
         let range = ByteRange::new(start, end.saturating_sub(start));
         let known = device
+            .queue
             .demands
             .iter_mut()
             .find(|demand| demand.file == id && demand.range.start == range.start);
@@ -601,7 +608,7 @@ impl Server {
                 demand.range.length = demand.range.length.max(range.length);
                 demand.due = demand.due.min(due);
             }
-            None => device.demands.push_back(Demand {
+            None => device.queue.demands.push_back(Demand {
                 file: id,
                 range,
                 due,
@@ -651,7 +658,7 @@ impl Server {
 
     /// The next turn of the requests without a promise.
     fn best_effort_turn(&self, id: DeviceId, device: &Device) -> Option<Turn> {
-        let reads = if device.starved {
+        let reads = if device.queue.starved {
             None
         } else {
             // A stream that is fetched ahead is to be visited itself: it waits for the end of
@@ -663,13 +670,13 @@ impl Server {
                 .or_else(|| self.pick_background(id, device).map(Turn::Background))
         };
         let promised = matches!(reads, Some(Turn::Demand(index))
-            if device.demands.get(index).is_some_and(|demand| demand.due != Instant::NEVER));
+            if device.queue.demands.get(index).is_some_and(|demand| demand.due != Instant::NEVER));
         match (reads, self.next_write) {
             (Some(reads), _) if promised => Some(reads),
             (Some(reads), Some(write)) if write.is_wanted => {
                 // Both want it: each for so long that getting there costs little.
-                let over = device.turn_given >= BEST_EFFORT_TURN;
-                let writes = device.writers_turn != over;
+                let over = device.visits.turn_given >= BEST_EFFORT_TURN;
+                let writes = device.visits.writers_turn != over;
                 Some(if writes { Turn::Write(write) } else { reads })
             }
             (None, Some(write)) => Some(Turn::Write(write)),
@@ -679,16 +686,16 @@ impl Server {
 
     fn best_effort_claim(&mut self, id: DeviceId) -> Option<BestEffortClaim> {
         let device = self.devices.get(&id)?;
-        let waited = self.now.since(device.best_effort_served);
+        let waited = self.now.since(device.visits.best_effort_served);
         // A reader without a promise waits until the drive has done the writes that it only seems
         // to have done.
-        let owed = match device.can_flush {
+        let owed = match device.medium.can_flush {
             true => Duration::ZERO,
             false => device.owes(self.now),
         };
         let (range_start, bytes, file) = match self.best_effort_turn(id, device)? {
             Turn::Write(write) => {
-                let distance = write.physical.abs_diff(device.head);
+                let distance = write.physical.abs_diff(device.queue.head);
                 return Some(BestEffortClaim {
                     cost: device.model.write(distance, write.range.length.0),
                     // A write that goes only because nobody wants the device has no patience to
@@ -703,7 +710,7 @@ impl Server {
                 });
             }
             Turn::Demand(index) => {
-                let demand = device.demands.get(index)?;
+                let demand = device.queue.demands.get(index)?;
                 let range = self.with_those_behind(device, demand).0;
                 (range.start.0, range.length.0, demand.file)
             }
@@ -723,7 +730,7 @@ impl Server {
             }
         };
         let physical = self.files.get(&file)?.place(range_start).0;
-        let distance = physical.abs_diff(device.head);
+        let distance = physical.abs_diff(device.queue.head);
         let cost = device
             .model
             .read(distance, bytes.min(self.limits.chunk_bytes_max));
@@ -738,9 +745,10 @@ impl Server {
     /// The demand to serve: one whose patience is over or that was promised, else the nearest
     /// ahead. While a stream is visited, not one of the streams that are next.
     fn pick_demand(&self, device: &Device, visited: Option<StreamId>) -> Option<usize> {
-        let promised = device.demands.iter().map(|demand| demand.due).min()?;
+        let promised = device.queue.demands.iter().map(|demand| demand.due).min()?;
         if promised != Instant::NEVER {
             return device
+                .queue
                 .demands
                 .iter()
                 .position(|demand| demand.due == promised);
@@ -748,14 +756,14 @@ impl Server {
         let may = |(_, demand): &(usize, &Demand)| match (visited, demand.stream) {
             (Some(visited), Some(stream)) => {
                 stream == visited
-                    || !device.background.contains(&stream)
+                    || !device.visits.background.contains(&stream)
                     || self.now.since(demand.since) > VISIT_PATIENCE
             }
             _ => true,
         };
-        let mut demands = device.demands.iter().enumerate().filter(may);
+        let mut demands = device.queue.demands.iter().enumerate().filter(may);
         let (index, first) = demands.next()?;
-        if self.now.since(first.since) > DEMAND_PATIENCE || device.demands.len() == 1 {
+        if self.now.since(first.since) > DEMAND_PATIENCE || device.queue.demands.len() == 1 {
             return Some(index);
         }
         let ahead = |demand: &Demand| {
@@ -763,7 +771,7 @@ impl Server {
                 .files
                 .get(&demand.file)
                 .map_or(0, |file| file.place(demand.range.start.0).0);
-            physical.wrapping_sub(device.head)
+            physical.wrapping_sub(device.queue.head)
         };
         core::iter::once((index, first))
             .chain(demands)
@@ -774,14 +782,16 @@ impl Server {
 
     /// The best-effort stream that is being visited, and wants more.
     fn visited(&self, device_id: DeviceId, device: &Device) -> Option<StreamId> {
-        let front = *device.background.front()?;
-        let wants = device.background_given > 0 && self.background_wants(device_id, device, front);
+        let front = *device.visits.background.front()?;
+        let wants =
+            device.visits.background_given > 0 && self.background_wants(device_id, device, front);
         wants.then_some(front)
     }
 
     /// The best-effort stream whose turn it is and that wants bytes.
     fn pick_background(&self, device_id: DeviceId, device: &Device) -> Option<StreamId> {
         device
+            .visits
             .background
             .iter()
             .copied()
@@ -796,7 +806,7 @@ impl Server {
             return false;
         };
         let share = u64::from(self.cache.takeable_count()) * self.slot_bytes()
-            / (2 * device.background.len().max(1) as u64);
+            / (2 * device.visits.background.len().max(1) as u64);
         let window = share
             .min((stream.consumed.saturating_mul(2)).max(*AHEAD_BYTES.start()))
             .clamp(*AHEAD_BYTES.start(), *AHEAD_BYTES.end());
@@ -806,12 +816,14 @@ impl Server {
         };
         let level = stream.fetched_on(device_id).saturating_sub(stream.consumed);
         // In the middle of a visit up to the window's end; a new visit once half of it is used up.
-        let wanted = if device.background.front() == Some(&id) && device.background_given > 0 {
+        let wanted = if device.visits.background.front() == Some(&id)
+            && device.visits.background_given > 0
+        {
             level < window
         } else {
             level < window / 2
         };
-        let rests = device.is_at_ease && self.rests_until(stream).is_some();
+        let rests = device.queue.is_at_ease && self.rests_until(stream).is_some();
         wanted
             && !rests
             && self.has_buffers_to_spare()
@@ -842,7 +854,7 @@ impl Server {
     fn fetch_demand(&mut self, id: DeviceId, index: usize, actions: &mut Actions) -> bool {
         let now = self.now;
         let found = self.devices.get(&id).and_then(|device| {
-            let demand = device.demands.get(index).copied()?;
+            let demand = device.queue.demands.get(index).copied()?;
             Some((demand, self.with_those_behind(device, &demand)))
         });
         let Some((demand, (range, bridged))) = found else {
@@ -859,27 +871,27 @@ impl Server {
         let Some(device) = self.devices.get_mut(&id) else {
             return false;
         };
-        device.visiting = None;
-        device.is_awaited |= device.is_at_ease && matches!(run, Run::Sent(_));
+        device.visits.visitor = None;
+        device.queue.is_awaited |= device.queue.is_at_ease && matches!(run, Run::Sent(_));
         match run {
             Run::Covered(end) | Run::Sent(end) => {
-                device.best_effort_served = now;
+                device.visits.best_effort_served = now;
                 if end >= range.end() {
-                    device.read_bridged += bridged;
+                    device.counts.read_bridged += bridged;
                 }
                 let is_done = |other: &Demand| {
                     let inside = other.range.start >= range.start && other.range.end() <= end;
                     other.file == demand.file && inside && end > demand.range.end()
                 };
                 if end >= demand.range.end() {
-                    device.demands.remove(index);
-                } else if let Some(rest) = device.demands.get_mut(index) {
+                    device.queue.demands.remove(index);
+                } else if let Some(rest) = device.queue.demands.get_mut(index) {
                     rest.range = ByteRange::new(end, demand.range.end() - end);
                 }
-                device.demands.retain(|other| !is_done(other));
+                device.queue.demands.retain(|other| !is_done(other));
                 if let Some(stream) = demand.stream
                     && demand.due == Instant::NEVER
-                    && device.background.contains(&stream)
+                    && device.visits.background.contains(&stream)
                 {
                     // The head is where the stream goes on.
                     device.visit(stream, end - range.start.0);
@@ -892,7 +904,7 @@ impl Server {
             }
             // A read that waits for it is looked at again when that request ends.
             Run::Busy => {
-                device.demands.remove(index);
+                device.queue.demands.remove(index);
                 true
             }
         }
@@ -923,10 +935,10 @@ impl Server {
         else {
             return false;
         };
-        device.visiting = None;
-        let before = device.background_given;
+        device.visits.visitor = None;
+        let before = device.visits.background_given;
         // Until the stream has had something: one that comes no further keeps nobody from a turn.
-        device.background_given = 0;
+        device.visits.background_given = 0;
         let Some((_, range, worth)) = piece else {
             return false;
         };
@@ -938,10 +950,10 @@ impl Server {
                     Flow::Reverse | Flow::Strided { .. } => 0,
                 };
                 stream.count_fetched(id, done);
-                device.read_bridged += stream.read_over(range, done);
-                device.best_effort_served = now;
+                device.counts.read_bridged += stream.read_over(range, done);
+                device.visits.best_effort_served = now;
                 if done > 0 {
-                    device.background_given = before;
+                    device.visits.background_given = before;
                     device.visit(stream_id, done);
                 }
                 run_is_progress(&run, done)
@@ -1155,30 +1167,30 @@ impl Server {
         };
         let cost = device
             .model
-            .read(physical.abs_diff(device.head), range.length.0);
+            .read(physical.abs_diff(device.queue.head), range.length.0);
         let calibrated = device
             .model
-            .calibrated_read(physical.abs_diff(device.head), range.length.0);
-        let is_first = device.flight_count == 0;
-        let is_close = is_first.then_some(device.service_started == now);
-        if device.flight_count == 0 {
-            device.service_started = now;
-            device.batch_bytes = 0;
+            .calibrated_read(physical.abs_diff(device.queue.head), range.length.0);
+        let is_first = device.queue.flight_count == 0;
+        let is_close = is_first.then_some(device.queue.service_started == now);
+        if device.queue.flight_count == 0 {
+            device.queue.service_started = now;
+            device.queue.batch_bytes = 0;
         }
-        device.flushes_alone = false;
-        device.batch_bytes += range.length.0;
-        device.head = physical.saturating_add(range.length.0);
-        device.flight_count += 1;
-        device.flight_bytes += range.length.0;
-        device.flight_cost += cost;
-        device.flight_deadlines.push(deadline);
+        device.medium.flushes_alone = false;
+        device.queue.batch_bytes += range.length.0;
+        device.queue.head = physical.saturating_add(range.length.0);
+        device.queue.flight_count += 1;
+        device.queue.flight_bytes += range.length.0;
+        device.queue.flight_cost += cost;
+        device.queue.flight_deadlines.push(deadline);
         device.gaps.sent(class, cost, is_close);
         let kind = usize::from(class != IoClass::RealTime);
         if kind == 1 {
             device.turn_taken(false, cost);
         }
-        device.request_count[kind] += 1;
-        device.bytes[kind] += range.length.0;
+        device.counts.request_count[kind] += 1;
+        device.counts.bytes[kind] += range.length.0;
 
         let start = actions.slots.len() as u32;
         actions.slots.extend_from_slice(&slots);
@@ -1361,13 +1373,13 @@ impl Server {
         let Some(device) = self.devices.get_mut(&id) else {
             return;
         };
-        let taken = now.since(device.service_started);
-        device.busy += taken;
-        device.service_started = now;
-        device.flight_count = device.flight_count.saturating_sub(1);
-        device.flight_bytes = device.flight_bytes.saturating_sub(flight.bytes);
-        device.flight_cost = device.flight_cost - flight.cost;
-        let deadlines = &mut device.flight_deadlines;
+        let taken = now.since(device.queue.service_started);
+        device.counts.busy += taken;
+        device.queue.service_started = now;
+        device.queue.flight_count = device.queue.flight_count.saturating_sub(1);
+        device.queue.flight_bytes = device.queue.flight_bytes.saturating_sub(flight.bytes);
+        device.queue.flight_cost = device.queue.flight_cost - flight.cost;
+        let deadlines = &mut device.queue.flight_deadlines;
         if let Some(place) = deadlines.iter().position(|&at| at == flight.deadline) {
             deadlines.swap_remove(place);
         }
@@ -1375,17 +1387,17 @@ impl Server {
         // anything, together they took what they took.
         let wrote = flight.wrote;
         device.count_for_medium(now, flight, taken);
-        device.batch_calibrated += flight.calibrated;
-        device.batch_taken += taken;
-        if device.flight_count == 0 && core::mem::take(&mut device.is_awaited) {
-            device.rests_until = now + seats::REST;
+        device.learning.batch_calibrated += flight.calibrated;
+        device.learning.batch_taken += taken;
+        if device.queue.flight_count == 0 && core::mem::take(&mut device.queue.is_awaited) {
+            device.queue.rests_until = now + seats::REST;
         }
-        if device.flight_count == 0 || !device.positions() {
-            let taken = core::mem::take(&mut device.batch_taken);
-            let calibrated = core::mem::take(&mut device.batch_calibrated);
+        if device.queue.flight_count == 0 || !device.positions() {
+            let taken = core::mem::take(&mut device.learning.batch_taken);
+            let calibrated = core::mem::take(&mut device.learning.batch_calibrated);
             let owes = device.owes(now.before(taken)) > Duration::ZERO;
             // The time that headers took of it says nothing of the device's speed.
-            let disturbed = device.headers.disturbed(now);
+            let disturbed = device.queue.headers.disturbed(now);
             let is_behind_gap = device.gaps.ended(now, taken, disturbed || owes);
             if !disturbed && !is_behind_gap {
                 device.learn(now, calibrated, taken, wrote);
@@ -1413,18 +1425,19 @@ fn has_time(load: &Load<'_>, order: &mut Order) -> bool {
 impl Device {
     /// A best-effort stream was given bytes: its visit goes on until it has had its share.
     fn visit(&mut self, id: StreamId, given: u64) {
-        if self.background.front() != Some(&id) {
-            self.background.retain(|&other| other != id);
-            self.background.push_front(id);
-            self.background_given = 0;
+        if self.visits.background.front() != Some(&id) {
+            self.visits.background.retain(|&other| other != id);
+            self.visits.background.push_front(id);
+            self.visits.background_given = 0;
         }
-        self.background_given += given;
+        self.visits.background_given += given;
         let rate = self.model.base.read.rate;
-        let share = rate.bytes_in(BACKGROUND_ROUND).0 / self.background.len() as u64;
-        if self.background_given >= share.clamp(*BACKGROUND_VISIT.start(), *BACKGROUND_VISIT.end())
+        let share = rate.bytes_in(BACKGROUND_ROUND).0 / self.visits.background.len() as u64;
+        if self.visits.background_given
+            >= share.clamp(*BACKGROUND_VISIT.start(), *BACKGROUND_VISIT.end())
         {
-            self.background.rotate_left(1);
-            self.background_given = 0;
+            self.visits.background.rotate_left(1);
+            self.visits.background_given = 0;
         }
     }
 }

@@ -438,8 +438,8 @@ impl Server {
         self.files.remove(&id);
         // The readers of its bytes are gone; their demands would stand before the others for ever.
         if let Some(device) = self.devices.get_mut(&device) {
-            device.demands.retain(|demand| demand.file != id);
-            device.headers.ended(id);
+            device.queue.demands.retain(|demand| demand.file != id);
+            device.queue.headers.ended(id);
         }
         if self.keys.get(&key) == Some(&id) {
             self.keys.remove(&key);

@@ -247,7 +247,7 @@ impl Server {
         }
         let (file, device) = (stream.file, stream.device);
         if let Some(device) = self.devices.get_mut(&device) {
-            device.background.retain(|&other| other != id);
+            device.visits.background.retain(|&other| other != id);
             device.refused.retain(|&other| other != id);
         }
         self.retry_waiting(file, actions);
@@ -461,9 +461,9 @@ impl Server {
                 break;
             };
             if let Some(device) = self.devices.get_mut(&device)
-                && !device.background.contains(&id)
+                && !device.visits.background.contains(&id)
             {
-                device.background.push_back(id);
+                device.visits.background.push_back(id);
             }
         }
     }

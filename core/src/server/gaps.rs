@@ -167,15 +167,15 @@ impl Device {
         load: &Load<'_>,
         order: &mut Order,
     ) -> Option<Instant> {
-        let ended = self.service_started;
+        let ended = self.queue.service_started;
         // A reader that waits for bytes waits no longer than that.
         let is_awaited = load.claims.iter().any(|claim| claim.is_awaited);
-        let length = match is_awaited || !self.demands.is_empty() {
+        let length = match is_awaited || !self.queue.demands.is_empty() {
             true => GAP,
             false => self.gaps.length(),
         };
         let until = ended + length;
-        if !self.positions() || self.flight_count > 0 || now >= until {
+        if !self.positions() || self.queue.flight_count > 0 || now >= until {
             return None;
         }
         let is_open = self.gaps.is_open && self.gaps.began == ended;

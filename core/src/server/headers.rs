@@ -74,12 +74,16 @@ impl Server {
         let Some(device) = self.devices.get_mut(&file.device) else {
             return;
         };
-        let is_being_read = device.headers.reading.is_some_and(|(other, _)| other == id);
+        let is_being_read = device
+            .queue
+            .headers
+            .reading
+            .is_some_and(|(other, _)| other == id);
         if file.is_header_wanted || is_being_read || !policy.reads_headers() {
             return;
         }
         file.is_header_wanted = true;
-        device.headers.waiting.push_back((Some(now), id));
+        device.queue.headers.waiting.push_back((Some(now), id));
         let device = file.device;
         self.touch(device);
     }
@@ -101,7 +105,7 @@ impl Server {
         let Some(device) = self.devices.get_mut(&device_id) else {
             return;
         };
-        let waiting = &mut device.headers.waiting;
+        let waiting = &mut device.queue.headers.waiting;
         if let Some(place) = waiting
             .iter()
             .position(|&(since, file)| file == id && since.is_some())
@@ -119,7 +123,7 @@ impl Server {
             return;
         };
         let positions = device.positions();
-        let headers = &mut device.headers;
+        let headers = &mut device.queue.headers;
         let files = &mut self.files;
         // A file that is closed again does without.
         let is_unwanted = |file: &File| !file.is_header_wanted || file.use_count == 0;
@@ -135,11 +139,11 @@ impl Server {
             return;
         };
         let is_reading = headers.is_reading(now);
-        let has_nothing = device.flight_count == 0 && device.demands.is_empty();
+        let has_nothing = device.queue.flight_count == 0 && device.queue.demands.is_empty();
         let is_idle = has_nothing && !device.gaps.is_open();
         let at = match since {
             None => Instant::ZERO,
-            Some(since) if is_idle => device.service_started.max(since) + QUIET,
+            Some(since) if is_idle => device.queue.service_started.max(since) + QUIET,
             // All that it has to do will end, and then this is looked at.
             Some(_) => Instant::NEVER,
         };
@@ -170,7 +174,7 @@ impl Server {
     pub(super) fn hinted(&mut self, id: FileId, hint: Option<RateHint>) {
         let device = self.files.get(&id).map(|file| file.device);
         if let Some((device, entry)) = device.and_then(|id| Some((id, self.devices.get_mut(&id)?)))
-            && entry.headers.ended(id)
+            && entry.queue.headers.ended(id)
         {
             self.touch(device);
         }

@@ -212,7 +212,7 @@ impl Server {
         self.resign(id);
         self.release_held(id, u64::MAX);
         if let Some(device) = self.devices.get_mut(&device) {
-            device.background.retain(|&other| other != id);
+            device.visits.background.retain(|&other| other != id);
         }
     }
 }

@@ -422,7 +422,7 @@ impl Server {
         self.end_kept_over();
         for device in core::mem::take(&mut self.blocked) {
             if let Some(entry) = self.devices.get_mut(&device) {
-                entry.blocked = false;
+                entry.queue.blocked = false;
             }
             self.retry_refused(device);
             self.end_silent_sequences(device, actions);
@@ -451,9 +451,9 @@ impl Server {
     /// Have a device looked at again by the timer.
     fn block(&mut self, device: DeviceId) {
         if let Some(entry) = self.devices.get_mut(&device)
-            && !entry.blocked
+            && !entry.queue.blocked
         {
-            entry.blocked = true;
+            entry.queue.blocked = true;
             self.blocked.push(device);
         }
     }
@@ -462,7 +462,7 @@ impl Server {
         if !self.starved.is_empty() && self.give_back(None) {
             while let Some(device) = self.starved.pop() {
                 if let Some(entry) = self.devices.get_mut(&device) {
-                    entry.starved = false;
+                    entry.queue.starved = false;
                 }
                 self.touch(device);
             }

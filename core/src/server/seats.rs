@@ -317,7 +317,7 @@ impl Server {
             // When that request ends the device is looked at again. The reader may wait for nothing
             // that is under way: it was dropped, and is fetched anew.
             let is_on_its_way = stream.fetched >= stream.consumed
-                && self.devices.get(&stream.device)?.flight_count > 0;
+                && self.devices.get(&stream.device)?.queue.flight_count > 0;
             return is_on_its_way.then_some(Instant::NEVER);
         }
         let handle = (stream.session, stream.handle?);

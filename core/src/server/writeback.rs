@@ -289,12 +289,12 @@ impl Server {
                 continue;
             }
             let next = weighed.next;
-            let goes_on = device.write_goes_on == Some((file, next.range.start.0))
-                && device.write_given < WRITE_VISIT;
+            let goes_on = device.visits.write_goes_on == Some((file, next.range.start.0))
+                && device.visits.write_given < WRITE_VISIT;
             // The file under way goes on; then one that is waited for, then one that is due; then
             // the nearest ahead.
             let is_overdue = self.now >= next.due;
-            let ahead = next.physical.wrapping_sub(device.head);
+            let ahead = next.physical.wrapping_sub(device.queue.head);
             let rank = if is_overdue { next.due.0 } else { ahead };
             let key = (!next.is_wanted, !goes_on, !is_overdue, rank);
             if best.as_ref().is_none_or(|(other, _)| key < *other) {
@@ -404,7 +404,7 @@ impl Server {
             return None;
         }
         let age = self.policy.write_age;
-        let goes_on = match device.write_goes_on {
+        let goes_on = match device.visits.write_goes_on {
             Some((same, offset)) if same == id => offset,
             _ => 0,
         };
@@ -501,7 +501,7 @@ impl Server {
         let mut players = self.players(id, self.promised, &[]);
         players.extend(self.writing_players(id));
         let needed = admission::needed_permille(&device.model, &players).min(1000);
-        let reads = !device.demands.is_empty() || !device.background.is_empty();
+        let reads = !device.queue.demands.is_empty() || !device.visits.background.is_empty();
         let spare = (1000 - needed) / if reads { 2 } else { 1 };
         device.model.base.write.rate.bytes_in(time).0 / 1000 * spare
     }
@@ -660,38 +660,41 @@ impl Server {
         let Some(device) = self.devices.get_mut(&id) else {
             return;
         };
-        let (bytes, distance) = (next.range.length.0, next.physical.abs_diff(device.head));
+        let (bytes, distance) = (
+            next.range.length.0,
+            next.physical.abs_diff(device.queue.head),
+        );
         let cost = device.model.write(distance, bytes);
         let calibrated = device.model.calibrated_write(distance, bytes);
-        if device.flight_count == 0 {
-            device.service_started = now;
-            device.batch_bytes = 0;
+        if device.queue.flight_count == 0 {
+            device.queue.service_started = now;
+            device.queue.batch_bytes = 0;
         }
-        device.flushes_alone = false;
-        device.batch_bytes += bytes;
-        device.head = next.physical.saturating_add(bytes);
-        device.flight_count += 1;
-        device.flight_bytes += bytes;
-        device.flight_cost += cost;
-        device.flight_deadlines.push(next.due);
+        device.medium.flushes_alone = false;
+        device.queue.batch_bytes += bytes;
+        device.queue.head = next.physical.saturating_add(bytes);
+        device.queue.flight_count += 1;
+        device.queue.flight_bytes += bytes;
+        device.queue.flight_cost += cost;
+        device.queue.flight_deadlines.push(next.due);
         device.gaps.sent(IoClass::BestEffort, cost, Some(false));
-        device.write_count += 1;
-        device.write_bytes += bytes;
-        device.write_bridged += gathered.bridged;
+        device.counts.write_count += 1;
+        device.counts.write_bytes += bytes;
+        device.counts.write_bridged += gathered.bridged;
         if is_claimed {
             device.visited(Visitor::Writer(next.file), bytes);
         } else {
-            device.visiting = None;
-            device.best_effort_served = now;
+            device.visits.visitor = None;
+            device.visits.best_effort_served = now;
             device.turn_taken(true, cost);
         }
-        if device.write_goes_on != Some((next.file, next.range.start.0))
-            || device.write_given >= WRITE_VISIT
+        if device.visits.write_goes_on != Some((next.file, next.range.start.0))
+            || device.visits.write_given >= WRITE_VISIT
         {
-            device.write_given = 0;
+            device.visits.write_given = 0;
         }
-        device.write_given += bytes;
-        device.write_goes_on = Some((next.file, next.range.end()));
+        device.visits.write_given += bytes;
+        device.visits.write_goes_on = Some((next.file, next.range.end()));
         self.flight_generation = self.flight_generation.wrapping_add(1);
         let generation = self.flight_generation;
         let key = self.write_flights.insert(WriteFlight {
