@@ -166,28 +166,68 @@ pub enum Remedy {
     None,
 }
 
+/// The circumstances under which a remedy could lose bytes, or another one is right.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Doubt {
+    /// A stub has a layout of a newer version, which may name anything.
+    pub has_newer_layouts: bool,
+    /// A member is away, or has an object that cannot be read: no file is known whole.
+    pub is_member_away: bool,
+    /// A member was given up with its bytes.
+    pub is_member_lost: bool,
+    /// Another stub names an object of the finding's stub, or says that it is the same file: a
+    /// person decides.
+    pub is_stub_doubtful: bool,
+    /// The finding's stub names an object on a member that was given up.
+    pub names_lost: bool,
+    /// The finding's stub is in `lost+found`, and got this object of a stripe just before fsck was
+    /// interrupted.
+    pub is_half_kept: bool,
+    /// The finding's file was removed, and is buried now: an object of it that was on its way to
+    /// another member is left.
+    pub is_buried: bool,
+    /// The finding's object is a part of a stripe.
+    pub is_in_stripe: bool,
+}
+
 impl Finding {
-    /// The remedy.
-    ///
-    /// `newer_records`  a stub has a record of a newer version, which may name anything: then
-    /// nothing is removed or given a name
-    pub fn remedy(&self, newer_records: bool) -> Remedy {
+    /// The remedy. Where bytes could be lost by it: [`Remedy::None`].
+    pub fn remedy(&self, doubt: &Doubt) -> Remedy {
+        let is_whole = !doubt.is_member_away && !doubt.is_member_lost;
         match self {
+            // Bytes that are, or were, on such a member would be missing in the file, and read as
+            // zeros.
             Finding::RecordFaulty {
                 fault,
                 file: Some(file),
                 ..
-            } if !matches!(fault, LayoutFault::Newer { .. }) => Remedy::WriteRecord(*file),
+            } if is_whole && !matches!(fault, LayoutFault::Newer { .. }) => {
+                Remedy::WriteRecord(*file)
+            }
             Finding::MarkFaulty {
                 is_newer: false, ..
             } => Remedy::WriteMark,
+            Finding::ObjectOfOther { .. } if doubt.is_half_kept && !doubt.is_stub_doubtful => {
+                Remedy::WriteMark
+            }
             // Objects of it that are there would have no name then.
-            Finding::NeverSynced { .. } | Finding::Unnamed { .. } if newer_records => Remedy::None,
+            Finding::NeverSynced { .. } | Finding::Unnamed { .. } if doubt.has_newer_layouts => {
+                Remedy::None
+            }
+            // The object may be one that another file names, or on its way.
+            Finding::NeverSynced { .. }
+                if doubt.is_stub_doubtful || doubt.is_member_away || doubt.names_lost =>
+            {
+                Remedy::None
+            }
             Finding::NeverSynced { .. } => Remedy::Empty,
+            // Of a stripe nothing can be said before all of it is there.
+            Finding::Unnamed { .. } if doubt.is_member_away && doubt.is_in_stripe => Remedy::None,
             Finding::Unnamed {
                 has_data: false, ..
             } => Remedy::Remove,
             Finding::Unnamed { stub: Some(_), .. } => Remedy::RemoveIfCopied,
+            Finding::Unnamed { .. } if doubt.is_buried => Remedy::Remove,
             Finding::Unnamed { .. } => Remedy::Keep,
             _ => Remedy::None,
         }
@@ -684,7 +724,118 @@ mod tests {
             ]
         );
         for finding in findings {
-            assert_eq!(finding.remedy(false), Remedy::None, "{finding:?}");
+            assert_eq!(finding.remedy(&SURE), Remedy::None, "{finding:?}");
+        }
+    }
+
+    /// Nothing is in doubt.
+    const SURE: Doubt = Doubt {
+        has_newer_layouts: false,
+        is_member_away: false,
+        is_member_lost: false,
+        is_stub_doubtful: false,
+        names_lost: false,
+        is_half_kept: false,
+        is_buried: false,
+        is_in_stripe: false,
+    };
+    const NEWER: Doubt = Doubt {
+        has_newer_layouts: true,
+        ..SURE
+    };
+
+    #[test]
+    fn a_doubt_leaves_what_it_would_lose() {
+        let unnamed = |stub, has_data| Finding::Unnamed {
+            object: object(0, 1),
+            file: Some(file(1)),
+            stub,
+            has_data,
+        };
+        let faulty = |fault| Finding::RecordFaulty {
+            stub: 0,
+            fault,
+            file: Some(file(1)),
+        };
+        let broken = || faulty(LayoutFault::Checksum);
+        let newer = || faulty(LayoutFault::Newer { version: 9 });
+        let never = Finding::NeverSynced { stub: 0 };
+        let of_other = Finding::ObjectOfOther {
+            stub: 0,
+            object: object(0, 1),
+        };
+        let write_record = Remedy::WriteRecord(file(1));
+        let away = Doubt {
+            is_member_away: true,
+            ..SURE
+        };
+        let lost = Doubt {
+            is_member_lost: true,
+            ..SURE
+        };
+        let doubtful = Doubt {
+            is_stub_doubtful: true,
+            ..SURE
+        };
+        let names_lost = Doubt {
+            names_lost: true,
+            ..lost
+        };
+        let half_kept = Doubt {
+            is_half_kept: true,
+            ..SURE
+        };
+        let half_kept_doubtful = Doubt {
+            is_stub_doubtful: true,
+            ..half_kept
+        };
+        let buried = Doubt {
+            is_buried: true,
+            ..SURE
+        };
+        let stripe_away = Doubt {
+            is_in_stripe: true,
+            ..away
+        };
+        let stripe = Doubt {
+            is_in_stripe: true,
+            ..SURE
+        };
+        let buried_newer = Doubt {
+            is_buried: true,
+            ..NEWER
+        };
+        for (finding, doubt, remedy) in [
+            (&broken(), SURE, write_record),
+            (&broken(), away, Remedy::None),
+            (&broken(), lost, Remedy::None),
+            (&broken(), doubtful, write_record),
+            (&broken(), NEWER, write_record),
+            (&newer(), SURE, Remedy::None),
+            (&never, SURE, Remedy::Empty),
+            (&never, away, Remedy::None),
+            (&never, lost, Remedy::Empty),
+            (&never, names_lost, Remedy::None),
+            (&never, doubtful, Remedy::None),
+            (&never, NEWER, Remedy::None),
+            (&of_other, SURE, Remedy::None),
+            (&of_other, half_kept, Remedy::WriteMark),
+            (&of_other, half_kept_doubtful, Remedy::None),
+            (&unnamed(None, true), SURE, Remedy::Keep),
+            (&unnamed(None, true), buried, Remedy::Remove),
+            (&unnamed(None, true), buried_newer, Remedy::None),
+            (&unnamed(None, true), away, Remedy::Keep),
+            (&unnamed(None, true), stripe, Remedy::Keep),
+            (&unnamed(None, true), stripe_away, Remedy::None),
+            (&unnamed(None, false), SURE, Remedy::Remove),
+            (&unnamed(None, false), stripe_away, Remedy::None),
+            (&unnamed(None, false), NEWER, Remedy::None),
+            (&unnamed(Some(0), true), SURE, Remedy::RemoveIfCopied),
+            (&unnamed(Some(0), true), buried, Remedy::RemoveIfCopied),
+            (&unnamed(Some(0), true), stripe_away, Remedy::None),
+            (&unnamed(Some(0), false), SURE, Remedy::Remove),
+        ] {
+            assert_eq!(finding.remedy(&doubt), remedy, "{finding:?} {doubt:?}");
         }
     }
 
@@ -701,8 +852,8 @@ mod tests {
         };
         let lost = [Finding::NeverSynced { stub: 0 }];
         assert_eq!(checked(&[unsettled(&[a, b])], &[found(b, mark(1))]), lost);
-        assert_eq!(lost[0].remedy(false), Remedy::Empty);
-        assert_eq!(lost[0].remedy(true), Remedy::None);
+        assert_eq!(lost[0].remedy(&SURE), Remedy::Empty);
+        assert_eq!(lost[0].remedy(&NEWER), Remedy::None);
         let both = [found(a, mark(1)), found(b, mark(1))];
         assert_eq!(checked(&[unsettled(&[a, b])], &both), []);
         assert_eq!(checked(&[unsettled(&[away])], &[]), []);
@@ -723,7 +874,7 @@ mod tests {
             let [finding @ Finding::MarkFaulty { .. }] = findings.as_slice() else {
                 panic!("{findings:?}")
             };
-            assert_eq!(finding.remedy(false), remedy);
+            assert_eq!(finding.remedy(&SURE), remedy);
         }
     }
 
@@ -748,9 +899,9 @@ mod tests {
             let [finding @ Finding::Unnamed { .. }] = findings.as_slice() else {
                 panic!("{findings:?}")
             };
-            assert_eq!(finding.remedy(false), remedy, "{finding:?}");
+            assert_eq!(finding.remedy(&SURE), remedy, "{finding:?}");
             assert_eq!(
-                finding.remedy(true),
+                finding.remedy(&NEWER),
                 Remedy::None,
                 "a newer record may name it"
             );
@@ -762,7 +913,7 @@ mod tests {
         });
         let findings = checked(&[], &[found(b, other)]);
         assert_eq!(findings, [Finding::Foreign { object: b }]);
-        assert_eq!(findings[0].remedy(false), Remedy::None);
+        assert_eq!(findings[0].remedy(&SURE), Remedy::None);
     }
 
     #[test]
@@ -961,7 +1112,7 @@ mod tests {
             })
             .collect();
         for finding in checked(&[], &objects) {
-            assert_eq!(finding.remedy(false), Remedy::Keep, "{finding:?}");
+            assert_eq!(finding.remedy(&SURE), Remedy::Keep, "{finding:?}");
         }
         let empty: Vec<FoundObject> = objects
             .into_iter()
@@ -971,7 +1122,7 @@ mod tests {
             })
             .collect();
         for finding in checked(&[], &empty) {
-            assert_eq!(finding.remedy(false), Remedy::Remove, "{finding:?}");
+            assert_eq!(finding.remedy(&SURE), Remedy::Remove, "{finding:?}");
         }
     }
 

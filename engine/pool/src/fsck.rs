@@ -16,7 +16,7 @@ use crate::reserved::Reserved;
 use crate::walk::{each_stub, open_below};
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::check::{
-    Finding, FoundObject, Mark, Piece, Record, Remedy, Stub, assemble, check, part_of,
+    Doubt, Finding, FoundObject, Mark, Piece, Record, Remedy, Stub, assemble, check, part_of,
 };
 use rushes_core::pool::led::{Led, outside};
 use rushes_core::pool::{
@@ -233,43 +233,17 @@ fn look_once(
         settled: RefCell::default(),
         files: RefCell::new(files.collect()),
     };
-    let in_doubt = in_doubt(&findings);
+    let circumstances = Circumstances {
+        has_newer_layouts: newer,
+        is_member_away: !away.is_empty(),
+        lost: &lost,
+        doubtful: in_doubt(&findings),
+        buried: &buried,
+    };
     let count = findings.len();
     for (at, finding) in findings.iter().enumerate() {
         progress(Progress::Mending(at, count));
-        let mut remedy = finding.remedy(newer);
-        // Bytes that are, or were, on a member that is away or given up would be missing in it, and
-        // read as zeroes.
-        if matches!(remedy, Remedy::WriteRecord(_)) && !(away.is_empty() && lost.is_empty()) {
-            remedy = Remedy::None;
-        }
-        // The object may be one that another file names, or on its way.
-        if let Finding::NeverSynced { stub } = finding
-            && (in_doubt.contains(stub) || !away.is_empty() || look.names_lost(*stub, &lost))
-        {
-            remedy = Remedy::None;
-        }
-        if let Finding::ObjectOfOther { stub, object } = finding
-            && !in_doubt.contains(stub)
-            && mender.half_kept(*stub, *object).is_some()
-        {
-            remedy = Remedy::WriteMark;
-        }
-        // It was on its way to another member when its file was removed, and both were interrupted.
-        if let Finding::Unnamed { file, stub, .. } = finding
-            && stub.is_none()
-            && remedy == Remedy::Keep
-            && file.is_some_and(|file| buried.contains(&file))
-        {
-            remedy = Remedy::Remove;
-        }
-        // Of a stripe nothing can be said before all of it is there.
-        if let Finding::Unnamed { object, .. } = finding
-            && !away.is_empty()
-            && mender.stripe_of(*object).is_some()
-        {
-            remedy = Remedy::None;
-        }
+        let remedy = finding.remedy(&mender.doubt(finding, &circumstances));
         let state = match (remedy, repair) {
             (Remedy::None, _) => State::Open,
             (remedy, _) if !mender.can(remedy)? => State::Open,
@@ -283,9 +257,23 @@ fn look_once(
         Finding::NeverSynced { stub } => Some(*stub),
         _ => None,
     });
-    let left_alone = in_doubt.iter().copied().chain(never_synced).collect();
+    let doubtful = circumstances.doubtful.iter().copied();
+    let left_alone = doubtful.chain(never_synced).collect();
     mender.leftovers(repair, &left_alone, &mut report)?;
     Ok(report)
+}
+
+/// The facts of the whole pool on which remedies depend.
+struct Circumstances<'a> {
+    has_newer_layouts: bool,
+    /// A member is away, or has an object that cannot be read.
+    is_member_away: bool,
+    /// Members that were given up.
+    lost: &'a BTreeSet<MemberNumber>,
+    /// Stubs whose objects another one may need.
+    doubtful: BTreeSet<usize>,
+    /// Files that were removed, and are buried now.
+    buried: &'a BTreeSet<FileIdentity>,
 }
 
 /// Stubs whose objects another one may need: a person decides.
@@ -770,6 +758,32 @@ impl Mender<'_> {
             }
         }
         Ok(said)
+    }
+
+    /// The doubts about one finding.
+    fn doubt(&self, finding: &Finding, pool: &Circumstances<'_>) -> Doubt {
+        let mut doubt = Doubt {
+            has_newer_layouts: pool.has_newer_layouts,
+            is_member_away: pool.is_member_away,
+            is_member_lost: !pool.lost.is_empty(),
+            ..Doubt::default()
+        };
+        match finding {
+            Finding::NeverSynced { stub } => {
+                doubt.is_stub_doubtful = pool.doubtful.contains(stub);
+                doubt.names_lost = self.look.names_lost(*stub, pool.lost);
+            }
+            Finding::ObjectOfOther { stub, object } => {
+                doubt.is_stub_doubtful = pool.doubtful.contains(stub);
+                doubt.is_half_kept = self.half_kept(*stub, *object).is_some();
+            }
+            Finding::Unnamed { object, file, .. } => {
+                doubt.is_buried = file.is_some_and(|file| pool.buried.contains(&file));
+                doubt.is_in_stripe = self.stripe_of(*object).is_some();
+            }
+            _ => {}
+        }
+        doubt
     }
 
     /// A stub in `lost+found` that names an object of a stripe whose mark says another file still:
