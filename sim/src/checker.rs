@@ -425,6 +425,7 @@ impl Checker {
             | Event::NeighbourOpened { .. }
             | Event::SessionOfPool { .. }
             | Event::Stopping
+            | Event::MayChange { .. }
             | Event::PoolFileOpened { .. }
             | Event::Changed { .. }
             | Event::Gone { .. }

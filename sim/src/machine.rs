@@ -536,6 +536,7 @@ impl Machine for Naive {
             | Event::NeighbourOpened { .. }
             | Event::SessionOfPool { .. }
             | Event::Stopping
+            | Event::MayChange { .. }
             | Event::PoolFileOpened { .. }
             | Event::Hint { .. }
             | Event::ForeignLoad { .. }

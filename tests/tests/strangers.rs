@@ -3,6 +3,7 @@
 //! module; and by a program that removes them.
 
 use rushes_tests::hand::Hand;
+use rushes_tests::mapper::Mapper;
 use rushes_tests::needs;
 use rushes_tests::pattern;
 use rushes_tests::smbd::{PASSWORD, SHARE, USER};
@@ -146,4 +147,32 @@ fn a_file_that_a_local_program_goes_on_writing_reads_right_meanwhile() {
         done.store(true, Ordering::Relaxed);
         reader.close(held);
     });
+}
+
+#[test]
+fn stores_into_a_page_that_is_mapped_and_not_written_yet_are_seen() {
+    if !needs::all_there(&[needs::Need::Program("python3")]) {
+        return;
+    }
+    let Some(world) = world_with_notice(&Setup::default()) else {
+        return;
+    };
+    let mut reader = Hand::connect(HAND, world.smbd.port());
+    let held = reader.open("clip.mov");
+    pattern::check(1, 0, &reader.read(held, 0, LENGTH), "before");
+    let mut program = Mapper::new(&world.path("clip.mov"), "w");
+    // The kernel notices the first store into a page, and later ones when it has written the page.
+    for nth in 0..3_u8 {
+        let stored = [b'a' + nth; 8];
+        program.stores(5000, &stored);
+        wait_until("what is stored is read", || {
+            reader.read(held, 5000, 8) == stored
+        });
+        // The doubt about a new version lasts two seconds; readers go on.
+        let end = Instant::now() + Duration::from_millis(3_500);
+        while Instant::now() < end {
+            assert_eq!(reader.read(held, 5000, 8), stored);
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
 }

@@ -506,6 +506,11 @@ pub enum Event {
     Crowded,
     /// It has more open than it should: so many that nobody uses are forgotten.
     Overfull { count: u32 },
+    /// The bytes of a device request that is about to end came out of pages of the kernel's cache
+    /// that the file system has not written yet. Right before its [`Event::IoDone`]. A program that
+    /// has such a page mapped for writing may change it without moving the file's version: the
+    /// kernel notices the first store into a page only, until the page is written.
+    MayChange { io: IoId },
 }
 
 /// A run of slots in [`Actions::slots`].

@@ -634,25 +634,32 @@ impl Server {
         if self.next_place(stream, device, file).1 == 0 {
             return false;
         }
+        let fetched = stream.fetched_on(device);
+        // All that its reader has asked for was fetched, and went again: dropped since the file was
+        // changed, or evicted. The stream does not come back to it.
+        if fetched >= stream.consumed {
+            return false;
+        }
         // The missing bytes start a page; fetched ones may end within it, and go on there.
         let at = missing.start.0;
-        let fetched = stream.fetched_on(device);
-        let asked_for = |v: u64| v + PAGE_BYTES > fetched && v < stream.consumed;
+        let is_ahead = |origin: u64| {
+            at + PAGE_BYTES > origin.saturating_add(fetched)
+                && at < origin.saturating_add(stream.consumed)
+        };
         match stream.flow {
-            Flow::Forward => {
-                stream.file == id
-                    && at + PAGE_BYTES > stream.origin
-                    && asked_for(at.saturating_sub(stream.origin))
-            }
+            Flow::Forward => stream.file == id && is_ahead(stream.origin),
             Flow::Reverse => {
                 stream.file == id
-                    && at < stream.origin.saturating_sub(stream.fetched)
+                    && at < stream.origin.saturating_sub(fetched)
                     && at + PAGE_BYTES > stream.origin.saturating_sub(stream.consumed)
             }
             Flow::Strided { .. } => false,
-            Flow::Frames => self
-                .frame_to_fetch(stream, id)
-                .is_some_and(|start| asked_for(start + at)),
+            Flow::Frames => {
+                let at = |start: u64| at.saturating_add(start);
+                self.frame_to_fetch(stream, id).is_some_and(|start| {
+                    at(start) + PAGE_BYTES > fetched && at(start) < stream.consumed
+                })
+            }
         }
     }
 
@@ -1213,6 +1220,7 @@ impl Server {
             cost,
             deadline,
             calibrated,
+            may_change: false,
         });
         actions.list.push(Action::Submit(IoRead {
             io: IoId(u64::from(generation) << 32 | u64::from(key)),
@@ -1236,6 +1244,14 @@ impl Server {
             {
                 read.asked = read.asked.min(now);
             }
+        }
+    }
+
+    /// The bytes of a request may change unseen.
+    pub(super) fn may_change(&mut self, io: IoId) {
+        let flight = self.flights.get_mut(io.0 as u32);
+        if let Some(flight) = flight.filter(|flight| u64::from(flight.generation) == io.0 >> 32) {
+            flight.may_change = true;
         }
     }
 
@@ -1289,6 +1305,14 @@ impl Server {
             at = stop;
         }
         self.empty_blocks(&flight);
+        if flight.may_change
+            && let Some(file) = self.files.get_mut(&flight.file)
+        {
+            let numbers =
+                flight.range.start.0 / slot_bytes..flight.range.end().div_ceil(slot_bytes);
+            file.changeable
+                .extend(numbers.filter(|number| file.blocks.contains_key(number)));
+        }
         match result {
             // It need not have seen bytes that were written while it read.
             Ok(_) if arrived_end < flight.range.end().min(size).min(flight.known_size) => {

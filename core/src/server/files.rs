@@ -331,6 +331,7 @@ impl Server {
             },
             extents: Vec::new(),
             blocks: Default::default(),
+            changeable: Default::default(),
             waiting: Vec::new(),
             use_count: 0,
             unused_since: 0,
@@ -573,9 +574,13 @@ impl Server {
         let size = size.max(file.writing.dirty.end()).max(asked.length);
         file.writing.native_size = size_told.max(asked.length);
         file.size_stale = asked.is_void;
+        // While a client of ours writes the file, its pages are not written yet because of that.
+        let is_quiet = file.is_quiet(self.now);
         // A version we did not know: somebody changed the file, and may not have told us (yet).
         if file.looked_at(found, (asked.at, self.now), false) {
             self.drop_blocks(id, 0, u64::MAX);
+        } else if is_quiet {
+            self.drop_changeable(id);
         }
         if asked.is_void {
             // It is asked once more; until then this is nearer to what is there than what was known
@@ -629,6 +634,18 @@ impl Server {
         self.drop_blocks(id, shorter / PAGE_BYTES * PAGE_BYTES, u64::MAX);
     }
 
+    /// Forget cached bytes that a program may have changed since, unseen.
+    fn drop_changeable(&mut self, id: FileId) {
+        let slot_bytes = self.slot_bytes();
+        let Some(file) = self.files.get_mut(&id) else {
+            return;
+        };
+        for number in core::mem::take(&mut file.changeable) {
+            let start = number * slot_bytes;
+            self.drop_blocks(id, start, start + slot_bytes);
+        }
+    }
+
     /// Forget cached bytes `start .. end` of a file, whole pages. Slots in a client's hands become
     /// orphans.
     pub(super) fn drop_blocks(&mut self, id: FileId, start: u64, end: u64) {
@@ -652,6 +669,7 @@ impl Server {
             if whole || self.cache.is_pinned(slot) {
                 if let Some(file) = self.files.get_mut(&id) {
                     file.blocks.remove(&number);
+                    file.changeable.remove(&number);
                 }
                 self.cache.orphan(slot);
             } else {

@@ -209,3 +209,38 @@ fn a_disk_rests_for_a_moment_behind_a_first_read_when_it_has_time() {
     bench.step(Event::Timer);
     assert!(!bench.flights.is_empty(), "and goes on");
 }
+
+#[test]
+fn a_read_whose_pages_go_while_the_file_is_looked_at_is_read_again() {
+    let mut bench = glancer(5);
+    let (mut at, mut request) = (100 * MIB, 100);
+    let mut step = |bench: &mut Bench, frames: u64| {
+        at += frames * FRAME;
+        request += 1;
+        glance(bench, request, at);
+        at
+    };
+    for _ in 0..30 {
+        step(&mut bench, 1);
+    }
+    let mut last = 0;
+    for nth in 0..20 {
+        last = step(&mut bench, 3 + nth % 7);
+    }
+    assert_eq!(standing(&bench), Standing::Contract);
+    let stream = bench.server.streams.iter().next().expect("it reads").1;
+    assert!(bench.server.glances_about(stream));
+    // Its bytes are cached; but the file has to be looked at first, and somebody has changed it.
+    bench.now = bench.now + Duration::from_s(2);
+    bench.read(1, 1, 900, last + 1000, 6);
+    assert_eq!(bench.outcome(900), None);
+    assert_eq!(core::mem::take(&mut bench.stats), [FileId(1)]);
+    bench.step(Event::Stat {
+        file: FileId(1),
+        size: ByteCount(900 * MIB),
+        version: 2,
+        is_fresh: false,
+    });
+    bench.run(8);
+    assert!(bench.outcome(900).is_some(), "nobody reads its bytes again");
+}

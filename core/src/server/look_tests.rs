@@ -269,3 +269,53 @@ fn what_was_found_first_and_comes_last_is_no_length_to_be_told() {
         assert!(bench.stats.is_empty(), "{is_newer_last}");
     }
 }
+
+/// Read the mebibyte after a pause, with a look before. `may_change`: its pages are not written.
+/// True: its bytes were read again.
+fn is_read_again(bench: &mut Bench, request: u64, version: u64, may_change: bool) -> bool {
+    pass(bench, 2_500);
+    bench.read(1, 1, request, 0, MIB);
+    assert_eq!(bench.outcome(request), None, "it is looked at first");
+    looked(bench, version, false);
+    let ios: Vec<IoId> = bench.flights.iter().map(|io| io.io).collect();
+    for &io in ios.iter().filter(|_| may_change) {
+        bench.step(Event::MayChange { io });
+    }
+    bench.run(8);
+    assert_eq!(bench.length(request), Some(MIB));
+    bench.end(1, request);
+    !ios.is_empty()
+}
+
+#[test]
+fn bytes_that_a_mapping_may_change_go_at_each_look_until_they_are_written() {
+    let mut bench = cached();
+    assert!(is_read_again(&mut bench, 20, 2, true), "another version");
+    assert!(hits(&mut bench, 21), "not looked at since");
+    for nth in 30..33 {
+        // The same version; yet a program may have stored into a page.
+        assert!(is_read_again(&mut bench, nth, 2, true), "look {nth}");
+    }
+    assert!(is_read_again(&mut bench, 40, 2, false));
+    assert!(!is_read_again(&mut bench, 41, 2, false), "they are written");
+}
+
+#[test]
+fn bytes_of_a_file_that_a_client_goes_on_writing_are_kept_although_they_are_not_written() {
+    let mut bench = cached();
+    assert!(is_read_again(&mut bench, 20, 2, true));
+    for nth in 30..40 {
+        let request = RequestId(nth + 1000);
+        bench.step(Event::Changed {
+            session: SessionId(1),
+            request,
+            key: facts(1, MIB).key,
+            range: ByteRange::new(5 * MIB, 10),
+            has_bytes: true,
+        });
+        bench.stats.clear();
+        pass(&mut bench, 450);
+        assert!(hits(&mut bench, nth), "a recording is not read twice");
+        bench.answer_looks();
+    }
+}

@@ -407,6 +407,7 @@ impl Server {
             }
             Event::IoDone { io, result } => self.io_done(io, result, actions),
             Event::Timer => self.timer(actions),
+            Event::MayChange { io } => self.may_change(io),
         }
         self.let_go_of_unused(actions);
         self.give_room(actions);

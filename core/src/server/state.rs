@@ -11,7 +11,7 @@ pub(super) use super::stream::*;
 use crate::stream::{Cadence, Recogniser};
 use crate::units::*;
 use crate::write::{DirtyMap, Pace, PieceKey, Runs};
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 
@@ -127,6 +127,9 @@ pub(super) struct File {
     pub looks: Looks,
     pub extents: Vec<Extent>,
     pub blocks: BTreeMap<u64, SlotIndex>,
+    /// Those of `blocks` that a program may change without moving the version
+    /// ([`Event::MayChange`]): each look drops them.
+    pub changeable: BTreeSet<u64>,
     /// Reads that wait for bytes of it.
     pub waiting: Vec<u32>,
     /// Handles, sequences and device requests that need it open.
@@ -420,7 +423,7 @@ impl File {
     ) -> bool {
         let is_ours = self.is_written_by_us(now);
         let moved = self.version != found.version;
-        let is_quiet = self.changed == self.looks.told && !is_ours;
+        let is_quiet = self.is_quiet(now);
         if moved && is_quiet {
             self.writing.others_changed += 1;
         }
@@ -449,6 +452,11 @@ impl File {
         looks.came = now;
         self.version = found.version;
         is_old
+    }
+
+    /// Nobody has told of a change since the last look, and no change of ours is under way.
+    pub(super) fn is_quiet(&self, now: Instant) -> bool {
+        self.changed == self.looks.told && !self.is_written_by_us(now)
     }
 
     /// A change of ours may move its version, now or before long.
@@ -551,6 +559,8 @@ pub(super) struct Flight {
     pub cost: Duration,
     /// When it is wanted; NEVER: by nobody under contract.
     pub deadline: Instant,
+    /// It came out of pages that are not written yet ([`Event::MayChange`]).
+    pub may_change: bool,
     /// Cost by the calibration alone.
     pub calibrated: Duration,
 }

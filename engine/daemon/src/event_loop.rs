@@ -179,6 +179,8 @@ pub(super) struct InFlight {
     pub(super) range: ByteRange,
     /// Of a write past the kernel's cache.
     pub(super) writes_by: Option<Arc<OwnedFd>>,
+    /// Of a read through the kernel's cache: a page was not written yet.
+    pub(super) is_unwritten: bool,
 }
 
 /// Counted since the start.
@@ -714,7 +716,9 @@ impl Daemon {
 
     /// False: the ring is full.
     fn try_submit(&mut self, read: &IoRead, slots: &[SlotIndex]) -> bool {
-        let (Some(fd), Some(file)) = (self.reads_by(read), self.files.get(read.file)) else {
+        let (Some((fd, is_unwritten)), Some(file)) =
+            (self.reads_by(read), self.files.get(read.file))
+        else {
             tracing::error!(
                 "the core asked for a read of file {}, which is not open; expected an open file",
                 read.file.0
@@ -740,6 +744,7 @@ impl Daemon {
                     file: read.file,
                     range: read.range,
                     writes_by: None,
+                    is_unwritten,
                 };
                 self.in_flight.insert(read.io, about);
                 true
@@ -795,6 +800,9 @@ impl Daemon {
             );
         } else if let Some(about) = about {
             self.look_for_loss(about.file);
+            if about.is_unwritten {
+                self.feed(Event::MayChange { io });
+            }
         }
         self.feed(Event::IoDone { io, result });
     }

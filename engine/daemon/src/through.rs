@@ -25,7 +25,7 @@ use crate::event_loop::{Daemon, InFlight};
 use crate::files::File;
 use rushes_core::server::{Errno, Event, IoRead, LOST_IN_A_ROW};
 use rushes_core::units::{FileId, IoId};
-use rushes_sys::cached::cached_pages;
+use rushes_sys::cached::{CachedPages, cached_pages};
 use rushes_sys::file::through_the_cache;
 use rushes_sys::{errno_of, space};
 use std::os::fd::OwnedFd;
@@ -35,29 +35,36 @@ use std::sync::Arc;
 const LITTLE: u64 = 1 << 20;
 
 impl Daemon {
-    /// By which descriptor a read goes. None: the file is not open.
-    pub(super) fn reads_by(&mut self, read: &IoRead) -> Option<Arc<OwnedFd>> {
+    /// By which descriptor a read goes, and whether it goes through the kernel's cache where that has
+    /// pages that are not written yet. None: the file is not open.
+    ///
+    /// To read past the cache would write such pages, and protect them: the next store into a mapping
+    /// of one then gives the file a new version. To read through it does not.
+    pub(super) fn reads_by(&mut self, read: &IoRead) -> Option<(Arc<OwnedFd>, bool)> {
         let file = self.files.get(read.file)?;
-        if !read.buffered && !self.is_in_the_cache(file, read) {
-            return Some(Arc::clone(&file.fd));
+        let cached = cached_pages(&*file.fd, read.range).ok();
+        if !read.buffered && !self.is_in_the_cache(file, read, cached) {
+            return Some((Arc::clone(&file.fd), false));
         }
+        // Linux before 6.5 does not say.
+        let is_unwritten = cached.is_none_or(|found| found.unwritten_count > 0);
         if let Some(fd) = file.through() {
-            return Some(Arc::clone(fd));
+            return Some((Arc::clone(fd), is_unwritten));
         }
         let fd = match through_the_cache(&*file.fd) {
             Some(fd) => Arc::new(fd),
             // Served that way all the time; or we have no descriptor left, and the disk is asked.
-            None => return Some(Arc::clone(&file.fd)),
+            None => return Some((Arc::clone(&file.fd), is_unwritten)),
         };
         let file = self.files.get_mut(read.file)?;
         file.through = Some(Arc::clone(&fd));
         self.files.count_again(read.file);
-        Some(fd)
+        Some((fd, is_unwritten))
     }
 
-    fn is_in_the_cache(&self, file: &File, read: &IoRead) -> bool {
+    fn is_in_the_cache(&self, file: &File, read: &IoRead, cached: Option<CachedPages>) -> bool {
         let has_failed = self.has_failed(file);
-        let Ok(found) = cached_pages(&*file.fd, read.range) else {
+        let Some(found) = cached else {
             // Linux before 6.5 does not say.
             return has_failed;
         };

@@ -639,6 +639,7 @@ impl Daemon {
                     file: write.file,
                     range: write.range,
                     writes_by: (!write.buffered).then_some(fd),
+                    is_unwritten: false,
                 };
                 self.in_flight.insert(write.io, about);
                 true
