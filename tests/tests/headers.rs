@@ -2,12 +2,20 @@
 //! Promises, and for what: a clip that is opened and played before all of it is on its disk has
 //! what its header says, or nothing, and follows; frames that cannot be fetched ahead have nothing.
 
+use rushes_tests::daemon::Daemon;
+use rushes_tests::disk::make_cold;
 use rushes_tests::fsx::{client, setup};
+use rushes_tests::needs::{Need, all_there, path_of};
 use rushes_tests::pattern;
 use rushes_tests::smb2::{Connection, Disposition, Handle};
+use rushes_tests::smbd::{PASSWORD, SHARE, USER};
 use rushes_tests::world::{Backing, Setup, World};
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::Write as _;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -23,23 +31,28 @@ fn atom(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
     [&length.to_be_bytes(), &name[..], body].concat()
 }
 
-fn moov() -> Vec<u8> {
+fn moov(seconds: u32) -> Vec<u8> {
     let mut header = vec![0; 100];
     // In milliseconds, how many.
     header[12..16].copy_from_slice(&1000u32.to_be_bytes());
-    header[16..20].copy_from_slice(&(SECONDS * 1000).to_be_bytes());
+    header[16..20].copy_from_slice(&(seconds * 1000).to_be_bytes());
     atom(b"moov", &atom(b"mvhd", &header))
 }
 
 /// A movie with its header in front of the pictures, or behind them.
 fn movie(header_last: bool) -> Vec<u8> {
+    movie_of(BYTES, SECONDS, header_last)
+}
+
+/// The same with so many bytes of pictures.
+fn movie_of(length: u64, seconds: u32, header_last: bool) -> Vec<u8> {
     let mut bytes = atom(b"ftyp", b"qt  \0\0\0\0qt  ");
     if !header_last {
-        bytes.extend(moov());
+        bytes.extend(moov(seconds));
     }
-    bytes.extend(atom(b"mdat", &pattern::bytes(7, 0, BYTES as usize)));
+    bytes.extend(atom(b"mdat", &pattern::bytes(7, 0, length as usize)));
     if header_last {
-        bytes.extend(moov());
+        bytes.extend(moov(seconds));
     }
     bytes
 }
@@ -163,7 +176,7 @@ fn a_clip_whose_header_comes_last_and_is_in_memory_still_is_promised_what_it_say
     for name in ["first.mov", "second.mov"] {
         let (file, _) = copier.open(name, Disposition::OpenIf).expect("made");
         // All but the header is on the disk, and its blocks are reserved: the disk has zeros there.
-        let pictures = bytes.len() - moov().len();
+        let pictures = bytes.len() - moov(SECONDS).len();
         write(&copier, file, &bytes, 0, pictures);
         copier.flush(file).expect("flushed");
         write(&copier, file, &bytes, pictures, bytes.len());
@@ -243,4 +256,196 @@ fn frames_that_are_symbolic_links_are_promised_nothing_once_that_is_known() {
     let is_it = |stream: &Value| stream["sequence"] == true && stream["path"] == frame(1);
     assert!(streams.iter().any(is_it), "{streams:#?}");
     world.everything_is_written();
+}
+
+/// Of a clip that is copied. Units: bytes.
+const COPIED_BYTES: u64 = 120 * MIB;
+/// The rate at which it would be played. Units: bytes a second.
+const COPIED_RATE: u64 = MIB;
+/// A stream whose rate is known has asked for a contract, and got it or a refusal, by then.
+const TOLD_AFTER: Duration = Duration::from_secs(1);
+/// An editor with a contract has it for so long beside copies.
+const BESIDE: Duration = Duration::from_secs(2);
+
+/// A client that copies a file of the share to nowhere, as fast as it can. It ends when it is
+/// dropped.
+struct Copier(Child);
+
+impl Copier {
+    fn connect(world: &World) -> Copier {
+        let folder = world.scratch.folder("smbclient");
+        let settings = folder.join("smb.conf");
+        if !settings.exists() {
+            fs::write(&settings, "[global]\n").expect("scratch is writable");
+        }
+        let child = Command::new(path_of("smbclient"))
+            .arg(format!("//127.0.0.1/{SHARE}"))
+            .args(["-p", &world.smbd.port().to_string()])
+            .args(["-U", &format!("{USER}%{PASSWORD}"), "-s"])
+            .arg(settings)
+            .env("HOME", &folder)
+            .current_dir(world.scratch.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Copier(child.expect("checked before"))
+    }
+
+    fn copy(&mut self, name: &str) {
+        // Behind that it ends.
+        let mut input = self.0.stdin.take().expect("it is piped");
+        writeln!(input, "get {name} /dev/null").expect("it reads commands");
+    }
+
+    fn end(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().expect("it is our child")
+    }
+}
+
+impl Drop for Copier {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A client that the daemon serves. On a busy machine an smbd that is not let in soon does without
+/// the daemon for a while; then another client is taken.
+fn served<T>(daemon: &Daemon, connect: impl Fn() -> T) -> T {
+    let latest = || {
+        let status = daemon.status();
+        let sessions = status["sessions"].as_array().expect("a list");
+        let numbers = sessions.iter().map(|one| one["session"].as_u64());
+        numbers.max().flatten()
+    };
+    for _ in 0..10 {
+        let before = latest();
+        let client = connect();
+        let end = Instant::now() + Duration::from_secs(5);
+        while Instant::now() < end {
+            if latest() > before {
+                return client;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    panic!("the daemon lets nobody in: {}", daemon.log());
+}
+
+/// Plays by the clock, until it is over.
+fn play(client: &Connection, name: &str, is_over: &AtomicBool) {
+    let (file, _) = client.open_to_read(name).expect("opened");
+    let begun = Instant::now();
+    let mut at = 0;
+    while at < COPIED_BYTES && !is_over.load(Ordering::Relaxed) {
+        let due = Duration::from_millis(at * 1000 / COPIED_RATE);
+        std::thread::sleep(due.saturating_sub(begun.elapsed()));
+        client.read(file, at, BLOCK).expect("read");
+        at += BLOCK as u64;
+    }
+    client.close(file).expect("closed");
+}
+
+/// Says that it is over when it is dropped, also by a panic.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The stream of a file that a client has open.
+fn open_stream<'a>(status: &'a Value, name: &str) -> Option<&'a Value> {
+    let mut streams = status["streams"].as_array()?.iter();
+    streams.find(|one| one["path"] == name && one["open"] == true)
+}
+
+fn has_contract(stream: &Value) -> bool {
+    stream["standing"] == "contract"
+}
+
+/// Its rate is known, and it neither has a contract nor waits for one.
+fn is_copy(stream: &Value) -> bool {
+    stream["standing"] == "best_effort" && stream["rate_source"] == "header"
+}
+
+/// Each copy gets ahead of the rate of its clip by many seconds in the first third of it, on a slow
+/// machine, too.
+#[test]
+fn six_copies_of_clips_with_a_rate_leave_the_contract_to_an_editor() {
+    if !all_there(&[Need::Program("smbclient")]) {
+        return;
+    }
+    let built = World::build(&Setup {
+        backing: Backing::Slow,
+        cache: String::from("256MiB"),
+        server: String::new(),
+        ..setup("64MiB")
+    });
+    let Some(world) = built else {
+        return;
+    };
+    let seconds = (COPIED_BYTES / COPIED_RATE) as u32;
+    let bytes = movie_of(COPIED_BYTES, seconds, false);
+    let names: Vec<String> = (0..6).map(|number| format!("copied{number}.mov")).collect();
+    for name in names.iter().map(String::as_str).chain(["played.mov"]) {
+        let path = world.path(name);
+        fs::write(&path, &bytes).expect("there is room");
+        make_cold(&path);
+    }
+    drop(bytes);
+    // Bytes that were changed just now are fetched again once that is over (decision 0038).
+    std::thread::sleep(Duration::from_millis(2500));
+    let daemon = world.daemon.as_ref().expect("it runs");
+    let editor = served(daemon, || client(&world));
+    let copiers = names
+        .iter()
+        .map(|_| served(daemon, || Copier::connect(&world)));
+    let mut copiers: Vec<Copier> = copiers.collect();
+    // All six together read 46 MB/s at most: they are at it for 16 s at least.
+    world.disk.tell("timing on");
+    world.disk.tell("slow 3");
+    for (copier, name) in copiers.iter_mut().zip(&names) {
+        copier.copy(name);
+    }
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _over = Over(&is_over);
+        let mut status = || {
+            std::thread::sleep(Duration::from_millis(20));
+            let status = daemon.status();
+            let ended = copiers.iter_mut().find_map(Copier::end);
+            assert_eq!(ended, None, "a copy has ended: {status:#}");
+            status
+        };
+        // Since when each is known for a copy.
+        let mut told: BTreeMap<&str, Instant> = BTreeMap::new();
+        while told.len() < names.len() || told.values().any(|since| since.elapsed() < TOLD_AFTER) {
+            let status = status();
+            for name in &names {
+                if open_stream(&status, name).is_some_and(is_copy) {
+                    told.entry(name).or_insert_with(Instant::now);
+                } else {
+                    told.remove(name.as_str());
+                }
+            }
+        }
+        scope.spawn(|| play(&editor, "played.mov", &is_over));
+        let mut admitted: Option<Instant> = None;
+        while admitted.is_none_or(|since| since.elapsed() < BESIDE) {
+            let status = status();
+            for name in &names {
+                let stream = open_stream(&status, name);
+                let is_copy = stream.is_none_or(is_copy);
+                assert!(is_copy, "{name} is no copy any more: {status:#}");
+            }
+            let is_playing = open_stream(&status, "played.mov").is_some_and(has_contract);
+            assert!(is_playing || admitted.is_none(), "it is lost: {status:#}");
+            if is_playing {
+                admitted.get_or_insert_with(Instant::now);
+            }
+        }
+    });
 }

@@ -2,6 +2,8 @@
 //! Room that a client has reserved in its file with fallocate, and not written yet, stays its own
 //! wherever the pool moves it: by rebalance, drain, defrag and to wider stripes, mounted or not.
 
+use rushes_tests::daemon::Daemon;
+use rushes_tests::disk::forget;
 use rushes_tests::pattern;
 use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS};
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate, setxattr};
@@ -354,6 +356,81 @@ fn who_removes_a_file_finds_its_room_at_once() {
         fs::remove_file(world.path("small")).expect("removed");
         drop(world.fill("rest", 4, 1 << 30));
         fs::remove_file(world.path("rest")).expect("removed");
+    }
+}
+
+/// Bytes in pieces of one MiB, none of which finds a full pool.
+fn write_all(file: &File, seed: u64, length: u64, context: &str) {
+    for at in (0..length).step_by(MIB) {
+        let piece = pattern::bytes(seed, at, MIB);
+        file.write_all_at(&piece, at)
+            .unwrap_or_else(|error| panic!("{context}: {error} at byte {at}"));
+    }
+}
+
+/// Until members have no room for `length` bytes, and a daemon keeps none for writes to come.
+fn fill_up(world: &PoolWorld, members: usize, length: u64) {
+    for number in 0..5 {
+        drop(world.fill(&format!("rest{number}"), 4, 1 << 30));
+        is_settled(world, members);
+        if room(world, members) < length {
+            return;
+        }
+    }
+    panic!("{} bytes are still free", room(world, members));
+}
+
+/// The daemon has every object of a file open.
+fn is_open_in(daemon: &Daemon, world: &PoolWorld, name: &str) -> bool {
+    let all = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("it runs");
+    let links = all.flatten().map(|entry| fs::read_link(entry.path()));
+    let open: Vec<PathBuf> = links.flatten().collect();
+    let report = world.where_is(name);
+    let mut segments = report["segments"].as_array().expect("a list").iter();
+    segments.all(|segment| open.contains(&world.object_of(segment)))
+}
+
+/// The room of an object comes back when the last process closes it: the daemon has those open that
+/// clients have just read or written.
+#[test]
+fn the_next_write_finds_the_room_of_a_file_that_the_daemon_has_open() {
+    const REMOVED: u64 = 24 * MIB_U64;
+    const NEXT: u64 = 16 * MIB_U64;
+    let Some(world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
+        return;
+    };
+    let daemon = world.served(2, "");
+    let path = world.path("removed.mov");
+    let put = |length: u64| {
+        let file = File::create(&path).expect("made");
+        write_all(&file, 1, length, "the file to be removed");
+        file.sync_all().expect("written");
+    };
+    // A file in more pieces needs some more blocks.
+    put(REMOVED + 4 * MIB_U64);
+    fill_up(&world, 2, NEXT / 2);
+    for use_of_it in ["read", "written"] {
+        if use_of_it == "read" {
+            forget(&path);
+            let found = fs::read(&path).expect("read");
+            assert!(found.len() as u64 >= REMOVED);
+        } else {
+            let file = File::options().write(true).open(&path).expect("there");
+            write_all(&file, 2, REMOVED, "over its own bytes");
+        }
+        assert!(is_open_in(&daemon, &world, "removed.mov"), "{use_of_it}");
+        fs::remove_file(&path).expect("removed");
+        let next = File::create(world.path("next.mov")).expect("made");
+        let context = format!("{use_of_it} before");
+        write_all(&next, 3, NEXT, &context);
+        next.sync_all().expect("it has its room");
+        drop(next);
+        let found = fs::read(world.path("next.mov")).expect("read");
+        assert_eq!(found.len() as u64, NEXT, "{context}");
+        pattern::check(3, 0, &found, &context);
+        fs::remove_file(world.path("next.mov")).expect("removed");
+        put(REMOVED);
+        assert!(room(&world, 2) < NEXT / 2, "{context}: others have room");
     }
 }
 

@@ -4,15 +4,18 @@
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::fsx;
+use rushes_tests::needs::path_of;
+use rushes_tests::patience::until;
 use rushes_tests::pattern;
-use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS};
+use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check};
 use rushes_tests::random::Random;
 use rushes_tests::smb2::{self, Connection, Disposition};
 use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
 use std::fs;
 use std::io::Read as _;
-use std::os::unix::fs::PermissionsExt;
-use std::time::{Duration, Instant};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::process::Command;
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 const BLOCK: usize = 65_536;
 /// Of a frame of 100 Mb/s at 25 a second, in whole blocks.
@@ -23,14 +26,23 @@ fn shared(
     modules: Option<&str>,
     write_buffer: Option<&'static str>,
 ) -> Option<(PoolWorld, Daemon, Smbd)> {
-    let world = PoolWorld::build(&[(EXT4, 200), (XFS, 300), (BTRFS, 200)])?;
-    let members = (0..3).map(|number| world.member(number).join("pool"));
+    let members = [(EXT4, 200), (XFS, 300), (BTRFS, 200)];
+    shared_on(&members, modules, write_buffer)
+}
+
+fn shared_on(
+    made: &[Made],
+    modules: Option<&str>,
+    write_buffer: Option<&'static str>,
+) -> Option<(PoolWorld, Daemon, Smbd)> {
+    let world = PoolWorld::build(made)?;
+    let members = (0..made.len()).map(|number| world.member(number).join("pool"));
     let mut spec = DaemonSpec::of_members(members);
     spec.write_buffer = write_buffer;
     // By its path in the pool, which is nowhere below a share.
     spec.more += "[[rule]]\nmatch = \"reels/*.mov\"\nbitrate = \"100M\"\n";
     let daemon = Daemon::start(&world.scratch, &spec);
-    daemon.wait_for_members(3);
+    daemon.wait_for_members(made.len());
     let mut share: Vec<String> = smb2::SHARE_LINES
         .into_iter()
         .chain(["allocation roundup size = 0"])
@@ -237,4 +249,95 @@ fn whoever_has_a_file_of_a_pool_open_is_in_the_ledger() {
     numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers.len(), lines.len(), "{:#}", status["streams"]);
+}
+
+/// Units: 100 ns since 1601; some day in 2011.
+const TIME: u64 = 129_400_000_000_000_000;
+/// The same in seconds since 1970.
+const TIME_S: i64 = (TIME / 10_000_000) as i64 - 11_644_473_600;
+/// Of a file that is written, and then has its time set. Units: bytes.
+const TIMED_BYTES: usize = 20_000;
+
+/// A file of which the time is set while its bytes are in the write buffer: by a client, before its
+/// last bytes or behind them, or by a program on the server.
+fn record_with_time(world: &PoolWorld, client: &Connection, name: &str, way: usize) {
+    let bytes = pattern::bytes(way as u64, 0, TIMED_BYTES);
+    if way == 2 {
+        let file = fs::File::create(world.path(name)).expect("made");
+        file.write_all_at(&bytes, 0).expect("room");
+        let time = Duration::from_secs(TIME_S.unsigned_abs());
+        file.set_modified(UNIX_EPOCH + time).expect("set");
+        return;
+    }
+    let (file, _) = client.open(name, Disposition::OpenIf).expect("made");
+    let first = [TIMED_BYTES, 100][way];
+    client.write(file, 0, &bytes[..first]).expect("written");
+    client.set_written(file, TIME).expect("set");
+    if first < TIMED_BYTES {
+        let rest = client.write(file, first as u64, &bytes[first..]);
+        rest.expect("written");
+    }
+    client.close(file).expect("closed");
+}
+
+/// As `rushes recover --list` says.
+fn is_nothing_left(world: &PoolWorld) -> bool {
+    let output = Command::new(path_of("rushes"))
+        .args(["recover", "--list", "--config"])
+        .arg(world.scratch.path().join("rushes.toml"))
+        .output();
+    output.expect("rushes was built").status.success()
+}
+
+fn check_times(world: &PoolWorld, names: &[String], context: &str) {
+    for (way, name) in names.iter().enumerate() {
+        let path = world.path(name);
+        let found = fs::metadata(&path).expect("it is there").mtime();
+        assert_eq!(found, TIME_S, "{context}: {name}");
+        check(&path, way as u64, TIMED_BYTES);
+        let found = fs::metadata(&path).expect("it is there").mtime();
+        assert_eq!(found, TIME_S, "{context}: {name} once it was read");
+    }
+}
+
+#[test]
+fn a_time_that_was_set_survives_the_daemon_whoever_writes_what_it_left() {
+    // Btrfs would have the bytes at once.
+    let shared = shared_on(&[(EXT4, 200), (XFS, 300)], None, Some("64MiB"));
+    let Some((mut world, mut daemon, mut smbd)) = shared else {
+        return;
+    };
+    let client = Connection::connect(smbd.port(), SHARE).expect("smbd lets guests in");
+    let mut all = Vec::new();
+    for next in ["recover", "serve"] {
+        let names: Vec<String> = (0..3).map(|way| format!("{next}-{way}.mov")).collect();
+        for (way, name) in names.iter().enumerate() {
+            record_with_time(&world, &client, name, way);
+        }
+        let dirty_count = daemon.status()["write"]["dirty_file_count"].as_u64();
+        daemon.kill();
+        assert_eq!(dirty_count, Some(3), "not all were in the write buffer");
+        if next == "serve" {
+            daemon.start_again();
+            daemon.wait_for_members(2);
+        }
+        check_times(&world, &names, next);
+        // The mount starts `rushes recover` if no daemon comes.
+        let patience = Duration::from_secs(60);
+        until("nothing is left", patience, || is_nothing_left(&world));
+        check_times(&world, &names, next);
+        if next == "recover" {
+            daemon.start_again();
+            daemon.wait_for_members(2);
+        }
+        all.push(names);
+    }
+    // Nor is it only in the memory of a mount.
+    drop(client);
+    smbd.end();
+    world.end();
+    world.start();
+    for names in &all {
+        check_times(&world, names, "mounted again");
+    }
 }

@@ -2,7 +2,7 @@
 //! A write that a client was told is done stays done when the disk is full, a device fails, or its
 //! writer is killed; a write that cannot be kept is refused before it is acknowledged.
 
-use rushes_tests::disk::{forget, make_cold, run};
+use rushes_tests::disk::{forget, make_cold, run, said};
 use rushes_tests::fsx::{client, setup, world};
 use rushes_tests::needs::path_of;
 use rushes_tests::pattern;
@@ -830,6 +830,15 @@ fn who_wrote_without_a_daemon_hears_that_the_disk_has_not_kept_it() {
     }
 }
 
+/// As on a machine on which no daemon ever ran.
+fn remove_runtime_files(world: &World) {
+    let run = world.scratch.folder("run");
+    for entry in fs::read_dir(&run).expect("it is there").flatten() {
+        let left = entry.path();
+        let _ = fs::remove_file(&left).or_else(|_| fs::remove_dir_all(&left));
+    }
+}
+
 /// The same where no daemon was ever there at the time of the write: the writer's smbd has seen no
 /// table of what a daemon has.
 #[test]
@@ -840,11 +849,7 @@ fn who_wrote_before_the_first_daemon_hears_that_the_disk_has_not_kept_it() {
     world.put("a.mov", 1, 1 << 20);
     let path = world.path("a.mov");
     world.daemon().end();
-    let run = world.scratch.folder("run");
-    for entry in fs::read_dir(&run).expect("it is there").flatten() {
-        let left = entry.path();
-        let _ = fs::remove_file(&left).or_else(|_| fs::remove_dir_all(&left));
-    }
+    remove_runtime_files(&world);
     let (one, other) = (client(&world), client(&world));
     let (file, _) = one.open("a.mov", Disposition::Open).expect("opened");
     let (same, _) = other.open("a.mov", Disposition::Open).expect("opened");
@@ -920,4 +925,67 @@ fn a_full_runtime_folder_costs_no_byte_and_nobody_his_life() {
         assert_eq!(found.len(), length, "{name}");
         pattern::check(1, 0, &found, name);
     }
+}
+
+/// The first daemon takes the memory of its table from the runtime folder, all of it when it starts.
+#[test]
+fn a_daemon_without_room_for_its_table_says_so_and_starts_when_there_is_room() {
+    let made = World::build(&Setup {
+        runtime_bytes: Some(24 << 20),
+        ..setup("64MiB")
+    });
+    let Some(mut world) = made else {
+        return;
+    };
+    assert!(world.daemon().end().success());
+    remove_runtime_files(&world);
+    let filler = world.scratch.folder("run").join("filler");
+    fill(&filler);
+    // The table takes 4 MiB.
+    let length = fs::metadata(&filler).expect("our own").len();
+    let file = File::options().write(true).open(&filler);
+    file.and_then(|file| file.set_len(length - (3 << 20)))
+        .expect("our own");
+    let client = client(&world);
+    let (file, _) = client.open("a.mov", Disposition::OpenIf).expect("made");
+    let write = |block: usize| {
+        let at = (block * BLOCK) as u64;
+        let bytes = pattern::bytes(1, at, BLOCK);
+        client.write(file, at, &bytes).expect("taken");
+    };
+    for block in 0..2 {
+        let serve = world.rushes(&["serve"]);
+        let refused = Command::new("timeout")
+            .arg("30")
+            .arg(serve.get_program())
+            .args(serve.get_args())
+            .current_dir(world.scratch.path())
+            .output()
+            .expect("coreutils");
+        let text = said(&refused);
+        assert_eq!(refused.status.code(), Some(2), "{text}");
+        for words in ["4 MiB", "run/lanes/facts", "No space left on device"] {
+            assert!(text.contains(words), "{words:?} in {text}");
+        }
+        // Samba writes by itself, and nobody has anything to write for it.
+        write(block);
+        client.flush(file).expect("it is on the disk");
+        world.wait_for_file("a.mov", &pattern::bytes(1, 0, (block + 1) * BLOCK));
+        assert_eq!(world.left_count(), 0);
+        let list = world.rushes(&["recover", "--list"]).output();
+        let list = list.expect("rushes was built");
+        assert!(list.status.success(), "{}", said(&list));
+    }
+    fs::remove_file(&filler).expect("our own");
+    world.daemon().start_again();
+    let mut block = 2;
+    let end = Instant::now() + Duration::from_secs(30);
+    while world.daemon().status()["write"]["write_count"] == 0 {
+        assert!(Instant::now() < end, "the daemon takes nothing");
+        write(block);
+        block += 1;
+    }
+    world.everything_is_written();
+    let found = fs::read(world.path("a.mov")).expect("the file is there");
+    assert!(found == pattern::bytes(1, 0, block * BLOCK));
 }
