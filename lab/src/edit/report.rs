@@ -6,6 +6,7 @@
 //! them. Percentiles are never averaged.
 
 use super::editor::Edited;
+use super::passes::{self, ClientPass, KindPass, MedianPass, RunPass};
 use super::script::{Pace, Script};
 use crate::experiments::compare::spread;
 use anyhow::{Result, ensure};
@@ -38,15 +39,19 @@ pub struct EditReport {
     pub bitrate: u64,
     /// Frames a second.
     pub frames_per_s: f64,
-    /// How long each client works. Units: s.
+    /// How long each client works; a client that plays its list again, in one pass. Units: s.
     pub seconds: f64,
+    /// Passes over each cut list.
+    pub passes: u64,
+    /// From the last frame of a pass to the first of the next. Units: ms.
+    pub rest_ms: f64,
     /// A frame that comes so long after its time is late.
     pub late_ms: f64,
     /// Between two starts. Units: ms.
     pub stagger_ms: f64,
     /// Of content and cut lists.
     pub seed: u64,
-    /// Memory that the server may use for cached data.
+    /// Memory that the server may use for cached data; the most of all runs.
     pub cache_bytes_max: u64,
     /// Wrong or missing bytes of all runs.
     pub bytes_wrong: u64,
@@ -79,6 +84,12 @@ pub struct EditRun {
     pub late_frames: u64,
     /// Bytes that differ from what was written, or are missing.
     pub bytes_wrong: u64,
+    /// Memory that the server may use for cached data.
+    pub cache_bytes_max: u64,
+    /// Different bytes that all clients read in one pass over their lists; null without `--again`.
+    pub list_bytes: Option<u64>,
+    /// The disk in each pass; empty without `--again`.
+    pub passes: Vec<RunPass>,
     /// Each kind of client by itself.
     pub kinds: Vec<KindRow>,
     /// Each client by itself.
@@ -101,6 +112,8 @@ pub struct EditRun {
     pub settings: Value,
     /// The counts of the slow disk.
     pub disk_statistics: Value,
+    /// The kernel's counts of the block devices.
+    pub block_statistics: Value,
     /// The model of the device that Rushes had.
     pub device_model: Value,
     /// The last `rushes status` while clients worked.
@@ -144,6 +157,8 @@ pub struct KindRow {
     pub open_ms_max: f64,
     /// Bytes that differ from what was written, or are missing.
     pub bytes_wrong: u64,
+    /// Each pass by itself; empty where a list is played once.
+    pub passes: Vec<KindPass>,
 }
 
 /// One client in one run.
@@ -169,6 +184,8 @@ pub struct ClientRow {
     pub lateness_ms: Option<Vec<(f32, f32)>>,
     /// Bytes that differ, or are missing.
     pub bytes_wrong: u64,
+    /// Each pass by itself; empty where a list is played once.
+    pub passes: Vec<ClientPass>,
     /// The error.
     pub error: Option<String>,
 }
@@ -202,6 +219,8 @@ pub struct MedianRow {
     pub mb_per_s: (f64, f64, f64),
     /// Of all runs.
     pub bytes_wrong: u64,
+    /// Each pass by itself; empty where a list is played once.
+    pub passes: Vec<MedianPass>,
 }
 
 /// The least value that so many hundredths of all do not exceed; `None` of nothing.
@@ -216,7 +235,7 @@ impl ClientRow {
     /// The frames that one client asked for, beside those that came.
     pub fn new(client: u64, kind: &str, script: &Script, edited: &Edited, t0: u64) -> ClientRow {
         let frames = match script.pace {
-            Pace::Clock => script.frame_count(),
+            Pace::Clock => script.frame_count() * script.passes.count,
             Pace::Hand | Pace::Free => 0,
         };
         let came_late = edited.lateness_ms.iter().filter(|(_, late)| *late > 0.0);
@@ -233,6 +252,7 @@ impl ClientRow {
             first_frame_ms: edited.first_frame_ms.clone(),
             lateness_ms: Some(edited.lateness_ms.clone()),
             bytes_wrong: edited.bytes_wrong,
+            passes: passes::of_client(script, edited),
             error: edited.error.clone(),
         }
     }
@@ -285,6 +305,7 @@ impl KindRow {
                 .map(|(_, edited)| edited.open_ms_max)
                 .fold(0.0, f64::max),
             bytes_wrong: sum(|row| row.bytes_wrong),
+            passes: passes::of_kind(&rows),
         }
     }
 }
@@ -294,11 +315,12 @@ impl EditRun {
     pub fn line(&self) -> String {
         let kinds: Vec<String> = self.kinds.iter().map(KindRow::words).collect();
         format!(
-            "{:>11}, {}, run {}: {}; CPU {:.1} s, wrong bytes {}{}",
+            "{:>11}, {}, run {}: {}{}; CPU {:.1} s, wrong bytes {}{}",
             self.server,
             self.mix,
             self.round,
             kinds.join("; "),
+            self.words_on_passes(),
             self.server_cpu_s,
             self.bytes_wrong,
             match self.errors.first() {
@@ -358,15 +380,17 @@ pub fn medians(runs: &[EditRun]) -> Vec<MedianRow> {
 }
 
 fn median_of(runs: &[EditRun], server: &str, mix: &str, kind: &str) -> MedianRow {
-    let mine = runs
+    let mine: Vec<&EditRun> = runs
         .iter()
-        .filter(|run| run.server == server && run.mix == mix);
+        .filter(|run| run.server == server && run.mix == mix)
+        .collect();
     let clients: Vec<&ClientRow> = mine
-        .clone()
+        .iter()
         .flat_map(|run| &run.per_client)
         .filter(|row| row.kind == kind)
         .collect();
     let rows: Vec<&KindRow> = mine
+        .iter()
         .flat_map(|run| &run.kinds)
         .filter(|row| row.kind == kind)
         .collect();
@@ -388,6 +412,7 @@ fn median_of(runs: &[EditRun], server: &str, mix: &str, kind: &str) -> MedianRow
         frames_per_s_each: spread(rows.iter().map(|row| row.frames_per_s_each)),
         mb_per_s: spread(rows.iter().map(|row| row.mb_per_s)),
         bytes_wrong: rows.iter().map(|row| row.bytes_wrong).sum(),
+        passes: passes::of_runs(&clients, &rows, &mine),
     }
 }
 
@@ -408,7 +433,7 @@ impl EditReport {
     /// For people, and good Markdown.
     pub fn table(&self) -> String {
         let mut out = format!(
-            "{} of {} MB over {} on {} × {} ({}); {:.0} Mb/s, {} frames/s, {:.0} s, late past {:.0} ms, starts {:.0} ms apart\n\n",
+            "{} of {} MB over {} on {} × {} ({}); {:.0} Mb/s, {} frames/s, {:.0} s{}, late past {:.0} ms, starts {:.0} ms apart\n\n",
             match self.files {
                 1 => "1 file".to_owned(),
                 count => format!("{count} files"),
@@ -421,6 +446,10 @@ impl EditReport {
             self.bitrate as f64 / 1e6,
             self.frames_per_s,
             self.seconds,
+            match self.passes {
+                0 | 1 => String::new(),
+                count => format!(" × {count} passes"),
+            },
             self.late_ms,
             self.stagger_ms,
         );
@@ -452,11 +481,12 @@ impl EditReport {
                 row.bytes_wrong
             );
         }
-        out
+        out + &passes::table(&self.medians)
     }
 }
 
-fn shown((low, median, high): (f64, f64, f64), digits: usize) -> String {
+/// The median, and the lowest and the highest where they are others.
+pub fn shown((low, median, high): (f64, f64, f64), digits: usize) -> String {
     match low == high {
         true => format!("{median:.digits$}"),
         false => format!("{median:.digits$} ({low:.digits$}–{high:.digits$})"),

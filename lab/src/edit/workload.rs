@@ -6,7 +6,7 @@
 
 use super::edl::{self, Event};
 use super::media::Original;
-use super::script::{Head, Pace, Run, Script, Source};
+use super::script::{Head, Pace, Passes, Run, Script, Source};
 use crate::stage::footage::Dice;
 use crate::stage::{MATERIAL, Plan};
 use anyhow::{Context, Result, bail, ensure};
@@ -176,8 +176,10 @@ pub struct Scene<'a> {
     pub plan: &'a Plan,
     /// Real files in place of made-up footage; none: it is made up.
     pub originals: &'a [Original],
-    /// Units: s.
+    /// Of one pass over a cut list. Units: s.
     pub seconds: f64,
+    /// How often cut lists are played.
+    pub passes: Passes,
 }
 
 /// One client, and what it is called in the report.
@@ -272,6 +274,14 @@ impl Workload {
         };
         timeline.events = events;
         Ok(())
+    }
+
+    /// Its clients play a list by their own clock, which they can play again.
+    pub fn has_list(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Timeline(_) | Kind::OpAtom(_) | Kind::Shuttle(_) | Kind::Loop(_)
+        )
     }
 
     /// It has cuts and layers.
@@ -446,6 +456,11 @@ fn part(dice: &mut Dice) -> f64 {
 }
 
 impl Scene<'_> {
+    /// How long all passes take, the rests between them included. Units: s.
+    pub fn whole_s(&self) -> f64 {
+        self.seconds + self.passes.last_start_ns() as f64 / 1e9
+    }
+
     fn period_ns(&self) -> u64 {
         self.plan.period().as_nanos() as u64
     }
@@ -651,7 +666,7 @@ impl Scrub {
             pace: Pace::Hand,
             runs: runs.collect(),
             files: scene.footage(),
-            delay_ns: 0,
+            ..Script::default()
         }
     }
 }
@@ -779,7 +794,7 @@ impl Bin {
             pace: Pace::Free,
             files: (0..self.clips).map(|clip| self.clip(clip)).collect(),
             runs: (0..self.clips).map(run).collect(),
-            delay_ns: 0,
+            ..Script::default()
         }
     }
 }
@@ -830,7 +845,7 @@ impl Conform {
             pace: Pace::Free,
             runs: runs.collect(),
             files,
-            delay_ns: 0,
+            ..Script::default()
         }
     }
 }
@@ -868,7 +883,7 @@ impl Render {
                 frame_count: scene.plan.frame_count,
                 period_ns: 0,
             }],
-            delay_ns: 0,
+            ..Script::default()
         }
     }
 }
@@ -963,9 +978,21 @@ impl Mix {
         let mut client = 0u64;
         let mut parts = Vec::new();
         for (workload, count) in &self.0 {
+            // Beside clients that play a list again, all others go on until they are done.
+            let (scene, passes) = match workload.has_list() {
+                true => (*scene, scene.passes),
+                false => {
+                    let seconds = scene.whole_s();
+                    (Scene { seconds, ..*scene }, Passes::default())
+                }
+            };
             for _ in 0..*count {
                 let mut dice = Dice::new(seed ^ (client + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-                parts.extend(workload.draw(scene, client, &mut dice));
+                let mut drawn = workload.draw(&scene, client, &mut dice);
+                drawn
+                    .iter_mut()
+                    .for_each(|part| part.script.passes = passes);
+                parts.extend(drawn);
                 client += 1;
             }
         }
@@ -1019,6 +1046,7 @@ mod tests {
         let scene = Scene {
             plan: &plan,
             originals: &[],
+            passes: Passes::default(),
             seconds,
         };
         Mix::parse(mix).unwrap().draw(&scene, 1)
@@ -1088,6 +1116,7 @@ mod tests {
         let scene = Scene {
             plan: &plan,
             originals: &[],
+            passes: Passes::default(),
             seconds: 30.0,
         };
         for run in &mix.draw(&scene, 1)[0].script.runs {
@@ -1099,6 +1128,36 @@ mod tests {
         assert!(mix.0[0].0.set_layers(9).is_err());
         let scrub = &mut Mix::parse("scrub=1").unwrap().0[0].0;
         assert!(scrub.set_layers(2).is_err());
+    }
+
+    #[test]
+    fn lists_are_played_again_and_others_work_on_until_then() {
+        let plan = plan();
+        let once = Scene {
+            plan: &plan,
+            originals: &[],
+            seconds: 10.0,
+            passes: Passes::default(),
+        };
+        let again = Scene {
+            passes: Passes {
+                count: 3,
+                every_ns: 12_000_000_000,
+            },
+            ..once
+        };
+        assert_eq!((once.whole_s(), again.whole_s()), (10.0, 34.0));
+        let mix = Mix::parse("timeline=2,scrub=1,grow=1").unwrap();
+        let (first, parts) = (mix.draw(&once, 1), mix.draw(&again, 1));
+        for (one, part) in first.iter().zip(&parts).take(2) {
+            assert_eq!(one.script.runs, part.script.runs, "the list is the same");
+            assert_eq!(part.script.passes.count, 3);
+            assert_eq!(part.script.length_ns(), 34_000_000_000);
+        }
+        assert!(parts[2..].iter().all(|part| part.script.passes.count == 1));
+        let recorder = &parts[3];
+        assert_eq!(recorder.kind, "grow-recorder");
+        assert_eq!(recorder.script.length_ns(), 34_000_000_000);
     }
 
     #[test]
@@ -1165,6 +1224,7 @@ mod tests {
         let scene = Scene {
             plan: &plan,
             originals: &[],
+            passes: Passes::default(),
             seconds: 7.0,
         };
         let parts = mix.draw(&scene, 1);

@@ -212,6 +212,7 @@ pub fn draw(results: &Results, out: &Path) -> Result<()> {
         y_max: None,
         level: None,
         marks: Marks::Spread,
+        is_counted: false,
         lines: contenders.iter().map(line).collect(),
     }
     .draw(out, "late-frames")?;
@@ -253,6 +254,7 @@ pub fn draw_timeline(
         y_max: None,
         level: Some((0.0, "deadline".to_owned())),
         marks: Marks::Lines,
+        is_counted: false,
         lines,
     }
     .draw(out, name)
