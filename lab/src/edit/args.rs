@@ -9,6 +9,7 @@ use crate::cli::{
     parse_span, play_of,
 };
 use crate::experiments::compare::Contender;
+use crate::stage::ground::Layout;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use std::path::PathBuf;
@@ -17,7 +18,7 @@ use std::time::Duration;
 /// `lab edit`.
 #[derive(Clone, Debug, Args)]
 pub struct EditArgs {
-    /// How clients work: timeline, op-atom, scrub, shuttle, loop, bin, conform, render, grow, copy, or a file that describes it
+    /// How clients work: timeline, op-atom, scrub, shuttle, loop, bin, conform, render, grow, copy, direct, or a file that describes it
     #[arg(
         long,
         value_name = "NAME|FILE",
@@ -164,6 +165,11 @@ impl EditArgs {
             "--keep is for footage alone, and this run makes or writes other files; leave it out"
         );
         edit.check_lists()?;
+        ensure!(
+            !edit.has_beside() || self.ground.array.layout != Layout::PoolStriped,
+            "programs that read the disk themselves (direct) were given with --layout pool-striped, where no file is on one disk; \
+             expected plain or pool: leave out direct, or take one of these"
+        );
         Ok(edit)
     }
 
@@ -235,6 +241,17 @@ mod tests {
         }
         let line = "--mix timeline=6,copy=2 --again 1";
         assert!(parsed(line).unwrap().edit().is_ok());
+    }
+
+    #[test]
+    fn programs_beside_the_server_need_whole_files() {
+        let said = complaint("--mix timeline=2,direct=1 --disks 2 --layout pool-striped");
+        assert!(
+            said.contains("pool-striped") && said.contains("leave out direct"),
+            "{said}"
+        );
+        let line = "--mix timeline=2,direct=1 --disks 2 --layout pool";
+        assert!(parsed(line).unwrap().edit().unwrap().has_beside());
     }
 
     #[test]

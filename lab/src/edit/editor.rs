@@ -11,6 +11,7 @@ use super::script::{Pace, Script, Source};
 use crate::clients::client;
 use crate::clients::door::{Address, Door, Opened};
 use crate::clients::player::{cpu_s, now_ns, sleep_until_ns};
+use crate::stage::footage::PAGE_BYTES;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -345,7 +346,12 @@ impl<'a> Editor<'a> {
                 });
                 continue;
             }
-            edited.bytes_wrong += source.clip(self.job.seed).wrong_bytes(piece.place, came);
+            let looked_at = match self.job.script.is_sampled {
+                true => &came[..came.len().min(PAGE_BYTES)],
+                false => came,
+            };
+            let clip = source.clip(self.job.seed);
+            edited.bytes_wrong += clip.wrong_bytes(piece.place, looked_at);
         }
     }
 
@@ -520,6 +526,34 @@ mod tests {
         let (_room, edited) = work(Pace::Clock, vec![source(0, false)], runs, 0);
         assert_eq!(edited.bytes_wrong, 1 + FRAME);
         assert_eq!(edited.frame_count, FRAMES + 1);
+    }
+
+    #[test]
+    fn of_a_sampled_piece_the_first_page_is_compared() {
+        let outcome = |is_sampled: bool| {
+            let script = Script {
+                // Every byte is another clip's.
+                files: vec![Source {
+                    number: 5,
+                    ..source(1, false)
+                }],
+                runs: vec![run(
+                    vec![Head {
+                        bytes: FRAME * FRAMES,
+                        ..head(0, 0, 0)
+                    }],
+                    1,
+                )],
+                is_sampled,
+                ..Script::default()
+            };
+            let edited = work_through(script, 0).1;
+            assert_eq!(edited.bytes_read, FRAME * FRAMES);
+            edited.bytes_wrong
+        };
+        let page = PAGE_BYTES as u64;
+        assert!((page - 100..=page).contains(&outcome(true)));
+        assert!((FRAME * FRAMES - 200..=FRAME * FRAMES).contains(&outcome(false)));
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub mod workload;
 
 use crate::clients::client::{Client, Crowd};
 use crate::clients::copies::{Copies, Tally};
+use crate::clients::door::Address;
 use crate::clients::player::{now_ns, sleep_until_ns};
 use crate::experiments::compare::Contender;
 use crate::experiments::play::{COPIES_LEAD, REEL_BYTES_OVER_CACHE, REELS_PER_COPIER, reels};
@@ -24,13 +25,14 @@ use crate::reports::report::{Processors, environment};
 use crate::servers::server::{self, Kind, Server, Way};
 use crate::stage::room::{Room, go_on, interrupted, pause};
 use crate::stage::{MATERIAL, Plan, Stage};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use editor::{Edited, Job};
 use media::Original;
 use passes::DiskMarks;
 use report::{ClientRow, EditReport, EditRun, KindRow};
-use script::Passes;
+use script::{Passes, Script};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -41,6 +43,8 @@ const STATUS_EVERY: Duration = Duration::from_millis(1000);
 /// From the last word to the clients until the first begins.
 const LEAD: Duration = Duration::from_millis(300);
 const COPY: &str = "copy";
+/// The hidden subcommand of a client.
+const EDITOR: &str = "editor";
 
 /// One comparison.
 #[derive(Clone, Debug)]
@@ -174,6 +178,11 @@ impl Edit {
         all
     }
 
+    /// Programs read the disks themselves, in one of the mixes.
+    pub fn has_beside(&self) -> bool {
+        self.mixes.iter().any(|mix| mix.beside_count() > 0)
+    }
+
     /// Somebody writes, in one of the mixes.
     pub fn writes(&self) -> bool {
         self.mixes.iter().any(Mix::writes)
@@ -279,7 +288,7 @@ impl Edit {
             kind: contender.kind,
             analyser: contender.analyser,
             cache_bytes,
-            client_count: parts.len() as u64 + mix.copy_count(),
+            client_count: parts.len() as u64 + mix.copy_count() - mix.beside_count(),
             ..self.server.clone()
         };
         let server = Server::start(room, "server", stage, &spec)?;
@@ -323,7 +332,7 @@ impl Edit {
         mix: &Mix,
     ) -> Result<(EditRun, Vec<Edited>, u64, Option<Tally>)> {
         let whole_ns = self.whole_ns(stage, mix);
-        let mut clients = self.start_clients(server, parts, stage.plan().seed, whole_ns)?;
+        let mut clients = self.start_clients(server, parts, stage, whole_ns)?;
         stage.timing(true)?;
         stage.reset_statistics()?;
         let copies = match mix.copy_count() {
@@ -396,20 +405,28 @@ impl Edit {
         &self,
         server: &Server,
         parts: &[Part],
-        seed: u64,
+        stage: &Stage,
         length_ns: u64,
     ) -> Result<Vec<Client>> {
+        let mut natives = Natives::default();
         let mut clients = Vec::new();
         for part in parts {
-            let job = Job {
+            let mut job = Job {
                 address: server.address().clone(),
                 script: part.script.clone(),
-                seed,
+                seed: stage.plan().seed,
                 late_ns: self.late.as_nanos() as u64,
                 length_ns,
                 grace_ns: self.grace.as_nanos() as u64,
             };
-            clients.push(Client::start("editor", server, &job)?);
+            clients.push(match part.is_beside {
+                true => {
+                    job.address = Address::Disk(stage.root().to_owned());
+                    natives.rename(&mut job.script, stage)?;
+                    Client::start_beside(EDITOR, &job)?
+                }
+                false => Client::start(EDITOR, server, &job)?,
+            });
         }
         for client in &mut clients {
             client.wait_ready()?;
@@ -461,6 +478,37 @@ impl Edit {
             runs,
             environment: environment(),
         }
+    }
+}
+
+/// Where files are for programs that read the disks themselves; each is looked for once.
+#[derive(Debug, Default)]
+struct Natives(BTreeMap<String, String>);
+
+impl Natives {
+    /// Files under the names that they have on their own file system.
+    ///
+    /// Errors   one is nowhere, or in several places: it is striped
+    fn rename(&mut self, script: &mut Script, stage: &Stage) -> Result<()> {
+        for source in &mut script.files {
+            if let Some(known) = self.0.get(&source.path) {
+                source.path.clone_from(known);
+                continue;
+            }
+            let places = stage.native(&source.path)?;
+            let [place] = places.as_slice() else {
+                bail!(
+                    "{} is {} files of the disks, expected one; direct readers take whole files: leave them out, or use \
+                     --layout plain or pool",
+                    source.path,
+                    places.len()
+                );
+            };
+            let place = place.display().to_string();
+            self.0
+                .insert(std::mem::replace(&mut source.path, place.clone()), place);
+        }
+        Ok(())
     }
 }
 

@@ -487,6 +487,7 @@ mod tests {
         Part {
             client: 0,
             kind: "timeline".to_owned(),
+            is_beside: false,
             script,
         }
     }

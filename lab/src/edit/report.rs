@@ -76,7 +76,7 @@ pub struct EditRun {
     pub mix: String,
     /// Which repetition, from 1 on.
     pub round: u64,
-    /// Clients, those that copy included.
+    /// Clients, those that copy or read the disk themselves included.
     pub clients: u64,
     /// Frames with a time, of all clients; those that never came are late.
     pub frames: u64,

@@ -129,6 +129,8 @@ pub struct Script {
     pub delay_ns: u64,
     /// How often all runs are played by the clock.
     pub passes: Passes,
+    /// Of each piece the first page is compared and no more: comparing would take the time of a client that does nothing else but read.
+    pub is_sampled: bool,
 }
 
 impl Script {

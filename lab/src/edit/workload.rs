@@ -14,7 +14,7 @@ use serde::Deserialize;
 use std::path::Path;
 
 /// The built-in ones: name and text.
-const BUILT_IN: [(&str, &str); 10] = [
+const BUILT_IN: [(&str, &str); 11] = [
     ("timeline", include_str!("workloads/timeline.toml")),
     ("op-atom", include_str!("workloads/op-atom.toml")),
     ("scrub", include_str!("workloads/scrub.toml")),
@@ -25,6 +25,7 @@ const BUILT_IN: [(&str, &str); 10] = [
     ("render", include_str!("workloads/render.toml")),
     ("grow", include_str!("workloads/grow.toml")),
     ("copy", include_str!("workloads/copy.toml")),
+    ("direct", include_str!("workloads/direct.toml")),
 ];
 
 /// Numbers of clips that are no stream's, copier's or tidied file's.
@@ -37,6 +38,9 @@ pub const OUTPUT: &str = "renders";
 /// More clips than a bin has would not fit the clip numbers.
 const CLIPS_MAX: u64 = 100_000;
 const LAYERS_MAX: u64 = 8;
+/// Direct I/O is of whole pages. Units: bytes.
+const PAGE: u64 = 4096;
+const REQUEST_BYTES_MAX: u64 = 1 << 28;
 
 /// A way of working.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +67,7 @@ struct Document {
     render: Option<Render>,
     grow: Option<Grow>,
     copy: Option<Copy>,
+    direct: Option<Direct>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +82,7 @@ enum Kind {
     Render(Render),
     Grow(Grow),
     Copy,
+    Direct(Direct),
 }
 
 /// How long clips are.
@@ -169,6 +175,12 @@ struct Grow {
 #[serde(deny_unknown_fields)]
 struct Copy {}
 
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Direct {
+    request_bytes: u64,
+}
+
 /// The footage that a client finds, and for how long it works.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene<'a> {
@@ -189,6 +201,8 @@ pub struct Part {
     pub client: u64,
     /// As the workload, with its role where that has several.
     pub kind: String,
+    /// It is a program on the server's machine that reads the disk, and no client of the server.
+    pub is_beside: bool,
     /// Its work.
     pub script: Script,
 }
@@ -232,6 +246,7 @@ impl Workload {
             document.render.map(Kind::Render),
             document.grow.map(Kind::Grow),
             document.copy.map(|_| Kind::Copy),
+            document.direct.map(Kind::Direct),
         ];
         let mut kinds: Vec<Kind> = all.into_iter().flatten().collect();
         ensure!(
@@ -294,6 +309,11 @@ impl Workload {
         self.kind == Kind::Copy
     }
 
+    /// Its programs read the disk, and are no clients of the server.
+    pub fn is_beside(&self) -> bool {
+        matches!(self.kind, Kind::Direct(_))
+    }
+
     /// Its clients write.
     pub fn writes(&self) -> bool {
         matches!(self.kind, Kind::Render(_) | Kind::Grow(_))
@@ -318,6 +338,7 @@ impl Workload {
             vec![Part {
                 client,
                 kind: self.name.clone(),
+                is_beside: self.is_beside(),
                 script,
             }]
         };
@@ -332,6 +353,7 @@ impl Workload {
             Kind::Render(render) => one(render.draw(scene, client, dice)),
             Kind::Grow(grow) => grow.draw(scene, client, &self.name),
             Kind::Copy => Vec::new(),
+            Kind::Direct(direct) => one(direct.draw(scene, dice)),
         }
     }
 }
@@ -424,6 +446,15 @@ impl Kind {
                 Ok(())
             }
             Kind::Copy => Ok(()),
+            Kind::Direct(direct) => {
+                ensure!(
+                    (PAGE..=REQUEST_BYTES_MAX).contains(&direct.request_bytes)
+                        && direct.request_bytes.is_multiple_of(PAGE),
+                    "request_bytes = {}, expected a multiple of {PAGE} up to {REQUEST_BYTES_MAX}; correct it",
+                    direct.request_bytes
+                );
+                Ok(())
+            }
         }
     }
 }
@@ -908,14 +939,48 @@ impl Grow {
             Part {
                 client,
                 kind: format!("{name}-recorder"),
+                is_beside: false,
                 script: script(true, 0),
             },
             Part {
                 client,
                 kind: name.to_owned(),
+                is_beside: false,
                 script: script(false, (self.behind_s * 1e9) as u64),
             },
         ]
+    }
+}
+
+impl Direct {
+    /// File after file from the front, from a drawn one on; an end shorter than a request is left out.
+    fn draw(&self, scene: &Scene<'_>, dice: &mut Dice) -> Script {
+        let files = scene.footage();
+        let count = files.len() as u64;
+        let first = dice.below(count);
+        let runs = (0..count).map(|number| {
+            let file = ((first + number) % count) as usize;
+            let bytes = self.request_bytes.min(files[file].bytes);
+            Run {
+                heads: vec![Head {
+                    file,
+                    from: 0,
+                    stride: bytes as i64,
+                    bytes,
+                    every: 1,
+                    writes: false,
+                }],
+                frame_count: files[file].bytes / bytes.max(1),
+                period_ns: 0,
+            }
+        });
+        Script {
+            pace: Pace::Free,
+            runs: runs.collect(),
+            is_sampled: true,
+            files,
+            ..Script::default()
+        }
     }
 }
 
@@ -954,6 +1019,12 @@ impl Mix {
     pub fn copy_count(&self) -> u64 {
         let copies = self.0.iter().filter(|(workload, _)| workload.is_copy());
         copies.map(|(_, count)| count).sum()
+    }
+
+    /// Programs that read the disk, and are no clients of the server.
+    pub fn beside_count(&self) -> u64 {
+        let beside = self.0.iter().filter(|(workload, _)| workload.is_beside());
+        beside.map(|(_, count)| count).sum()
     }
 
     /// Somebody writes.
@@ -1209,6 +1280,23 @@ mod tests {
         assert_eq!(recorder.script.files[0].path, player.script.files[0].path);
         assert!(player.script.files[0].grows && !recorder.script.files[0].grows);
         assert_eq!(player.script.delay_ns, 2_000_000_000);
+    }
+
+    #[test]
+    fn a_program_beside_the_server_reads_each_file_in_large_requests() {
+        let parts = drawn("timeline=1,direct=2", 30.0);
+        let told: Vec<bool> = parts.iter().map(|part| part.is_beside).collect();
+        assert_eq!(told, [false, true, true]);
+        let script = &parts[1].script;
+        assert!(script.is_sampled && script.pace == Pace::Free);
+        assert_eq!(script.runs.len(), 16);
+        // 2,000 frames of 500,000 bytes are 238 requests and a rest.
+        assert_eq!(script.runs[0].frame_count, 238);
+        assert_eq!(script.runs[0].heads[0].bytes, 4 << 20);
+        let next = (script.runs[0].heads[0].file + 1) % 16;
+        assert_eq!(script.runs[1].heads[0].file, next);
+        let said = complaint("about = \"x\"\n[direct]\nrequest_bytes = 5000\n");
+        assert!(said.contains("5000") && said.contains("multiple of 4096"));
     }
 
     #[test]
