@@ -89,8 +89,11 @@ impl Plot {
             None => writeln!(text, "set yrange [*:*]")?,
         }
         match self.is_counted {
-            // Room beside the first and the last.
-            true => writeln!(text, "set xtics 1\nset offsets 0.2, 0.2, 0, 0")?,
+            // Room beside the first and the last; heights are compared, so they begin at nothing.
+            true => writeln!(
+                text,
+                "set xtics 1\nset offsets 0.2, 0.2, 0, 0\nset yrange [0:*]"
+            )?,
             false => writeln!(text, "set xtics autofreq\nset offsets")?,
         }
         let mut parts = Vec::new();
