@@ -21,6 +21,8 @@ use crate::clients::door::Address;
 use crate::clients::player::{now_ns, sleep_until_ns};
 use crate::experiments::compare::Contender;
 use crate::experiments::play::{COPIES_LEAD, REEL_BYTES_OVER_CACHE, REELS_PER_COPIER, reels};
+use crate::reports::head::Head;
+use crate::reports::outcome::Outcome;
 use crate::reports::report::{Processors, environment};
 use crate::servers::server::{self, Kind, Server, Way};
 use crate::stage::room::{Room, go_on, interrupted, pause};
@@ -230,7 +232,7 @@ impl Edit {
         }
         let mut report = self.describe(stage, runs);
         if let Some(out) = &self.out {
-            std::fs::write(out.join("table.md"), report.table())?;
+            std::fs::write(out.join("table.md"), report.table()?)?;
             picture::draw(&report.runs, &report.medians, report.late_ms, out)?;
         }
         if !self.timeline {
@@ -449,13 +451,7 @@ impl Edit {
     fn describe(&self, stage: &Stage, runs: Vec<EditRun>) -> EditReport {
         let plan = stage.plan();
         EditReport {
-            report_version: 1,
-            experiment: "edit".to_owned(),
-            door: self.server.way.name().to_owned(),
-            disk: stage.place().to_string(),
-            disks: stage.disk_count(),
-            layout: stage.layout().name().to_owned(),
-            file_system: stage.file_system_name(),
+            head: Head::of("edit").on(stage).by(self.server.way),
             files: plan.stream_count,
             file_bytes: plan.frame_offset(plan.frame_count),
             bitrate: self.bitrate,

@@ -9,6 +9,8 @@ use super::editor::Edited;
 use super::passes::{self, ClientPass, KindPass, MedianPass, RunPass};
 use super::script::{Pace, Script};
 use crate::experiments::compare::spread;
+use crate::reports::head::Head;
+use crate::reports::outcome::Outcome;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 use serde_json::Value;
@@ -17,20 +19,9 @@ use std::fmt::Write as _;
 /// The object. Fields may be added, never renamed or given another unit.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct EditReport {
-    /// Version of these names.
-    pub report_version: u32,
-    /// `edit`.
-    pub experiment: String,
-    /// `smb`, `nfs`, `local`.
-    pub door: String,
-    /// As in a report of `play`.
-    pub disk: String,
-    /// How many disks.
-    pub disks: u64,
-    /// The layer that makes one place of them.
-    pub layout: String,
-    /// `ext4`, for instance.
-    pub file_system: String,
+    /// Which experiment, server and disks.
+    #[serde(flatten)]
+    pub(crate) head: Head,
     /// Files that are cut from.
     pub files: u64,
     /// Of each. Units: bytes.
@@ -416,33 +407,18 @@ fn median_of(runs: &[EditRun], server: &str, mix: &str, kind: &str) -> MedianRow
     }
 }
 
-impl EditReport {
-    /// Wrong bytes and clients that broke off are failures, however early frames come; late ones are figures.
-    ///
-    /// Errors   there were some
-    pub fn check(&self) -> Result<()> {
-        let errors: usize = self.runs.iter().map(|run| run.errors.len()).sum();
-        ensure!(
-            self.bytes_wrong == 0 && errors == 0,
-            "{} wrong bytes and {errors} errors of clients, expected none; the report above has them",
-            self.bytes_wrong
-        );
-        Ok(())
-    }
-
+impl Outcome for EditReport {
     /// For people, and good Markdown.
-    pub fn table(&self) -> String {
+    fn table(&self) -> Result<String> {
         let mut out = format!(
-            "{} of {} MB over {} on {} × {} ({}); {:.0} Mb/s, {} frames/s, {:.0} s{}, late past {:.0} ms, starts {:.0} ms apart\n\n",
+            "{} of {} MB over {} ({}); {:.0} Mb/s, {} frames/s, {:.0} s{}, late past {:.0} ms, starts {:.0} ms apart\n\n",
             match self.files {
                 1 => "1 file".to_owned(),
                 count => format!("{count} files"),
             },
             self.file_bytes / 1_000_000,
-            self.door,
-            self.disks,
-            self.disk,
-            self.file_system,
+            self.head.words_on_disks(),
+            self.head.file_system(),
             self.bitrate as f64 / 1e6,
             self.frames_per_s,
             self.seconds,
@@ -481,7 +457,20 @@ impl EditReport {
                 row.bytes_wrong
             );
         }
-        out + &passes::table(&self.medians)
+        Ok(out + &passes::table(&self.medians))
+    }
+
+    /// Wrong bytes and clients that broke off are failures, however early frames come; late ones are figures.
+    ///
+    /// Errors   there were some
+    fn check(&self) -> Result<()> {
+        let errors: usize = self.runs.iter().map(|run| run.errors.len()).sum();
+        ensure!(
+            self.bytes_wrong == 0 && errors == 0,
+            "{} wrong bytes and {errors} errors of clients, expected none; the report above has them",
+            self.bytes_wrong
+        );
+        Ok(())
     }
 }
 

@@ -205,7 +205,7 @@ pub fn draw(results: &Results, out: &Path) -> Result<()> {
         title: format!(
             "Late frames: {kind} of {:.0} Mb/s on {}{copies}",
             some.bitrate as f64 / 1e6,
-            some.disk
+            some.head.disk.as_deref().unwrap_or_default()
         ),
         x_label: "streams".to_owned(),
         y_label: "late frames, percent".to_owned(),
