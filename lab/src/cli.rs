@@ -290,7 +290,7 @@ pub struct ServerArgs {
     /// Protocol of the clients
     #[arg(long, value_enum, default_value_t = Way::Smb)]
     pub door: Way,
-    /// Memory for cached data; default 1GiB, with `edit --again` what holds a quarter of the cut lists
+    /// Memory for cached data; default 1GiB, with `edit --again` a quarter of the cut lists
     #[arg(long, value_parser = parse_amount)]
     pub cache: Option<u64>,
     /// Rushes without its pattern analyser

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The experiments of the command line: each sets up its stage, measures, and hands its report back.
+//! The experiments of the command line: each sets up its stage, measures, and hands its report
+//! back.
 //!
-//! Not done here: printing ([`crate::reports::outcome`]) and measuring (each experiment's own file).
+//! Not done here: printing ([`crate::reports::outcome`]) and measuring (each experiment's own
+//! file).
 
 use crate::cli::{
     CompareArgs, CopyInArgs, DemoArgs, FillArgs, GroundArgs, MetadataArgs, MixedArgs, MostArgs,

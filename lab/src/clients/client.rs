@@ -63,7 +63,8 @@ impl Client {
         Client::spawn(command, subcommand, job)
     }
 
-    /// The same for a program that is no client of the server: its processor time and memory are not the server's.
+    /// The same for a program that is no client of the server: its processor time and memory are
+    /// not the server's.
     pub fn start_beside<J: Serialize>(subcommand: &str, job: &J) -> Result<Client> {
         Client::spawn(Command::new(std::env::current_exe()?), subcommand, job)
     }

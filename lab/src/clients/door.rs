@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a client of the lab reaches files: over SMB (libsmbclient, as many programs do), over NFS (a small client of our own), on the
-//! mount itself, or on the disk past every cache.
+//! How a client of the lab reaches files: over SMB (libsmbclient, as many programs do), over NFS (a
+//! small client of our own), on the mount itself, or on the disk past every cache.
 //!
 //! One process has one door: libsmbclient keeps state for the whole process, so clients are processes.
 
@@ -48,7 +48,8 @@ pub enum Address {
     },
     /// A folder.
     Local(PathBuf),
-    /// A folder of the server's own file system, read with O_DIRECT; paths of other folders are taken as they are.
+    /// A folder of the server's own file system, read with O_DIRECT; paths of other folders are
+    /// taken as they are.
     Disk(PathBuf),
     /// A folder that Rushes serves to programs on its own machine.
     Rushes {

@@ -18,7 +18,8 @@ use std::time::Duration;
 /// `lab edit`.
 #[derive(Clone, Debug, Args)]
 pub struct EditArgs {
-    /// How clients work: timeline, op-atom, scrub, shuttle, loop, bin, conform, render, grow, copy, direct, or a file that describes it
+    /// How clients work: timeline, op-atom, scrub, shuttle, loop, bin, conform, render, grow, copy,
+    /// direct, or a file that describes it
     #[arg(
         long,
         value_name = "NAME|FILE",
@@ -39,7 +40,8 @@ pub struct EditArgs {
     /// How often each, interleaved; each time with other cuts
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100))]
     pub runs: u64,
-    /// Play each cut list so many times more, and report each pass by itself; caches then hold a quarter of the lists, unless --cache says otherwise
+    /// Play each cut list so many times more, and report each pass by itself; caches then hold a
+    /// quarter of the lists, unless --cache says otherwise
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=20))]
     pub again: u64,
     /// Rest of all clients between two passes

@@ -3,9 +3,11 @@
 //!
 //! By the clock it asks for frame *k* not before `begin + k · period`, one piece at a time, all layers of a frame one after the other (libsmbclient has
 //! one request of a program under way), and the frame is there when the last of them is. Its own lateness moves nothing: the clock goes on from
-//! `begin`, through every cut. Each pass over the list has a beginning of its own, and a client that is behind then leaves the rest of the last pass
-//! out, so that no pass pays for the one before it. The cost of a cut is counted from asking for its first frame, an open that it needs included. Bytes are checked after the
-//! clock was read. The process ends at a hard limit whatever the server does; frames that did not come by then are late.
+//! `begin`, through every cut. Each pass over the list has a beginning of its own, and a client
+//! that is behind then leaves the rest of the last pass out, so that no pass pays for the one
+//! before it. The cost of a cut is counted from asking for its first frame, an open that it needs
+//! included. Bytes are checked after the clock was read. The process ends at a hard limit whatever
+//! the server does; frames that did not come by then are late.
 
 use super::script::{Pace, Script, Source};
 use crate::clients::client;
@@ -191,7 +193,8 @@ impl<'a> Editor<'a> {
         self.close()
     }
 
-    /// All runs once, the first of them due at `due`; what has not been asked for by `end` is left out.
+    /// All runs once, the first of them due at `due`; frames that were not asked for by `end` are
+    /// left out.
     ///
     /// Returns  when the frame behind the last would be due; `None`: it was left at `end`
     fn play(&mut self, mut due: u64, end: u64) -> Option<u64> {

@@ -73,7 +73,8 @@ pub struct Edit {
     pub again: u64,
     /// From the last frame of a pass to the first of the next.
     pub rest: Duration,
-    /// Memory for cached data, where it was said; else the server's, or less where lists are played again. Units: bytes.
+    /// Memory for cached data, where it was said; else the server's, or less where lists are played
+    /// again. Units: bytes.
     pub cache_told: Option<u64>,
     /// How long after its time a frame is late.
     pub late: Duration,

@@ -2,8 +2,8 @@
 //! A cut list that is played again: memory that does not hold it, and each pass in numbers.
 //!
 //! Passes are comparable because each begins as the first does: clients start one after the other,
-//! none is behind, and the disk is idle before. Only what the server has learned is different, as long
-//! as its memory holds much less than the lists. Not done here: playing, which is the editor's
+//! none is behind, and the disk is idle before. Only what the server has learned is different, as
+//! long as its memory holds much less than the lists. Not done here: playing, which is the editor's
 //! ([`super::editor`]).
 
 use super::editor::Edited;
@@ -26,8 +26,8 @@ use std::time::Duration;
 const CACHE_BYTES_MIN: u64 = 64 << 20;
 /// Of the lists, as much as this part fits into the cache where nobody says another size.
 const LIST_PART: u64 = 4;
-/// Lists are at least so many times as large as the memory for them: a cache that keeps the best part of
-/// them still reads half of each pass from the disk.
+/// Lists are at least so many times as large as the memory for them: a cache that keeps the best
+/// part of them still reads half of each pass from the disk.
 const LIST_TIMES_MIN: u64 = 2;
 const MIB: u64 = 1 << 20;
 
@@ -54,7 +54,8 @@ pub fn list_bytes(parts: &[Part]) -> u64 {
 
 /// Memory for cached data that lists of `list_bytes` do not fit into.
 ///
-/// Units    told: bytes, as on the command line; buffer_bytes: memory for writers, which a rival caches in, too
+/// Units    told: bytes, as on the command line; buffer_bytes: memory for writers, which a rival
+/// caches in, too
 /// Errors   the lists are too short for that: what was found, what was expected, what to do
 pub fn cache_bytes(list_bytes: u64, told: Option<u64>, buffer_bytes: u64) -> Result<u64> {
     let part = list_bytes / LIST_PART / MIB * MIB;
@@ -160,7 +161,8 @@ pub struct MedianPass {
     pub first_frame_ms_max: Option<f64>,
     /// Received: lowest, median, highest.
     pub bytes_read: (f64, f64, f64),
-    /// Read by the block devices for all kinds of clients: lowest, median, highest. Null: there is no block device.
+    /// Read by the block devices for all kinds of clients: lowest, median, highest. Null: there is
+    /// no block device.
     pub disk_bytes_read: Option<(f64, f64, f64)>,
 }
 
@@ -263,8 +265,9 @@ pub fn of_runs(clients: &[&ClientRow], kinds: &[&KindRow], runs: &[&EditRun]) ->
 /// The disk's counters between passes.
 #[derive(Debug)]
 pub struct DiskMarks {
-    /// When each pass after the first counts as begun: in the middle of the rest before it, so that neither a frame
-    /// that comes late nor a request that comes early is counted in the other pass. Units: ns, CLOCK_MONOTONIC.
+    /// When each pass after the first counts as begun: in the middle of the rest before it, so that
+    /// neither a frame that comes late nor a request that comes early is counted in the other pass.
+    /// Units: ns, CLOCK_MONOTONIC.
     due: Vec<u64>,
     seen: Vec<BlockStatistics>,
 }
@@ -324,7 +327,7 @@ impl DiskMarks {
 }
 
 impl EditRun {
-    /// Fill in what follows from the clients.
+    /// Fill in the frames of the clients.
     pub fn count_passes(&mut self) {
         for (index, pass) in self.passes.iter_mut().enumerate() {
             let kinds = self.kinds.iter().filter_map(|row| row.passes.get(index));
@@ -384,7 +387,8 @@ pub fn table(medians: &[MedianRow]) -> String {
     out
 }
 
-/// Panels over the passes, a line for each row: late frames, first frames, the disk. None where there is one pass.
+/// Panels over the passes, a line for each row: late frames, first frames, the disk. None where
+/// there is one pass.
 pub fn plots(medians: &[MedianRow]) -> Vec<Plot> {
     if medians.iter().all(|row| row.passes.is_empty()) {
         return Vec::new();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pictures of an edit: how long cuts took, and how late the latest frame was, a panel for each server; of lists that are played again, all
-//! servers over the passes.
+//! Pictures of an edit: how long cuts took, and how late the latest frame was, a panel for each
+//! server; of lists that are played again, all servers over the passes.
 
 use super::passes;
 use super::report::{EditRun, MedianRow};
@@ -16,7 +16,8 @@ const SHOWN_MAX_MS: f64 = 4000.0;
 /// Room above the highest point.
 const HEADROOM: f64 = 1.05;
 
-/// Draw `first-frame` and `lateness` into this folder, from the last run of each server with each mix, and `passes` from their medians.
+/// Draw `first-frame` and `lateness` into this folder, from the last run of each server with each
+/// mix, and `passes` from their medians.
 ///
 /// Errors   gnuplot is missing or refuses
 pub fn draw(runs: &[EditRun], medians: &[MedianRow], late_ms: f64, out: &Path) -> Result<()> {

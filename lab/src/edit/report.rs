@@ -460,7 +460,8 @@ impl Outcome for EditReport {
         Ok(out + &passes::table(&self.medians))
     }
 
-    /// Wrong bytes and clients that broke off are failures, however early frames come; late ones are figures.
+    /// Wrong bytes and clients that broke off are failures, however early frames come; late ones
+    /// are figures.
     ///
     /// Errors   there were some
     fn check(&self) -> Result<()> {

@@ -105,7 +105,8 @@ impl Default for Passes {
 }
 
 impl Passes {
-    /// From the beginning of the first pass to that of pass `pass`, of which the first is 0. Units: ns.
+    /// From the beginning of the first pass to that of pass `pass`, of which the first is 0. Units:
+    /// ns.
     pub fn start_ns(&self, pass: u64) -> u64 {
         pass * self.every_ns
     }
@@ -129,7 +130,8 @@ pub struct Script {
     pub delay_ns: u64,
     /// How often all runs are played by the clock.
     pub passes: Passes,
-    /// Of each piece the first page is compared and no more: comparing would take the time of a client that does nothing else but read.
+    /// Of each piece the first page is compared and no more: comparing would take the time of a
+    /// client that does nothing else but read.
     pub is_sampled: bool,
 }
 
@@ -147,8 +149,8 @@ impl Script {
         self.delay_ns + self.passes.last_start_ns() + length
     }
 
-    /// The stretches that it reads: path, first byte, first byte behind it. A head that leaves frames out or goes
-    /// backwards is its pieces.
+    /// The stretches that it reads: path, first byte, first byte behind it. A head that leaves
+    /// frames out or goes backwards is its pieces.
     pub fn stretches(&self) -> Vec<(&str, u64, u64)> {
         let heads = self.runs.iter().flat_map(|run| {
             let heads = run.heads.iter().filter(|head| !head.writes);

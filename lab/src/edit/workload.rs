@@ -953,7 +953,8 @@ impl Grow {
 }
 
 impl Direct {
-    /// File after file from the front, from a drawn one on; an end shorter than a request is left out.
+    /// File after file from the front, from a drawn one on; an end shorter than a request is left
+    /// out.
     fn draw(&self, scene: &Scene<'_>, dice: &mut Dice) -> Script {
         let files = scene.footage();
         let count = files.len() as u64;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The beginning of all reports: which experiment, against which server, on which disks.
 //!
-//! Its fields stand in the JSON object of a report beside those of the report itself. A field that a
-//! report does not have is left out.
+//! Its fields stand in the JSON object of a report beside those of the report itself. A field that
+//! a report does not have is left out.
 
 use crate::servers::server::Way;
 use crate::stage::Stage;

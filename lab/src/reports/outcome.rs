@@ -9,7 +9,8 @@ pub trait Outcome: Serialize {
     /// For people, with its line ends.
     fn table(&self) -> Result<String>;
 
-    /// Whether the run counts: wrong bytes and broken promises are failures, late frames are figures.
+    /// Whether the run counts: wrong bytes and broken promises are failures, late frames are
+    /// figures.
     ///
     /// Errors   it failed; said after the report, which has the details
     fn check(&self) -> Result<()> {

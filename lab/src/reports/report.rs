@@ -351,7 +351,8 @@ impl Outcome for Report {
         Ok(out)
     }
 
-    /// A server that gives wrong bytes or breaks off a copy has failed, however early its frames come.
+    /// A server that gives wrong bytes or breaks off a copy has failed, however early its frames
+    /// come.
     ///
     /// Errors   it did
     fn check(&self) -> Result<()> {

@@ -297,7 +297,8 @@ impl Outcome for WriteReport {
         Ok(out)
     }
 
-    /// A server that loses or spoils bytes or fails a write has failed, however early its acknowledgements come.
+    /// A server that loses or spoils bytes or fails a write has failed, however early its
+    /// acknowledgements come.
     ///
     /// Errors   it did
     fn check(&self) -> Result<()> {

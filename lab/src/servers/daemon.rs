@@ -64,8 +64,8 @@ impl Daemon {
     ) -> Result<Daemon> {
         let binary = find_rushes()?;
         let runtime = runtime_folder(room, name);
-        // The calibration belongs to the stage, not to one run on it. All else that a daemon remembers is of its run
-        // alone: the next one begins as the first did.
+        // The calibration belongs to the stage, not to one run on it. All else that a daemon
+        // remembers is of its run alone: the next one begins as the first did.
         let measured = room.folder("state")?;
         let state = room.path().join(format!("{name}-state"));
         if state.exists() {
