@@ -290,9 +290,9 @@ pub struct ServerArgs {
     /// Protocol of the clients
     #[arg(long, value_enum, default_value_t = Way::Smb)]
     pub door: Way,
-    /// Memory for cached data
-    #[arg(long, default_value = "1GiB", value_parser = parse_amount)]
-    pub cache: u64,
+    /// Memory for cached data; default 1GiB, with `edit --again` a quarter of the cut lists
+    #[arg(long, value_parser = parse_amount)]
+    pub cache: Option<u64>,
     /// Rushes without its pattern analyser
     #[arg(long)]
     pub no_analyser: bool,
@@ -314,6 +314,16 @@ pub struct ServerArgs {
     /// Read-ahead of the device
     #[arg(long, value_name = "KIB")]
     pub read_ahead_kib: Option<u64>,
+}
+
+/// Memory for cached data where no other size is given. Units: bytes.
+pub const CACHE_BYTES: u64 = 1 << 30;
+
+impl ServerArgs {
+    /// Memory for cached data. Units: bytes.
+    pub fn cache_bytes(&self) -> u64 {
+        self.cache.unwrap_or(CACHE_BYTES)
+    }
 }
 
 /// `lab play`.
@@ -956,7 +966,7 @@ pub fn play_of(
         server: server::Spec {
             kind,
             way: setup.door,
-            cache_bytes: setup.cache,
+            cache_bytes: setup.cache_bytes(),
             analyser: !setup.no_analyser,
             preroll: players.preroll,
             bitrate: (told && !players.sequence).then_some(players.bitrate),
@@ -1237,7 +1247,7 @@ impl ScatterArgs {
     /// Source of the load.
     pub fn writers(&self) -> Writers {
         if self.fio {
-            return Writers::Fio(self.setup.cache + self.ground.write_buffer);
+            return Writers::Fio(self.setup.cache_bytes() + self.ground.write_buffer);
         }
         let setup = ServerArgs {
             no_rule: true,

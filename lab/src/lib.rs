@@ -7,6 +7,7 @@
 pub mod amounts;
 pub mod cli;
 pub mod clients;
+pub mod commands;
 pub mod disk;
 pub mod edit;
 pub mod experiments;

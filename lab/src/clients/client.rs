@@ -48,7 +48,7 @@ impl Client {
     /// Start `rushes-lab SUBCOMMAND` and hand it its job.
     pub fn start<J: Serialize>(subcommand: &str, server: &Server, job: &J) -> Result<Client> {
         let program = std::env::current_exe()?;
-        let mut command = match server.address() {
+        let command = match server.address() {
             Address::Smb { home, .. } => {
                 let mut command = Command::new(program);
                 command.env("HOME", home);
@@ -56,9 +56,20 @@ impl Client {
             }
             // It has no cache.
             Address::Nfs { .. } => Command::new(program),
+            Address::Disk(_) => Command::new(program),
             // Page cache belongs to the reader: local clients live in the server's purse.
             Address::Local(_) | Address::Rushes { .. } => server.cgroup().command(&program),
         };
+        Client::spawn(command, subcommand, job)
+    }
+
+    /// The same for a program that is no client of the server: its processor time and memory are
+    /// not the server's.
+    pub fn start_beside<J: Serialize>(subcommand: &str, job: &J) -> Result<Client> {
+        Client::spawn(Command::new(std::env::current_exe()?), subcommand, job)
+    }
+
+    fn spawn<J: Serialize>(mut command: Command, subcommand: &str, job: &J) -> Result<Client> {
         let mut child = command
             .arg(subcommand)
             .stdin(Stdio::piped())

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a client of the lab reaches files: over SMB (libsmbclient, as many programs do), over NFS (a small client of our own) or on the
-//! mount itself.
+//! How a client of the lab reaches files: over SMB (libsmbclient, as many programs do), over NFS (a
+//! small client of our own), on the mount itself, or on the disk past every cache.
 //!
 //! One process has one door: libsmbclient keeps state for the whole process, so clients are processes.
 
+use crate::clients::direct::DirectFile;
 use crate::clients::nfs::{Nfs, NfsFile};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use pavao::{SmbClient, SmbCredentials, SmbFile, SmbOpenOptions, SmbOptions};
@@ -19,6 +20,8 @@ use std::time::Duration;
 
 /// Longer than any collapse that a run waits for.
 const SMB_TIMEOUT: Duration = Duration::from_secs(120);
+
+const READS_ONLY: &str = "the lab only reads on the disk itself";
 
 /// Where the files are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +48,9 @@ pub enum Address {
     },
     /// A folder.
     Local(PathBuf),
+    /// A folder of the server's own file system, read with O_DIRECT; paths of other folders are
+    /// taken as they are.
+    Disk(PathBuf),
     /// A folder that Rushes serves to programs on its own machine.
     Rushes {
         /// The folder.
@@ -64,6 +70,8 @@ pub enum Door {
     Nfs(Box<RefCell<Nfs>>),
     /// Plain calls.
     Local(PathBuf),
+    /// Direct reads.
+    Disk(PathBuf),
     /// The daemon's own client library. Its session belongs to one thread.
     Rushes {
         /// The folder.
@@ -91,6 +99,8 @@ pub enum Opened<'a> {
     },
     /// On the mount.
     Local(File),
+    /// On the disk.
+    Disk(DirectFile),
     /// Through the daemon, or on the mount where it does not serve the file.
     Rushes(Served<'a>),
 }
@@ -134,6 +144,10 @@ impl Door {
             Address::Local(root) => {
                 ensure!(root.is_dir(), "{} is no folder", root.display());
                 Ok(Door::Local(root.clone()))
+            }
+            Address::Disk(root) => {
+                ensure!(root.is_dir(), "{} is no folder", root.display());
+                Ok(Door::Disk(root.clone()))
             }
             Address::Nfs { port, export } => {
                 let nfs = Nfs::connect(*port, export)?;
@@ -211,6 +225,18 @@ impl Door {
                     .with_context(describe)?;
                 Ok(Opened::Local(file))
             }
+            Door::Disk(root) => {
+                ensure!(!write, "{READS_ONLY}");
+                let path = root.join(path);
+                let file = DirectFile::open(&path).with_context(|| {
+                    format!(
+                        "{} cannot be opened with O_DIRECT; expected a file system with direct I/O, such as ext4 or XFS: \
+                         leave direct readers out, or give another --disk",
+                        path.display()
+                    )
+                })?;
+                Ok(Opened::Disk(file))
+            }
             Door::Rushes { root, session } => {
                 // Writes go to the file, and nobody here would tell the daemon of them.
                 ensure!(!write, "the lab only reads through the daemon itself");
@@ -244,6 +270,7 @@ impl Door {
                 Ok(Opened::Local(file))
             }
             Door::Rushes { .. } => bail!("the lab only reads through the daemon itself"),
+            Door::Disk(_) => bail!("{READS_ONLY}"),
             Door::Nfs(nfs) => {
                 let file = nfs.borrow_mut().open_new(path).with_context(describe)?;
                 Ok(Opened::Nfs { nfs, file })
@@ -266,6 +293,7 @@ impl Door {
                 file.write_all(content).with_context(describe)
             }
             Door::Nfs(_) => bail!("over NFS the lab only plays and records"),
+            Door::Disk(_) => bail!("{READS_ONLY}"),
             Door::Local(root) | Door::Rushes { root, .. } => {
                 fs::write(root.join(path), content).with_context(describe)
             }
@@ -278,7 +306,7 @@ impl Door {
         match self {
             Door::Smb(client) => Ok(client.stat(format!("/{path}")).with_context(describe)?.size),
             Door::Nfs(_) => bail!("over NFS the lab only plays and records"),
-            Door::Local(root) | Door::Rushes { root, .. } => {
+            Door::Local(root) | Door::Disk(root) | Door::Rushes { root, .. } => {
                 Ok(fs::metadata(root.join(path)).with_context(describe)?.len())
             }
         }
@@ -293,7 +321,7 @@ impl Door {
                 .with_context(describe)?
                 .len()),
             Door::Nfs(_) => bail!("over NFS the lab only plays and records"),
-            Door::Local(root) | Door::Rushes { root, .. } => {
+            Door::Local(root) | Door::Disk(root) | Door::Rushes { root, .. } => {
                 let mut count = 0;
                 for entry in fs::read_dir(root.join(path)).with_context(describe)? {
                     entry?.metadata()?;
@@ -310,6 +338,7 @@ impl Door {
         match self {
             Door::Smb(client) => client.unlink(format!("/{path}")).with_context(describe),
             Door::Nfs(_) => bail!("over NFS the lab only plays and records"),
+            Door::Disk(_) => bail!("{READS_ONLY}"),
             Door::Local(root) | Door::Rushes { root, .. } => {
                 fs::remove_file(root.join(path)).with_context(describe)
             }
@@ -325,6 +354,7 @@ impl Opened<'_> {
             let at = offset + done as u64;
             let got = match self {
                 Opened::Local(file) => file.read_at(&mut buffer[done..], at)?,
+                Opened::Disk(file) => file.read_at(&mut buffer[done..], at)?,
                 Opened::Rushes(file) => file.read_at(&mut buffer[done..], at)?,
                 Opened::Nfs { nfs, file } => {
                     nfs.borrow_mut().read(file, &mut buffer[done..], at)?
@@ -350,7 +380,7 @@ impl Opened<'_> {
     pub fn set_len(&mut self, bytes: u64) -> Result<()> {
         match self {
             Opened::Local(file) => Ok(file.set_len(bytes)?),
-            Opened::Rushes(_) | Opened::Smb { .. } | Opened::Nfs { .. } => {
+            Opened::Disk(_) | Opened::Rushes(_) | Opened::Smb { .. } | Opened::Nfs { .. } => {
                 bail!("no way through this door makes a file longer")
             }
         }
@@ -372,6 +402,7 @@ impl Opened<'_> {
         match self {
             Opened::Local(file) => file.write_all_at(content, offset)?,
             Opened::Rushes(_) => bail!("the lab only reads through the daemon itself"),
+            Opened::Disk(_) => bail!("{READS_ONLY}"),
             Opened::Nfs { nfs, file } => {
                 let mut done = 0;
                 while done < content.len() {

@@ -3,6 +3,7 @@
 
 pub mod client;
 pub mod copies;
+pub mod direct;
 pub mod door;
 pub mod nfs;
 pub mod player;

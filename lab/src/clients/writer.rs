@@ -219,6 +219,7 @@ fn extend(file: &mut Opened<'_>, job: &Job, target: &Target) -> Result<()> {
         (Extend::SetEof, Address::Local(_)) => file.set_len(job.file_bytes)?,
         (Extend::SetEof, Address::Rushes { .. }) => bail!("the lab only reads through the daemon"),
         (Extend::SetEof, Address::Nfs { .. }) => bail!("over NFS the lab sets no end of file"),
+        (Extend::SetEof, Address::Disk(_)) => bail!("the lab only reads on the disk itself"),
     }
     Ok(())
 }

@@ -9,6 +9,7 @@ use crate::cli::{
     parse_span, play_of,
 };
 use crate::experiments::compare::Contender;
+use crate::stage::ground::Layout;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use std::path::PathBuf;
@@ -17,7 +18,8 @@ use std::time::Duration;
 /// `lab edit`.
 #[derive(Clone, Debug, Args)]
 pub struct EditArgs {
-    /// How clients work: timeline, op-atom, scrub, shuttle, loop, bin, conform, render, grow, copy, or a file that describes it
+    /// How clients work: timeline, op-atom, scrub, shuttle, loop, bin, conform, render, grow, copy,
+    /// direct, or a file that describes it
     #[arg(
         long,
         value_name = "NAME|FILE",
@@ -38,6 +40,13 @@ pub struct EditArgs {
     /// How often each, interleaved; each time with other cuts
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=100))]
     pub runs: u64,
+    /// Play each cut list so many times more, and report each pass by itself; caches then hold a
+    /// quarter of the lists, unless --cache says otherwise
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=20))]
+    pub again: u64,
+    /// Rest of all clients between two passes
+    #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = parse_span, requires = "again")]
+    pub rest: Duration,
     /// Layers of a timeline, all cut at once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=8))]
     pub layers: Option<u64>,
@@ -59,7 +68,7 @@ pub struct EditArgs {
     /// Frames a second
     #[arg(long, default_value_t = 25.0)]
     pub fps: f64,
-    /// How long each client works
+    /// How long each client works; with --again, how long each pass over its list is
     #[arg(long, default_value = "30", value_parser = parse_seconds)]
     pub seconds: f64,
     /// A frame that comes so long after its time is late
@@ -127,6 +136,12 @@ impl EditArgs {
             bitrate: self.bitrate,
             frames_per_kilosecond,
             seconds: self.seconds,
+            again: self.again,
+            rest: match self.again {
+                0 => Duration::ZERO,
+                _ => self.rest,
+            },
+            cache_told: self.setup.cache,
             late: self.late,
             stagger: self.stagger,
             grace: self.grace,
@@ -151,6 +166,12 @@ impl EditArgs {
             self.keep.is_none() || edit.room_bytes() == 0,
             "--keep is for footage alone, and this run makes or writes other files; leave it out"
         );
+        edit.check_lists()?;
+        ensure!(
+            !edit.has_beside() || self.ground.array.layout != Layout::PoolStriped,
+            "programs that read the disk themselves (direct) were given with --layout pool-striped, where no file is on one disk; \
+             expected plain or pool: leave out direct, or take one of these"
+        );
         Ok(edit)
     }
 
@@ -174,6 +195,76 @@ impl EditArgs {
                 workload.set_events(events.to_vec())?;
             }
         }
+        for mix in mixes.iter().filter(|_| self.again > 0) {
+            ensure!(
+                mix.0.iter().any(|(workload, _)| workload.has_list()),
+                "--again was given, and no client of {mix} has a cut list; expected timeline, op-atom, shuttle or loop among them: take one, or leave it out"
+            );
+        }
         Ok(mixes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn parsed(line: &str) -> Result<EditArgs, clap::Error> {
+        let words = ["rushes-lab", "edit"].into_iter();
+        let cli = Cli::try_parse_from(words.chain(line.split_whitespace()))?;
+        match cli.command {
+            Command::Edit(args) => Ok(*args),
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    fn complaint(line: &str) -> String {
+        format!("{:#}", parsed(line).unwrap().edit().unwrap_err())
+    }
+
+    #[test]
+    fn a_list_is_played_once_unless_more_is_asked_for() {
+        let edit = parsed("--clients 2").unwrap().edit().unwrap();
+        assert_eq!((edit.again, edit.rest), (0, Duration::ZERO));
+        let line = "--clients 8 --again 2 --rest 3s --seconds 25";
+        let edit = parsed(line).unwrap().edit().unwrap();
+        assert_eq!((edit.again, edit.rest), (2, Duration::from_secs(3)));
+        assert!(parsed("--rest 3s").is_err(), "--rest is of --again");
+        assert!(parsed("--again 21").is_err());
+    }
+
+    #[test]
+    fn only_lists_are_played_again() {
+        let said = complaint("--workload scrub --again 1");
+        for part in ["scrub=8", "op-atom", "leave it out"] {
+            assert!(said.contains(part), "{part} is not in: {said}");
+        }
+        let line = "--mix timeline=6,copy=2 --again 1";
+        assert!(parsed(line).unwrap().edit().is_ok());
+    }
+
+    #[test]
+    fn programs_beside_the_server_need_whole_files() {
+        let said = complaint("--mix timeline=2,direct=1 --disks 2 --layout pool-striped");
+        assert!(
+            said.contains("pool-striped") && said.contains("leave out direct"),
+            "{said}"
+        );
+        let line = "--mix timeline=2,direct=1 --disks 2 --layout pool";
+        assert!(parsed(line).unwrap().edit().unwrap().has_beside());
+    }
+
+    #[test]
+    fn a_cache_that_holds_the_lists_is_refused() {
+        let said = complaint("--clients 2 --seconds 12 --again 1 --cache 1GiB");
+        for part in ["timeline=2", "1024 MiB", "give --cache 1"] {
+            assert!(said.contains(part), "{part} is not in: {said}");
+        }
+        let line = "--clients 2 --seconds 12 --again 1 --cache 100MiB";
+        assert!(parsed(line).unwrap().edit().is_ok());
+        let said = complaint("--clients 1 --seconds 5 --again 1");
+        assert!(said.contains("more --seconds"), "{said}");
     }
 }

@@ -3,13 +3,17 @@
 //!
 //! By the clock it asks for frame *k* not before `begin + k · period`, one piece at a time, all layers of a frame one after the other (libsmbclient has
 //! one request of a program under way), and the frame is there when the last of them is. Its own lateness moves nothing: the clock goes on from
-//! `begin`, through every cut. The cost of a cut is counted from asking for its first frame, an open that it needs included. Bytes are checked after the
-//! clock was read. The process ends at a hard limit whatever the server does; frames that did not come by then are late.
+//! `begin`, through every cut. Each pass over the list has a beginning of its own, and a client
+//! that is behind then leaves the rest of the last pass out, so that no pass pays for the one
+//! before it. The cost of a cut is counted from asking for its first frame, an open that it needs
+//! included. Bytes are checked after the clock was read. The process ends at a hard limit whatever
+//! the server does; frames that did not come by then are late.
 
 use super::script::{Pace, Script, Source};
 use crate::clients::client;
 use crate::clients::door::{Address, Door, Opened};
 use crate::clients::player::{cpu_s, now_ns, sleep_until_ns};
+use crate::stage::footage::PAGE_BYTES;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
@@ -50,6 +54,8 @@ pub struct Edited {
     pub lateness_ms: Vec<(f32, f32)>,
     /// Of each run: when its first frame was asked for and how long that took. Units: ms after the beginning, ms.
     pub first_frame_ms: Vec<(f32, f32)>,
+    /// The counts when each pass of a clock began.
+    pub pass_starts: Vec<PassStart>,
     /// Longest open.
     pub open_ms_max: f64,
     /// Bytes received.
@@ -66,6 +72,17 @@ pub struct Edited {
     pub error: Option<String>,
     /// CPU time of this process.
     pub cpu_s: f64,
+}
+
+/// The counts at the beginning of a pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PassStart {
+    /// Frames with a time.
+    pub frame_count: usize,
+    /// First frames of runs.
+    pub cut_count: usize,
+    /// Received.
+    pub bytes_read: u64,
 }
 
 /// A piece of a real file, to be compared by the lab, which has that file.
@@ -154,40 +171,73 @@ impl<'a> Editor<'a> {
     fn work(&mut self) -> Result<()> {
         let script = &self.job.script;
         let mut due = self.begin + script.delay_ns;
-        let end = self.begin + self.job.length_ns;
-        loop {
-            for run in &script.runs {
-                for frame in 0..run.frame_count {
-                    if script.pace != Pace::Clock && now_ns().max(due) >= end {
-                        return self.close();
-                    }
-                    if run.heads.is_empty() {
-                        due += run.period_ns;
-                        continue;
-                    }
-                    let mut pieces = self.pieces_of(run, frame);
-                    if script.pace != Pace::Free {
-                        sleep_until_ns(due);
-                    }
-                    let asked = now_ns();
-                    for piece in &mut pieces {
-                        let done = self.perform(piece);
-                        self.note_failure(done);
-                    }
-                    let done = now_ns();
-                    self.note(frame, due, asked, done, &pieces);
-                    due = match script.pace {
-                        Pace::Clock => due + run.period_ns,
-                        Pace::Hand => asked + run.period_ns,
-                        Pace::Free => done,
-                    };
-                }
-                self.close_some();
+        if script.pace == Pace::Clock {
+            let passes = script.passes;
+            for pass in 0..passes.count {
+                let end = match pass + 1 < passes.count {
+                    true => due + passes.start_ns(pass + 1),
+                    false => u64::MAX,
+                };
+                self.note_pass();
+                self.play(due + passes.start_ns(pass), end);
             }
-            if script.pace == Pace::Clock || script.runs.is_empty() {
-                return self.close();
+            return self.close();
+        }
+        let end = self.begin + self.job.length_ns;
+        while !script.runs.is_empty() {
+            match self.play(due, end) {
+                Some(next) => due = next,
+                None => break,
             }
         }
+        self.close()
+    }
+
+    /// All runs once, the first of them due at `due`; frames that were not asked for by `end` are
+    /// left out.
+    ///
+    /// Returns  when the frame behind the last would be due; `None`: it was left at `end`
+    fn play(&mut self, mut due: u64, end: u64) -> Option<u64> {
+        let script = &self.job.script;
+        for run in &script.runs {
+            for frame in 0..run.frame_count {
+                if now_ns().max(due) >= end {
+                    return None;
+                }
+                if run.heads.is_empty() {
+                    due += run.period_ns;
+                    continue;
+                }
+                let mut pieces = self.pieces_of(run, frame);
+                if script.pace != Pace::Free {
+                    sleep_until_ns(due);
+                }
+                let asked = now_ns();
+                for piece in &mut pieces {
+                    let done = self.perform(piece);
+                    self.note_failure(done);
+                }
+                let done = now_ns();
+                self.note(frame, due, asked, done, &pieces);
+                due = match script.pace {
+                    Pace::Clock => due + run.period_ns,
+                    Pace::Hand => asked + run.period_ns,
+                    Pace::Free => done,
+                };
+            }
+            self.close_some();
+        }
+        Some(due)
+    }
+
+    fn note_pass(&self) {
+        let mut edited = lock(self.shared);
+        let start = PassStart {
+            frame_count: edited.lateness_ms.len(),
+            cut_count: edited.first_frame_ms.len(),
+            bytes_read: edited.bytes_read,
+        };
+        edited.pass_starts.push(start);
     }
 
     /// The pieces of this frame; content that is to be written is made before its time.
@@ -299,7 +349,12 @@ impl<'a> Editor<'a> {
                 });
                 continue;
             }
-            edited.bytes_wrong += source.clip(self.job.seed).wrong_bytes(piece.place, came);
+            let looked_at = match self.job.script.is_sampled {
+                true => &came[..came.len().min(PAGE_BYTES)],
+                false => came,
+            };
+            let clip = source.clip(self.job.seed);
+            edited.bytes_wrong += clip.wrong_bytes(piece.place, looked_at);
         }
     }
 
@@ -325,7 +380,7 @@ impl<'a> Editor<'a> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::script::{Head, Run};
+    use super::super::script::{Head, Passes, Run};
     use super::*;
     use crate::stage::room::Room;
     use std::fs;
@@ -365,6 +420,16 @@ mod tests {
 
     /// The outcome of a script in a folder that has two clips, the first of them with one wrong byte in its frame 3.
     fn work(pace: Pace, files: Vec<Source>, runs: Vec<Run>, length_ns: u64) -> (Room, Edited) {
+        let script = Script {
+            pace,
+            files,
+            runs,
+            ..Script::default()
+        };
+        work_through(script, length_ns)
+    }
+
+    fn work_through(script: Script, length_ns: u64) -> (Room, Edited) {
         let room = Room::create().unwrap();
         for number in 0..2 {
             let source = source(number, false);
@@ -377,12 +442,7 @@ mod tests {
         }
         let job = Job {
             address: Address::Local(room.path().to_owned()),
-            script: Script {
-                pace,
-                files,
-                runs,
-                delay_ns: 0,
-            },
+            script,
             seed: 7,
             late_ns: 1_000_000_000,
             length_ns,
@@ -422,12 +482,81 @@ mod tests {
         assert!(edited.lateness_ms.iter().all(|(_, late)| *late > -1000.1));
     }
 
+    /// A list of five frames, a millisecond each, in so many passes.
+    fn passes(count: u64, every_ns: u64) -> Edited {
+        let script = Script {
+            files: vec![source(0, false), source(1, false)],
+            runs: vec![
+                run(vec![head(1, 0, 1)], 3),
+                run(Vec::new(), 1),
+                run(vec![head(1, 9, 1)], 2),
+            ],
+            passes: Passes { count, every_ns },
+            ..Script::default()
+        };
+        work_through(script, 0).1
+    }
+
+    #[test]
+    fn a_list_is_played_again_at_a_beginning_of_its_own() {
+        let edited = passes(3, 100_000_000);
+        assert_eq!((&edited.error, edited.frame_count), (&None, 15));
+        let due: Vec<f32> = edited.lateness_ms.iter().map(|(due, _)| *due).collect();
+        assert_eq!(due[..6], [0.0, 1.0, 2.0, 4.0, 5.0, 100.0]);
+        assert_eq!(due[10], 200.0);
+        let start = |pass: usize| PassStart {
+            frame_count: 5 * pass,
+            cut_count: 2 * pass,
+            bytes_read: 5 * FRAME * pass as u64,
+        };
+        assert_eq!(edited.pass_starts, [start(0), start(1), start(2)]);
+    }
+
+    #[test]
+    fn a_pass_that_is_not_over_when_the_next_begins_is_left() {
+        // Four milliseconds are too short for five frames of one each: the last one's time is past.
+        let edited = passes(2, 4_000_000);
+        let first = edited.pass_starts[1].frame_count;
+        assert!((1..5).contains(&first), "{edited:?}");
+        let due: Vec<f32> = edited.lateness_ms.iter().map(|(due, _)| *due).collect();
+        assert_eq!(due[first], 4.0);
+        assert_eq!(edited.lateness_ms.len(), first + 5, "the last has no end");
+    }
+
     #[test]
     fn a_wrong_byte_and_a_missing_one_are_found() {
         let runs = vec![run(vec![head(0, 0, 1)], FRAMES + 1)];
         let (_room, edited) = work(Pace::Clock, vec![source(0, false)], runs, 0);
         assert_eq!(edited.bytes_wrong, 1 + FRAME);
         assert_eq!(edited.frame_count, FRAMES + 1);
+    }
+
+    #[test]
+    fn of_a_sampled_piece_the_first_page_is_compared() {
+        let outcome = |is_sampled: bool| {
+            let script = Script {
+                // Every byte is another clip's.
+                files: vec![Source {
+                    number: 5,
+                    ..source(1, false)
+                }],
+                runs: vec![run(
+                    vec![Head {
+                        bytes: FRAME * FRAMES,
+                        ..head(0, 0, 0)
+                    }],
+                    1,
+                )],
+                is_sampled,
+                ..Script::default()
+            };
+            let edited = work_through(script, 0).1;
+            assert_eq!(edited.bytes_read, FRAME * FRAMES);
+            edited.bytes_wrong
+        };
+        let page = PAGE_BYTES as u64;
+        assert!((page - 100..=page).contains(&outcome(true)));
+        assert!((FRAME * FRAMES - 200..=FRAME * FRAMES).contains(&outcome(false)));
     }
 
     #[test]

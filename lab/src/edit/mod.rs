@@ -9,6 +9,7 @@ pub mod args;
 pub mod editor;
 pub mod edl;
 pub mod media;
+pub mod passes;
 pub mod picture;
 pub mod report;
 pub mod script;
@@ -16,18 +17,24 @@ pub mod workload;
 
 use crate::clients::client::{Client, Crowd};
 use crate::clients::copies::{Copies, Tally};
+use crate::clients::door::Address;
 use crate::clients::player::{now_ns, sleep_until_ns};
 use crate::experiments::compare::Contender;
 use crate::experiments::play::{COPIES_LEAD, REEL_BYTES_OVER_CACHE, REELS_PER_COPIER, reels};
+use crate::reports::head::Head;
+use crate::reports::outcome::Outcome;
 use crate::reports::report::{Processors, environment};
 use crate::servers::server::{self, Kind, Server, Way};
 use crate::stage::room::{Room, go_on, interrupted, pause};
 use crate::stage::{MATERIAL, Plan, Stage};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use editor::{Edited, Job};
 use media::Original;
+use passes::DiskMarks;
 use report::{ClientRow, EditReport, EditRun, KindRow};
+use script::{Passes, Script};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -38,6 +45,8 @@ const STATUS_EVERY: Duration = Duration::from_millis(1000);
 /// From the last word to the clients until the first begins.
 const LEAD: Duration = Duration::from_millis(300);
 const COPY: &str = "copy";
+/// The hidden subcommand of a client.
+const EDITOR: &str = "editor";
 
 /// One comparison.
 #[derive(Clone, Debug)]
@@ -58,8 +67,15 @@ pub struct Edit {
     pub bitrate: u64,
     /// In thousandths.
     pub frames_per_kilosecond: u64,
-    /// How long each client works.
+    /// How long each client works, in one pass over its list where it has one.
     pub seconds: f64,
+    /// How often each list is played again.
+    pub again: u64,
+    /// From the last frame of a pass to the first of the next.
+    pub rest: Duration,
+    /// Memory for cached data, where it was said; else the server's, or less where lists are played
+    /// again. Units: bytes.
+    pub cache_told: Option<u64>,
     /// How long after its time a frame is late.
     pub late: Duration,
     /// Between two starts.
@@ -102,7 +118,7 @@ impl Edit {
     /// Room for files that are made and written beside the footage. Units: bytes.
     pub fn room_bytes(&self) -> u64 {
         let plan = self.plan();
-        let scene = self.scene(&plan);
+        let scene = self.scene(&plan, Passes::default());
         let material: u64 = self.material(&scene).iter().map(|file| file.bytes).sum();
         let written = |mix: &Mix| match mix.writes() {
             true => mix.client_count() * self.file_bytes,
@@ -111,12 +127,50 @@ impl Edit {
         material + self.mixes.iter().map(written).max().unwrap_or(0)
     }
 
-    fn scene<'a>(&'a self, plan: &'a Plan) -> Scene<'a> {
+    fn scene<'a>(&'a self, plan: &'a Plan, passes: Passes) -> Scene<'a> {
         Scene {
             plan,
             originals: &self.originals,
             seconds: self.seconds,
+            passes,
         }
+    }
+
+    /// The first client begins a pass when the last one has ended the one before it, and rested.
+    fn passes(&self, mix: &Mix) -> Passes {
+        let others = mix.client_count().saturating_sub(1);
+        let length = (self.seconds * 1e9) as u64 + self.stagger.as_nanos() as u64 * others;
+        Passes {
+            count: self.again + 1,
+            every_ns: length + self.rest.as_nanos() as u64,
+        }
+    }
+
+    /// The clients of a mix; those of another round cut otherwise.
+    fn draw(&self, mix: &Mix, plan: &Plan, round: u64) -> Vec<Part> {
+        let scene = self.scene(plan, self.passes(mix));
+        mix.draw(&scene, self.seed.wrapping_add((round - 1) << 32))
+    }
+
+    /// The server's memory for cached data beside these clients. Units: bytes.
+    fn cache_bytes(&self, parts: &[Part]) -> Result<u64> {
+        if self.again == 0 {
+            return Ok(self.server.cache_bytes);
+        }
+        let list_bytes = passes::list_bytes(parts);
+        passes::cache_bytes(list_bytes, self.cache_told, self.server.write_buffer_bytes)
+    }
+
+    /// Lists that are played again fit into no cache.
+    ///
+    /// Errors   those of a mix are too short for that
+    pub fn check_lists(&self) -> Result<()> {
+        let plan = self.plan();
+        for mix in &self.mixes {
+            self.cache_bytes(&self.draw(mix, &plan, 1))
+                .with_context(|| mix.to_string())?;
+        }
+        Ok(())
     }
 
     fn material(&self, scene: &Scene<'_>) -> Vec<script::Source> {
@@ -125,6 +179,11 @@ impl Edit {
         all.sort_by(|a, b| a.path.cmp(&b.path));
         all.dedup_by(|a, b| a.path == b.path);
         all
+    }
+
+    /// Programs read the disks themselves, in one of the mixes.
+    pub fn has_beside(&self) -> bool {
+        self.mixes.iter().any(|mix| mix.beside_count() > 0)
     }
 
     /// Somebody writes, in one of the mixes.
@@ -174,8 +233,8 @@ impl Edit {
         }
         let mut report = self.describe(stage, runs);
         if let Some(out) = &self.out {
-            std::fs::write(out.join("table.md"), report.table())?;
-            picture::draw(&report.runs, report.late_ms, out)?;
+            std::fs::write(out.join("table.md"), report.table()?)?;
+            picture::draw(&report.runs, &report.medians, report.late_ms, out)?;
         }
         if !self.timeline {
             let rows = report.runs.iter_mut().flat_map(|run| &mut run.per_client);
@@ -199,7 +258,7 @@ impl Edit {
 
     /// Files beside the footage, once for all runs.
     fn make_material(&self, stage: &Stage) -> Result<()> {
-        let material = self.material(&self.scene(stage.plan()));
+        let material = self.material(&self.scene(stage.plan(), Passes::default()));
         if material.is_empty() {
             return Ok(());
         }
@@ -217,9 +276,9 @@ impl Edit {
         stage: &mut Stage,
         (contender, mix, round): (Contender, &Mix, u64),
     ) -> Result<EditRun> {
-        let scene = self.scene(stage.plan());
         // Rounds differ, servers of one round do not.
-        let parts = mix.draw(&scene, self.seed.wrapping_add((round - 1) << 32));
+        let parts = self.draw(mix, stage.plan(), round);
+        let cache_bytes = self.cache_bytes(&parts)?;
         stage.timing(false)?;
         if mix.writes() {
             stage.make_folder_anew(OUTPUT)?;
@@ -231,7 +290,8 @@ impl Edit {
         let spec = server::Spec {
             kind: contender.kind,
             analyser: contender.analyser,
-            client_count: parts.len() as u64 + mix.copy_count(),
+            cache_bytes,
+            client_count: parts.len() as u64 + mix.copy_count() - mix.beside_count(),
             ..self.server.clone()
         };
         let server = Server::start(room, "server", stage, &spec)?;
@@ -257,6 +317,8 @@ impl Edit {
         run.mix = mix.to_string();
         run.round = round;
         run.clients = parts.len() as u64 + mix.copy_count();
+        run.cache_bytes_max = spec.data_bytes();
+        run.list_bytes = (self.again > 0).then(|| passes::list_bytes(&parts));
         add_clients(&mut run, &parts, &edited, t0);
         if let Some(tally) = tally {
             add_copies(&mut run, mix.copy_count(), tally);
@@ -272,7 +334,8 @@ impl Edit {
         parts: &[Part],
         mix: &Mix,
     ) -> Result<(EditRun, Vec<Edited>, u64, Option<Tally>)> {
-        let mut clients = self.start_clients(server, parts, stage.plan().seed)?;
+        let whole_ns = self.whole_ns(stage, mix);
+        let mut clients = self.start_clients(server, parts, stage, whole_ns)?;
         stage.timing(true)?;
         stage.reset_statistics()?;
         let copies = match mix.copy_count() {
@@ -288,12 +351,15 @@ impl Edit {
         let cpu_before = server.cpu()?;
         let machine_before = Processors::now();
         let copied_before = copies.as_ref().map_or(0, Copies::bytes);
+        let passes = self.passes(mix);
+        let mut marks = DiskMarks::begin(stage, t0, passes, self.rest)?;
         let crowd = Crowd::<Edited>::gather(clients);
         let mut status = Value::Null;
         let mut errors = Vec::new();
-        let copies_end = t0 + (self.seconds * 1e9) as u64;
+        let copies_end = t0 + whole_ns;
         while !crowd.is_done() || (parts.is_empty() && now_ns() < copies_end) {
-            pause(STATUS_EVERY)?;
+            pause(STATUS_EVERY.min(marks.wait().unwrap_or(STATUS_EVERY)))?;
+            marks.look(stage)?;
             if let Some(daemon) = server.daemon() {
                 // A daemon that cannot answer now is asked again; that it died shows in the figures.
                 match daemon.status() {
@@ -310,6 +376,7 @@ impl Edit {
             ..tally
         });
         let disk_statistics = stage.statistics()?;
+        let (block_statistics, passes) = marks.end(stage, passes)?;
         let edited = crowd.results()?;
         let run = EditRun {
             wall_s,
@@ -321,6 +388,8 @@ impl Edit {
             errors,
             settings: server.settings().clone(),
             disk_statistics,
+            block_statistics,
+            passes,
             device_model: server
                 .daemon()
                 .map_or(Value::Null, |daemon| daemon.model().clone()),
@@ -330,18 +399,37 @@ impl Edit {
         Ok((run, edited, t0, tally))
     }
 
-    fn start_clients(&self, server: &Server, parts: &[Part], seed: u64) -> Result<Vec<Client>> {
+    /// How long a client works that has no clock. Units: ns.
+    fn whole_ns(&self, stage: &Stage, mix: &Mix) -> u64 {
+        (self.scene(stage.plan(), self.passes(mix)).whole_s() * 1e9) as u64
+    }
+
+    fn start_clients(
+        &self,
+        server: &Server,
+        parts: &[Part],
+        stage: &Stage,
+        length_ns: u64,
+    ) -> Result<Vec<Client>> {
+        let mut natives = Natives::default();
         let mut clients = Vec::new();
         for part in parts {
-            let job = Job {
+            let mut job = Job {
                 address: server.address().clone(),
                 script: part.script.clone(),
-                seed,
+                seed: stage.plan().seed,
                 late_ns: self.late.as_nanos() as u64,
-                length_ns: (self.seconds * 1e9) as u64,
+                length_ns,
                 grace_ns: self.grace.as_nanos() as u64,
             };
-            clients.push(Client::start("editor", server, &job)?);
+            clients.push(match part.is_beside {
+                true => {
+                    job.address = Address::Disk(stage.root().to_owned());
+                    natives.rename(&mut job.script, stage)?;
+                    Client::start_beside(EDITOR, &job)?
+                }
+                false => Client::start(EDITOR, server, &job)?,
+            });
         }
         for client in &mut clients {
             client.wait_ready()?;
@@ -364,22 +452,22 @@ impl Edit {
     fn describe(&self, stage: &Stage, runs: Vec<EditRun>) -> EditReport {
         let plan = stage.plan();
         EditReport {
-            report_version: 1,
-            experiment: "edit".to_owned(),
-            door: self.server.way.name().to_owned(),
-            disk: stage.place().to_string(),
-            disks: stage.disk_count(),
-            layout: stage.layout().name().to_owned(),
-            file_system: stage.file_system_name(),
+            head: Head::of("edit").on(stage).by(self.server.way),
             files: plan.stream_count,
             file_bytes: plan.frame_offset(plan.frame_count),
             bitrate: self.bitrate,
             frames_per_s: self.frames_per_kilosecond as f64 / 1e3,
             seconds: self.seconds,
+            passes: self.again + 1,
+            rest_ms: self.rest.as_secs_f64() * 1e3,
             late_ms: self.late.as_secs_f64() * 1e3,
             stagger_ms: self.stagger.as_secs_f64() * 1e3,
             seed: self.seed,
-            cache_bytes_max: self.server.data_bytes(),
+            cache_bytes_max: runs
+                .iter()
+                .map(|run| run.cache_bytes_max)
+                .max()
+                .unwrap_or(0),
             bytes_wrong: runs.iter().map(|run| run.bytes_wrong).sum(),
             stolen_cpu_s: runs.iter().map(|run| run.stolen_cpu_s).sum(),
             machine_cpu_s: runs.iter().map(|run| run.machine_cpu_s).sum(),
@@ -387,6 +475,37 @@ impl Edit {
             runs,
             environment: environment(),
         }
+    }
+}
+
+/// Where files are for programs that read the disks themselves; each is looked for once.
+#[derive(Debug, Default)]
+struct Natives(BTreeMap<String, String>);
+
+impl Natives {
+    /// Files under the names that they have on their own file system.
+    ///
+    /// Errors   one is nowhere, or in several places: it is striped
+    fn rename(&mut self, script: &mut Script, stage: &Stage) -> Result<()> {
+        for source in &mut script.files {
+            if let Some(known) = self.0.get(&source.path) {
+                source.path.clone_from(known);
+                continue;
+            }
+            let places = stage.native(&source.path)?;
+            let [place] = places.as_slice() else {
+                bail!(
+                    "{} is {} files of the disks, expected one; direct readers take whole files: leave them out, or use \
+                     --layout plain or pool",
+                    source.path,
+                    places.len()
+                );
+            };
+            let place = place.display().to_string();
+            self.0
+                .insert(std::mem::replace(&mut source.path, place.clone()), place);
+        }
+        Ok(())
     }
 }
 
@@ -411,6 +530,7 @@ fn add_clients(run: &mut EditRun, parts: &[Part], edited: &[Edited], t0: u64) {
     run.frames = run.kinds.iter().map(|row| row.frames).sum();
     run.late_frames = run.kinds.iter().map(|row| row.late_frames).sum();
     run.bytes_wrong = run.kinds.iter().map(|row| row.bytes_wrong).sum();
+    run.count_passes();
 }
 
 fn add_copies(run: &mut EditRun, clients: u64, tally: Tally) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pictures of an edit: how long cuts took, and how late the latest frame was, a panel for each server.
+//! Pictures of an edit: how long cuts took, and how late the latest frame was, a panel for each
+//! server; of lists that are played again, all servers over the passes.
 
-use super::report::EditRun;
+use super::passes;
+use super::report::{EditRun, MedianRow};
 use crate::reports::plot::{Line, Marks, Plot, draw_panels};
 use anyhow::Result;
 use std::collections::BTreeMap;
@@ -14,10 +16,15 @@ const SHOWN_MAX_MS: f64 = 4000.0;
 /// Room above the highest point.
 const HEADROOM: f64 = 1.05;
 
-/// Draw `first-frame` and `lateness` into this folder, from the last run of each server with each mix.
+/// Draw `first-frame` and `lateness` into this folder, from the last run of each server with each
+/// mix, and `passes` from their medians.
 ///
 /// Errors   gnuplot is missing or refuses
-pub fn draw(runs: &[EditRun], late_ms: f64, out: &Path) -> Result<()> {
+pub fn draw(runs: &[EditRun], medians: &[MedianRow], late_ms: f64, out: &Path) -> Result<()> {
+    let over_passes = passes::plots(medians);
+    if !over_passes.is_empty() {
+        draw_panels(&over_passes, out, "passes")?;
+    }
     let mut servers: Vec<&str> = Vec::new();
     for run in runs {
         if !servers.contains(&run.server.as_str()) {
@@ -64,6 +71,7 @@ fn plots(
         y_max: Some(highest * HEADROOM),
         level: level.clone(),
         marks,
+        is_counted: false,
         lines,
     };
     panels.into_iter().map(plot).collect()

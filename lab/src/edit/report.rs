@@ -6,8 +6,11 @@
 //! them. Percentiles are never averaged.
 
 use super::editor::Edited;
+use super::passes::{self, ClientPass, KindPass, MedianPass, RunPass};
 use super::script::{Pace, Script};
 use crate::experiments::compare::spread;
+use crate::reports::head::Head;
+use crate::reports::outcome::Outcome;
 use anyhow::{Result, ensure};
 use serde::Serialize;
 use serde_json::Value;
@@ -16,20 +19,9 @@ use std::fmt::Write as _;
 /// The object. Fields may be added, never renamed or given another unit.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct EditReport {
-    /// Version of these names.
-    pub report_version: u32,
-    /// `edit`.
-    pub experiment: String,
-    /// `smb`, `nfs`, `local`.
-    pub door: String,
-    /// As in a report of `play`.
-    pub disk: String,
-    /// How many disks.
-    pub disks: u64,
-    /// The layer that makes one place of them.
-    pub layout: String,
-    /// `ext4`, for instance.
-    pub file_system: String,
+    /// Which experiment, server and disks.
+    #[serde(flatten)]
+    pub(crate) head: Head,
     /// Files that are cut from.
     pub files: u64,
     /// Of each. Units: bytes.
@@ -38,15 +30,19 @@ pub struct EditReport {
     pub bitrate: u64,
     /// Frames a second.
     pub frames_per_s: f64,
-    /// How long each client works. Units: s.
+    /// How long each client works; a client that plays its list again, in one pass. Units: s.
     pub seconds: f64,
+    /// Passes over each cut list.
+    pub passes: u64,
+    /// From the last frame of a pass to the first of the next. Units: ms.
+    pub rest_ms: f64,
     /// A frame that comes so long after its time is late.
     pub late_ms: f64,
     /// Between two starts. Units: ms.
     pub stagger_ms: f64,
     /// Of content and cut lists.
     pub seed: u64,
-    /// Memory that the server may use for cached data.
+    /// Memory that the server may use for cached data; the most of all runs.
     pub cache_bytes_max: u64,
     /// Wrong or missing bytes of all runs.
     pub bytes_wrong: u64,
@@ -71,7 +67,7 @@ pub struct EditRun {
     pub mix: String,
     /// Which repetition, from 1 on.
     pub round: u64,
-    /// Clients, those that copy included.
+    /// Clients, those that copy or read the disk themselves included.
     pub clients: u64,
     /// Frames with a time, of all clients; those that never came are late.
     pub frames: u64,
@@ -79,6 +75,12 @@ pub struct EditRun {
     pub late_frames: u64,
     /// Bytes that differ from what was written, or are missing.
     pub bytes_wrong: u64,
+    /// Memory that the server may use for cached data.
+    pub cache_bytes_max: u64,
+    /// Different bytes that all clients read in one pass over their lists; null without `--again`.
+    pub list_bytes: Option<u64>,
+    /// The disk in each pass; empty without `--again`.
+    pub passes: Vec<RunPass>,
     /// Each kind of client by itself.
     pub kinds: Vec<KindRow>,
     /// Each client by itself.
@@ -101,6 +103,8 @@ pub struct EditRun {
     pub settings: Value,
     /// The counts of the slow disk.
     pub disk_statistics: Value,
+    /// The kernel's counts of the block devices.
+    pub block_statistics: Value,
     /// The model of the device that Rushes had.
     pub device_model: Value,
     /// The last `rushes status` while clients worked.
@@ -144,6 +148,8 @@ pub struct KindRow {
     pub open_ms_max: f64,
     /// Bytes that differ from what was written, or are missing.
     pub bytes_wrong: u64,
+    /// Each pass by itself; empty where a list is played once.
+    pub passes: Vec<KindPass>,
 }
 
 /// One client in one run.
@@ -169,6 +175,8 @@ pub struct ClientRow {
     pub lateness_ms: Option<Vec<(f32, f32)>>,
     /// Bytes that differ, or are missing.
     pub bytes_wrong: u64,
+    /// Each pass by itself; empty where a list is played once.
+    pub passes: Vec<ClientPass>,
     /// The error.
     pub error: Option<String>,
 }
@@ -202,6 +210,8 @@ pub struct MedianRow {
     pub mb_per_s: (f64, f64, f64),
     /// Of all runs.
     pub bytes_wrong: u64,
+    /// Each pass by itself; empty where a list is played once.
+    pub passes: Vec<MedianPass>,
 }
 
 /// The least value that so many hundredths of all do not exceed; `None` of nothing.
@@ -216,7 +226,7 @@ impl ClientRow {
     /// The frames that one client asked for, beside those that came.
     pub fn new(client: u64, kind: &str, script: &Script, edited: &Edited, t0: u64) -> ClientRow {
         let frames = match script.pace {
-            Pace::Clock => script.frame_count(),
+            Pace::Clock => script.frame_count() * script.passes.count,
             Pace::Hand | Pace::Free => 0,
         };
         let came_late = edited.lateness_ms.iter().filter(|(_, late)| *late > 0.0);
@@ -233,6 +243,7 @@ impl ClientRow {
             first_frame_ms: edited.first_frame_ms.clone(),
             lateness_ms: Some(edited.lateness_ms.clone()),
             bytes_wrong: edited.bytes_wrong,
+            passes: passes::of_client(script, edited),
             error: edited.error.clone(),
         }
     }
@@ -285,6 +296,7 @@ impl KindRow {
                 .map(|(_, edited)| edited.open_ms_max)
                 .fold(0.0, f64::max),
             bytes_wrong: sum(|row| row.bytes_wrong),
+            passes: passes::of_kind(&rows),
         }
     }
 }
@@ -294,11 +306,12 @@ impl EditRun {
     pub fn line(&self) -> String {
         let kinds: Vec<String> = self.kinds.iter().map(KindRow::words).collect();
         format!(
-            "{:>11}, {}, run {}: {}; CPU {:.1} s, wrong bytes {}{}",
+            "{:>11}, {}, run {}: {}{}; CPU {:.1} s, wrong bytes {}{}",
             self.server,
             self.mix,
             self.round,
             kinds.join("; "),
+            self.words_on_passes(),
             self.server_cpu_s,
             self.bytes_wrong,
             match self.errors.first() {
@@ -358,15 +371,17 @@ pub fn medians(runs: &[EditRun]) -> Vec<MedianRow> {
 }
 
 fn median_of(runs: &[EditRun], server: &str, mix: &str, kind: &str) -> MedianRow {
-    let mine = runs
+    let mine: Vec<&EditRun> = runs
         .iter()
-        .filter(|run| run.server == server && run.mix == mix);
+        .filter(|run| run.server == server && run.mix == mix)
+        .collect();
     let clients: Vec<&ClientRow> = mine
-        .clone()
+        .iter()
         .flat_map(|run| &run.per_client)
         .filter(|row| row.kind == kind)
         .collect();
     let rows: Vec<&KindRow> = mine
+        .iter()
         .flat_map(|run| &run.kinds)
         .filter(|row| row.kind == kind)
         .collect();
@@ -388,39 +403,29 @@ fn median_of(runs: &[EditRun], server: &str, mix: &str, kind: &str) -> MedianRow
         frames_per_s_each: spread(rows.iter().map(|row| row.frames_per_s_each)),
         mb_per_s: spread(rows.iter().map(|row| row.mb_per_s)),
         bytes_wrong: rows.iter().map(|row| row.bytes_wrong).sum(),
+        passes: passes::of_runs(&clients, &rows, &mine),
     }
 }
 
-impl EditReport {
-    /// Wrong bytes and clients that broke off are failures, however early frames come; late ones are figures.
-    ///
-    /// Errors   there were some
-    pub fn check(&self) -> Result<()> {
-        let errors: usize = self.runs.iter().map(|run| run.errors.len()).sum();
-        ensure!(
-            self.bytes_wrong == 0 && errors == 0,
-            "{} wrong bytes and {errors} errors of clients, expected none; the report above has them",
-            self.bytes_wrong
-        );
-        Ok(())
-    }
-
+impl Outcome for EditReport {
     /// For people, and good Markdown.
-    pub fn table(&self) -> String {
+    fn table(&self) -> Result<String> {
         let mut out = format!(
-            "{} of {} MB over {} on {} × {} ({}); {:.0} Mb/s, {} frames/s, {:.0} s, late past {:.0} ms, starts {:.0} ms apart\n\n",
+            "{} of {} MB over {} ({}); {:.0} Mb/s, {} frames/s, {:.0} s{}, late past {:.0} ms, starts {:.0} ms apart\n\n",
             match self.files {
                 1 => "1 file".to_owned(),
                 count => format!("{count} files"),
             },
             self.file_bytes / 1_000_000,
-            self.door,
-            self.disks,
-            self.disk,
-            self.file_system,
+            self.head.words_on_disks(),
+            self.head.file_system(),
             self.bitrate as f64 / 1e6,
             self.frames_per_s,
             self.seconds,
+            match self.passes {
+                0 | 1 => String::new(),
+                count => format!(" × {count} passes"),
+            },
             self.late_ms,
             self.stagger_ms,
         );
@@ -452,11 +457,26 @@ impl EditReport {
                 row.bytes_wrong
             );
         }
-        out
+        Ok(out + &passes::table(&self.medians))
+    }
+
+    /// Wrong bytes and clients that broke off are failures, however early frames come; late ones
+    /// are figures.
+    ///
+    /// Errors   there were some
+    fn check(&self) -> Result<()> {
+        let errors: usize = self.runs.iter().map(|run| run.errors.len()).sum();
+        ensure!(
+            self.bytes_wrong == 0 && errors == 0,
+            "{} wrong bytes and {errors} errors of clients, expected none; the report above has them",
+            self.bytes_wrong
+        );
+        Ok(())
     }
 }
 
-fn shown((low, median, high): (f64, f64, f64), digits: usize) -> String {
+/// The median, and the lowest and the highest where they are others.
+pub fn shown((low, median, high): (f64, f64, f64), digits: usize) -> String {
     match low == high {
         true => format!("{median:.digits$}"),
         false => format!("{median:.digits$} ({low:.digits$}–{high:.digits$})"),

@@ -86,6 +86,37 @@ pub struct Run {
     pub period_ns: u64,
 }
 
+/// How often a client by the clock plays its runs, and when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Passes {
+    /// At least 1.
+    pub count: u64,
+    /// From the beginning of a pass to that of the next. Units: ns.
+    pub every_ns: u64,
+}
+
+impl Default for Passes {
+    fn default() -> Passes {
+        Passes {
+            count: 1,
+            every_ns: 0,
+        }
+    }
+}
+
+impl Passes {
+    /// From the beginning of the first pass to that of pass `pass`, of which the first is 0. Units:
+    /// ns.
+    pub fn start_ns(&self, pass: u64) -> u64 {
+        pass * self.every_ns
+    }
+
+    /// From the beginning of the first pass to that of the last. Units: ns.
+    pub fn last_start_ns(&self) -> u64 {
+        self.start_ns(self.count.saturating_sub(1))
+    }
+}
+
 /// All that one client does.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Script {
@@ -97,20 +128,46 @@ pub struct Script {
     pub runs: Vec<Run>,
     /// How long after its beginning the first run is due. Units: ns.
     pub delay_ns: u64,
+    /// How often all runs are played by the clock.
+    pub passes: Passes,
+    /// Of each piece the first page is compared and no more: comparing would take the time of a
+    /// client that does nothing else but read.
+    pub is_sampled: bool,
 }
 
 impl Script {
-    /// Frames that somebody looks at.
+    /// Frames of one pass that somebody looks at.
     pub fn frame_count(&self) -> u64 {
         let played = self.runs.iter().filter(|run| !run.heads.is_empty());
         played.map(|run| run.frame_count).sum()
     }
 
-    /// From its beginning to the last frame's time. Units: ns.
+    /// From its beginning to the last frame's time in the last pass. Units: ns.
     pub fn length_ns(&self) -> u64 {
         let runs = self.runs.iter();
         let length: u64 = runs.map(|run| run.frame_count * run.period_ns).sum();
-        self.delay_ns + length
+        self.delay_ns + self.passes.last_start_ns() + length
+    }
+
+    /// The stretches that it reads: path, first byte, first byte behind it. A head that leaves
+    /// frames out or goes backwards is its pieces.
+    pub fn stretches(&self) -> Vec<(&str, u64, u64)> {
+        let heads = self.runs.iter().flat_map(|run| {
+            let heads = run.heads.iter().filter(|head| !head.writes);
+            heads.map(move |head| (head, run.frame_count))
+        });
+        let mut all = Vec::new();
+        for (head, frame_count) in heads {
+            let path = self.files[head.file].path.as_str();
+            let count = frame_count.div_ceil(head.every.max(1));
+            if head.stride == head.bytes as i64 {
+                all.push((path, head.from, head.from + count * head.bytes));
+                continue;
+            }
+            let places = (0..count).filter_map(|index| head.place(index * head.every.max(1)));
+            all.extend(places.map(|place| (path, place, place + head.bytes)));
+        }
+        all
     }
 
     /// Bytes that one pass over the runs asks for, read and written.
@@ -182,5 +239,65 @@ mod tests {
         assert_eq!(script.length_ns(), 60 * 40 + 7);
         assert_eq!(script.asked_bytes(), 50 * 100 + 2 * 100);
         assert!(!script.writes());
+    }
+
+    #[test]
+    fn passes_follow_one_another_and_each_has_the_length_of_the_list() {
+        let mut script = Script {
+            runs: vec![Run {
+                heads: vec![head(100, 1)],
+                frame_count: 50,
+                period_ns: 40,
+            }],
+            ..Script::default()
+        };
+        assert_eq!(script.length_ns(), 2000);
+        script.passes = Passes {
+            count: 3,
+            every_ns: 2500,
+        };
+        assert_eq!(script.length_ns(), 2 * 2500 + 2000);
+        assert_eq!(script.passes.start_ns(1), 2500);
+        assert_eq!(script.frame_count(), 50, "of one pass");
+    }
+
+    #[test]
+    fn stretches_are_what_heads_read_and_not_what_they_write() {
+        let source = Source {
+            path: "a".to_owned(),
+            number: 0,
+            bytes: 100_000,
+            keep_open: true,
+            is_real: false,
+            grows: false,
+        };
+        let writes = Head {
+            writes: true,
+            ..head(100, 1)
+        };
+        let run = |head: Head, frame_count: u64| Run {
+            heads: vec![head],
+            frame_count,
+            period_ns: 1,
+        };
+        let script = Script {
+            files: vec![source],
+            runs: vec![
+                run(head(100, 1), 4),
+                run(head(-200, 1), 2),
+                run(head(100, 3), 4),
+                run(writes, 9),
+            ],
+            ..Script::default()
+        };
+        assert_eq!(
+            script.stretches(),
+            [
+                ("a", 1000, 1400),
+                ("a", 1000, 1100),
+                ("a", 800, 900),
+                ("a", 1000, 1200)
+            ]
+        );
     }
 }

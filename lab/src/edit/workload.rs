@@ -6,7 +6,7 @@
 
 use super::edl::{self, Event};
 use super::media::Original;
-use super::script::{Head, Pace, Run, Script, Source};
+use super::script::{Head, Pace, Passes, Run, Script, Source};
 use crate::stage::footage::Dice;
 use crate::stage::{MATERIAL, Plan};
 use anyhow::{Context, Result, bail, ensure};
@@ -14,7 +14,7 @@ use serde::Deserialize;
 use std::path::Path;
 
 /// The built-in ones: name and text.
-const BUILT_IN: [(&str, &str); 10] = [
+const BUILT_IN: [(&str, &str); 11] = [
     ("timeline", include_str!("workloads/timeline.toml")),
     ("op-atom", include_str!("workloads/op-atom.toml")),
     ("scrub", include_str!("workloads/scrub.toml")),
@@ -25,6 +25,7 @@ const BUILT_IN: [(&str, &str); 10] = [
     ("render", include_str!("workloads/render.toml")),
     ("grow", include_str!("workloads/grow.toml")),
     ("copy", include_str!("workloads/copy.toml")),
+    ("direct", include_str!("workloads/direct.toml")),
 ];
 
 /// Numbers of clips that are no stream's, copier's or tidied file's.
@@ -37,6 +38,9 @@ pub const OUTPUT: &str = "renders";
 /// More clips than a bin has would not fit the clip numbers.
 const CLIPS_MAX: u64 = 100_000;
 const LAYERS_MAX: u64 = 8;
+/// Direct I/O is of whole pages. Units: bytes.
+const PAGE: u64 = 4096;
+const REQUEST_BYTES_MAX: u64 = 1 << 28;
 
 /// A way of working.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,6 +67,7 @@ struct Document {
     render: Option<Render>,
     grow: Option<Grow>,
     copy: Option<Copy>,
+    direct: Option<Direct>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +82,7 @@ enum Kind {
     Render(Render),
     Grow(Grow),
     Copy,
+    Direct(Direct),
 }
 
 /// How long clips are.
@@ -169,6 +175,12 @@ struct Grow {
 #[serde(deny_unknown_fields)]
 struct Copy {}
 
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Direct {
+    request_bytes: u64,
+}
+
 /// The footage that a client finds, and for how long it works.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene<'a> {
@@ -176,8 +188,10 @@ pub struct Scene<'a> {
     pub plan: &'a Plan,
     /// Real files in place of made-up footage; none: it is made up.
     pub originals: &'a [Original],
-    /// Units: s.
+    /// Of one pass over a cut list. Units: s.
     pub seconds: f64,
+    /// How often cut lists are played.
+    pub passes: Passes,
 }
 
 /// One client, and what it is called in the report.
@@ -187,6 +201,8 @@ pub struct Part {
     pub client: u64,
     /// As the workload, with its role where that has several.
     pub kind: String,
+    /// It is a program on the server's machine that reads the disk, and no client of the server.
+    pub is_beside: bool,
     /// Its work.
     pub script: Script,
 }
@@ -230,6 +246,7 @@ impl Workload {
             document.render.map(Kind::Render),
             document.grow.map(Kind::Grow),
             document.copy.map(|_| Kind::Copy),
+            document.direct.map(Kind::Direct),
         ];
         let mut kinds: Vec<Kind> = all.into_iter().flatten().collect();
         ensure!(
@@ -274,6 +291,14 @@ impl Workload {
         Ok(())
     }
 
+    /// Its clients play a list by their own clock, which they can play again.
+    pub fn has_list(&self) -> bool {
+        matches!(
+            self.kind,
+            Kind::Timeline(_) | Kind::OpAtom(_) | Kind::Shuttle(_) | Kind::Loop(_)
+        )
+    }
+
     /// It has cuts and layers.
     pub fn is_timeline(&self) -> bool {
         matches!(self.kind, Kind::Timeline(_))
@@ -282,6 +307,11 @@ impl Workload {
     /// Its clients copy whole files, by programs of Samba's.
     pub fn is_copy(&self) -> bool {
         self.kind == Kind::Copy
+    }
+
+    /// Its programs read the disk, and are no clients of the server.
+    pub fn is_beside(&self) -> bool {
+        matches!(self.kind, Kind::Direct(_))
     }
 
     /// Its clients write.
@@ -308,6 +338,7 @@ impl Workload {
             vec![Part {
                 client,
                 kind: self.name.clone(),
+                is_beside: self.is_beside(),
                 script,
             }]
         };
@@ -322,6 +353,7 @@ impl Workload {
             Kind::Render(render) => one(render.draw(scene, client, dice)),
             Kind::Grow(grow) => grow.draw(scene, client, &self.name),
             Kind::Copy => Vec::new(),
+            Kind::Direct(direct) => one(direct.draw(scene, dice)),
         }
     }
 }
@@ -414,6 +446,15 @@ impl Kind {
                 Ok(())
             }
             Kind::Copy => Ok(()),
+            Kind::Direct(direct) => {
+                ensure!(
+                    (PAGE..=REQUEST_BYTES_MAX).contains(&direct.request_bytes)
+                        && direct.request_bytes.is_multiple_of(PAGE),
+                    "request_bytes = {}, expected a multiple of {PAGE} up to {REQUEST_BYTES_MAX}; correct it",
+                    direct.request_bytes
+                );
+                Ok(())
+            }
         }
     }
 }
@@ -446,6 +487,11 @@ fn part(dice: &mut Dice) -> f64 {
 }
 
 impl Scene<'_> {
+    /// How long all passes take, the rests between them included. Units: s.
+    pub fn whole_s(&self) -> f64 {
+        self.seconds + self.passes.last_start_ns() as f64 / 1e9
+    }
+
     fn period_ns(&self) -> u64 {
         self.plan.period().as_nanos() as u64
     }
@@ -651,7 +697,7 @@ impl Scrub {
             pace: Pace::Hand,
             runs: runs.collect(),
             files: scene.footage(),
-            delay_ns: 0,
+            ..Script::default()
         }
     }
 }
@@ -779,7 +825,7 @@ impl Bin {
             pace: Pace::Free,
             files: (0..self.clips).map(|clip| self.clip(clip)).collect(),
             runs: (0..self.clips).map(run).collect(),
-            delay_ns: 0,
+            ..Script::default()
         }
     }
 }
@@ -830,7 +876,7 @@ impl Conform {
             pace: Pace::Free,
             runs: runs.collect(),
             files,
-            delay_ns: 0,
+            ..Script::default()
         }
     }
 }
@@ -868,7 +914,7 @@ impl Render {
                 frame_count: scene.plan.frame_count,
                 period_ns: 0,
             }],
-            delay_ns: 0,
+            ..Script::default()
         }
     }
 }
@@ -893,14 +939,49 @@ impl Grow {
             Part {
                 client,
                 kind: format!("{name}-recorder"),
+                is_beside: false,
                 script: script(true, 0),
             },
             Part {
                 client,
                 kind: name.to_owned(),
+                is_beside: false,
                 script: script(false, (self.behind_s * 1e9) as u64),
             },
         ]
+    }
+}
+
+impl Direct {
+    /// File after file from the front, from a drawn one on; an end shorter than a request is left
+    /// out.
+    fn draw(&self, scene: &Scene<'_>, dice: &mut Dice) -> Script {
+        let files = scene.footage();
+        let count = files.len() as u64;
+        let first = dice.below(count);
+        let runs = (0..count).map(|number| {
+            let file = ((first + number) % count) as usize;
+            let bytes = self.request_bytes.min(files[file].bytes);
+            Run {
+                heads: vec![Head {
+                    file,
+                    from: 0,
+                    stride: bytes as i64,
+                    bytes,
+                    every: 1,
+                    writes: false,
+                }],
+                frame_count: files[file].bytes / bytes.max(1),
+                period_ns: 0,
+            }
+        });
+        Script {
+            pace: Pace::Free,
+            runs: runs.collect(),
+            is_sampled: true,
+            files,
+            ..Script::default()
+        }
     }
 }
 
@@ -941,6 +1022,12 @@ impl Mix {
         copies.map(|(_, count)| count).sum()
     }
 
+    /// Programs that read the disk, and are no clients of the server.
+    pub fn beside_count(&self) -> u64 {
+        let beside = self.0.iter().filter(|(workload, _)| workload.is_beside());
+        beside.map(|(_, count)| count).sum()
+    }
+
     /// Somebody writes.
     pub fn writes(&self) -> bool {
         self.0.iter().any(|(workload, _)| workload.writes())
@@ -963,9 +1050,21 @@ impl Mix {
         let mut client = 0u64;
         let mut parts = Vec::new();
         for (workload, count) in &self.0 {
+            // Beside clients that play a list again, all others go on until they are done.
+            let (scene, passes) = match workload.has_list() {
+                true => (*scene, scene.passes),
+                false => {
+                    let seconds = scene.whole_s();
+                    (Scene { seconds, ..*scene }, Passes::default())
+                }
+            };
             for _ in 0..*count {
                 let mut dice = Dice::new(seed ^ (client + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-                parts.extend(workload.draw(scene, client, &mut dice));
+                let mut drawn = workload.draw(&scene, client, &mut dice);
+                drawn
+                    .iter_mut()
+                    .for_each(|part| part.script.passes = passes);
+                parts.extend(drawn);
                 client += 1;
             }
         }
@@ -1019,6 +1118,7 @@ mod tests {
         let scene = Scene {
             plan: &plan,
             originals: &[],
+            passes: Passes::default(),
             seconds,
         };
         Mix::parse(mix).unwrap().draw(&scene, 1)
@@ -1088,6 +1188,7 @@ mod tests {
         let scene = Scene {
             plan: &plan,
             originals: &[],
+            passes: Passes::default(),
             seconds: 30.0,
         };
         for run in &mix.draw(&scene, 1)[0].script.runs {
@@ -1099,6 +1200,36 @@ mod tests {
         assert!(mix.0[0].0.set_layers(9).is_err());
         let scrub = &mut Mix::parse("scrub=1").unwrap().0[0].0;
         assert!(scrub.set_layers(2).is_err());
+    }
+
+    #[test]
+    fn lists_are_played_again_and_others_work_on_until_then() {
+        let plan = plan();
+        let once = Scene {
+            plan: &plan,
+            originals: &[],
+            seconds: 10.0,
+            passes: Passes::default(),
+        };
+        let again = Scene {
+            passes: Passes {
+                count: 3,
+                every_ns: 12_000_000_000,
+            },
+            ..once
+        };
+        assert_eq!((once.whole_s(), again.whole_s()), (10.0, 34.0));
+        let mix = Mix::parse("timeline=2,scrub=1,grow=1").unwrap();
+        let (first, parts) = (mix.draw(&once, 1), mix.draw(&again, 1));
+        for (one, part) in first.iter().zip(&parts).take(2) {
+            assert_eq!(one.script.runs, part.script.runs, "the list is the same");
+            assert_eq!(part.script.passes.count, 3);
+            assert_eq!(part.script.length_ns(), 34_000_000_000);
+        }
+        assert!(parts[2..].iter().all(|part| part.script.passes.count == 1));
+        let recorder = &parts[3];
+        assert_eq!(recorder.kind, "grow-recorder");
+        assert_eq!(recorder.script.length_ns(), 34_000_000_000);
     }
 
     #[test]
@@ -1153,6 +1284,23 @@ mod tests {
     }
 
     #[test]
+    fn a_program_beside_the_server_reads_each_file_in_large_requests() {
+        let parts = drawn("timeline=1,direct=2", 30.0);
+        let told: Vec<bool> = parts.iter().map(|part| part.is_beside).collect();
+        assert_eq!(told, [false, true, true]);
+        let script = &parts[1].script;
+        assert!(script.is_sampled && script.pace == Pace::Free);
+        assert_eq!(script.runs.len(), 16);
+        // 2,000 frames of 500,000 bytes are 238 requests and a rest.
+        assert_eq!(script.runs[0].frame_count, 238);
+        assert_eq!(script.runs[0].heads[0].bytes, 4 << 20);
+        let next = (script.runs[0].heads[0].file + 1) % 16;
+        assert_eq!(script.runs[1].heads[0].file, next);
+        let said = complaint("about = \"x\"\n[direct]\nrequest_bytes = 5000\n");
+        assert!(said.contains("5000") && said.contains("multiple of 4096"));
+    }
+
+    #[test]
     fn an_edl_is_played_event_by_event() {
         let list = "001 A V C 01:00:00:00 01:00:02:00 00:00:00:00 00:00:02:00\n\
                     002 BL V C 00:00:00:00 00:00:01:00 00:00:02:00 00:00:03:00\n\
@@ -1165,6 +1313,7 @@ mod tests {
         let scene = Scene {
             plan: &plan,
             originals: &[],
+            passes: Passes::default(),
             seconds: 7.0,
         };
         let parts = mix.draw(&scene, 1);

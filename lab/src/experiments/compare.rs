@@ -205,13 +205,14 @@ pub fn draw(results: &Results, out: &Path) -> Result<()> {
         title: format!(
             "Late frames: {kind} of {:.0} Mb/s on {}{copies}",
             some.bitrate as f64 / 1e6,
-            some.disk
+            some.head.disk.as_deref().unwrap_or_default()
         ),
         x_label: "streams".to_owned(),
         y_label: "late frames, percent".to_owned(),
         y_max: None,
         level: None,
         marks: Marks::Spread,
+        is_counted: false,
         lines: contenders.iter().map(line).collect(),
     }
     .draw(out, "late-frames")?;
@@ -253,6 +254,7 @@ pub fn draw_timeline(
         y_max: None,
         level: Some((0.0, "deadline".to_owned())),
         marks: Marks::Lines,
+        is_counted: false,
         lines,
     }
     .draw(out, name)

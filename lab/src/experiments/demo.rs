@@ -11,11 +11,13 @@ use crate::cli::DemoArgs;
 use crate::clients::copies::get;
 use crate::experiments::compare::{Contender, draw_timeline, line_of, timeline_of};
 use crate::experiments::play::Play;
+use crate::reports::outcome::Outcome;
 use crate::reports::report::Report;
 use crate::servers::server::{Kind, Server};
 use crate::stage::room::{Room, go_on};
 use crate::stage::{Stage, run};
 use anyhow::{Context, Result, bail, ensure};
+use serde::{Serialize, Serializer};
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::Read;
@@ -35,8 +37,41 @@ const SEQUENCE_FRAMES: u64 = 48;
 const FFMPEG_S_MAX: &str = "300";
 const HASH_BYTES: usize = 1 << 20;
 
+/// The result of a demonstration.
+#[derive(Debug)]
+pub struct DemoOutcome {
+    /// Rushes first.
+    reports: Vec<(Contender, Report)>,
+    text: String,
+    out: PathBuf,
+}
+
+impl Serialize for DemoOutcome {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.reports.iter().map(|(_, report)| report))
+    }
+}
+
+impl Outcome for DemoOutcome {
+    fn table(&self) -> Result<String> {
+        Ok(self.text.clone())
+    }
+
+    fn check(&self) -> Result<()> {
+        let (_, ours) = self.reports.first().context("no server was tried")?;
+        let Some(fault) = fault_of(ours) else {
+            return Ok(());
+        };
+        bail!(
+            "Rushes: {fault}; that should not happen: see {}{}",
+            self.out.display(),
+            crowd_of(ours, processor_count()).map_or(String::new(), |crowd| format!("\n{crowd}"))
+        );
+    }
+}
+
 /// Run it.
-pub fn demo(args: &DemoArgs, base: &Play) -> Result<()> {
+pub fn demo(args: &DemoArgs, base: &Play) -> Result<DemoOutcome> {
     let room = Room::create()?;
     let out = &args.out;
     fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
@@ -109,21 +144,11 @@ pub fn demo(args: &DemoArgs, base: &Play) -> Result<()> {
     eprintln!("== what comes out of SMB");
     play.server.kind = Kind::Rushes;
     let proofs = prove(&room, &mut stage, &play, whole[0], &sequence)?;
-    if args.json {
-        let all: Vec<&Report> = reports.iter().map(|(_, report)| report).collect();
-        println!("{}", serde_json::to_string(&all)?);
-    } else {
-        print!("{}", verdict(&reports, &proofs, out)?);
-    }
-    if let Some(fault) = fault_of(&reports[0].1) {
-        bail!(
-            "Rushes: {fault}; that should not happen: see {}{}",
-            out.display(),
-            crowd_of(&reports[0].1, processor_count())
-                .map_or(String::new(), |crowd| format!("\n{crowd}"))
-        );
-    }
-    Ok(())
+    Ok(DemoOutcome {
+        text: verdict(&reports, &proofs, out)?,
+        reports,
+        out: out.clone(),
+    })
 }
 
 /// Processors that are busy for more of the time than this are what players wait for. By itself the
@@ -408,7 +433,7 @@ fn verdict(reports: &[(Contender, Report)], proofs: &[String], out: &Path) -> Re
         first.bitrate as f64 / 1e6,
         first.seconds,
         first.copies,
-        first.disk
+        first.head.disk.as_deref().unwrap_or_default()
     )?;
     for (contender, report) in reports {
         let verdict = if report.late_frames == 0 {

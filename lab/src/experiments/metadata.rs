@@ -4,6 +4,8 @@
 //! Each client has a folder of its own, as each project has, or several; all folders are measured in each round, so that what the machine does
 //! meanwhile meets all of them. Files are empty, but for some if so wished: bytes are other experiments' affair.
 
+use crate::reports::head::Head;
+use crate::reports::outcome::Outcome;
 use crate::stage::room::go_on;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -64,10 +66,9 @@ pub struct Metadata {
 /// One JSON object. Fields may be added, never renamed or given another unit.
 #[derive(Clone, Debug, Serialize)]
 pub struct MetadataReport {
-    /// Version of these names.
-    pub report_version: u32,
-    /// `metadata`.
-    pub experiment: String,
+    /// Which experiment, server and disks.
+    #[serde(flatten)]
+    pub(crate) head: Head,
     /// Files of each client.
     pub files: u64,
     /// Folders over which these are spread.
@@ -129,8 +130,7 @@ impl Metadata {
             row.median_per_s = sorted[sorted.len() / 2];
         }
         Ok(MetadataReport {
-            report_version: 1,
-            experiment: String::from("metadata"),
+            head: Head::of("metadata"),
             files: self.file_count,
             folders: self.folder_count,
             bytes_every: self.bytes_every,
@@ -254,9 +254,8 @@ fn stride(number: u64, count: u64) -> u64 {
     number * step.unwrap_or(1) % count
 }
 
-impl MetadataReport {
-    /// For people.
-    pub fn table(&self) -> String {
+impl Outcome for MetadataReport {
+    fn table(&self) -> Result<String> {
         let mut out = String::new();
         let _ = writeln!(
             out,
@@ -283,7 +282,7 @@ impl MetadataReport {
             });
             let _ = writeln!(out, "{:<16} {:>7}  {}", key.0, key.1, rates.join(" "));
         }
-        out
+        Ok(out)
     }
 }
 
@@ -313,7 +312,7 @@ mod tests {
             assert_eq!(row.per_s.len(), 2);
             assert!(row.median_per_s > 0.0);
         }
-        assert_eq!(report.table().lines().count(), 3);
+        assert_eq!(report.table().unwrap().lines().count(), 3);
         assert_eq!(fs::read_dir(&folder).expect("listed").count(), 0);
         let without = Metadata {
             renames: false,

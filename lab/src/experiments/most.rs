@@ -6,6 +6,8 @@
 
 use crate::experiments::compare::Contender;
 use crate::experiments::play::Play;
+use crate::reports::head::Head;
+use crate::reports::outcome::Outcome;
 use crate::reports::report::Report;
 use crate::servers::server::Kind;
 use crate::stage::Stage;
@@ -17,20 +19,9 @@ use std::fmt::Write as _;
 /// The answer for one server.
 #[derive(Clone, Debug, Serialize)]
 pub struct MostReport {
-    /// Version of these names.
-    pub report_version: u32,
-    /// `most`.
-    pub experiment: String,
-    /// Which server.
-    pub server: String,
-    /// As in a report of `play`.
-    pub door: String,
-    /// As in a report of `play`.
-    pub disk: String,
-    /// How many disks.
-    pub disks: u64,
-    /// The layer that makes one place of them.
-    pub layout: String,
+    /// Which experiment, server and disks.
+    #[serde(flatten)]
+    pub(crate) head: Head,
     /// Units: bits a second.
     pub bitrate: u64,
     /// How long each plays. Units: s.
@@ -49,21 +40,8 @@ pub struct MostReport {
     pub runs: Vec<Report>,
 }
 
-impl MostReport {
-    /// Wrong bytes count more than frames in time.
-    ///
-    /// Errors   there were some
-    pub fn check(&self) -> Result<()> {
-        ensure!(
-            self.bytes_wrong == 0,
-            "{} wrong bytes, expected none; the reports have them",
-            self.bytes_wrong
-        );
-        Ok(())
-    }
-
-    /// For people.
-    pub fn text(&self) -> String {
+impl Outcome for MostReport {
+    fn table(&self) -> Result<String> {
         let mut out = String::new();
         for run in &self.runs {
             let _ = writeln!(
@@ -78,17 +56,27 @@ impl MostReport {
         }
         let _ = writeln!(
             out,
-            "{} over {} on {} × {}, {}: {} streams of {:.0} Mb/s without a late frame, asked for at most {}",
-            self.server,
-            self.door,
-            self.disks,
-            self.disk,
-            self.layout,
+            "{} over {}, {}: {} streams of {:.0} Mb/s without a late frame, asked for at most {}",
+            self.head.server(),
+            self.head.words_on_disks(),
+            self.head.layout(),
             self.streams_kept,
             self.bitrate as f64 / 1e6,
             self.streams_most
         );
-        out
+        Ok(out)
+    }
+
+    /// Wrong bytes count more than frames in time.
+    ///
+    /// Errors   there were some
+    fn check(&self) -> Result<()> {
+        ensure!(
+            self.bytes_wrong == 0,
+            "{} wrong bytes, expected none; the reports have them",
+            self.bytes_wrong
+        );
+        Ok(())
     }
 }
 
@@ -149,13 +137,13 @@ pub fn search(
         })?
     };
     Ok(MostReport {
-        report_version: 1,
-        experiment: "most".to_owned(),
-        server: contender.to_string(),
-        door: base.server.way.name().to_owned(),
-        disk: stage.place().to_string(),
-        disks: stage.disk_count(),
-        layout: stage.layout().name().to_owned(),
+        head: Head {
+            file_system: None,
+            ..Head::of("most")
+                .on(stage)
+                .by(base.server.way)
+                .with_server(&contender.to_string())
+        },
         bitrate: base.bitrate,
         seconds: base.seconds,
         copies: base.copy_count,

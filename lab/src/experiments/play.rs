@@ -9,6 +9,7 @@ use crate::clients::writer;
 use crate::experiments::fill::{self, Fill};
 use crate::experiments::record::{Performed, Record};
 use crate::experiments::tidy::Tidy;
+use crate::reports::head::Head;
 use crate::reports::report::{self, Played, Report, StreamRow, Timeline};
 use crate::servers::server::{self, Kind, Server, Way};
 use crate::stage::room::{Room, interrupted, pause};
@@ -388,12 +389,14 @@ impl Play {
 
     fn describe(&self, stage: &Stage, server: &Server) -> Result<Report> {
         Ok(Report {
-            report_version: 1,
-            server: self.server.kind.name().to_owned(),
-            door: self.server.way.name().to_owned(),
-            disk: stage.place().to_string(),
-            disks: stage.disk_count(),
-            layout: stage.layout().name().to_owned(),
+            head: Head {
+                experiment: None,
+                file_system: None,
+                ..Head::of("play")
+                    .on(stage)
+                    .by(self.server.way)
+                    .with_server(self.server.kind.name())
+            },
             start: match self.start {
                 Start::Staggered => "staggered".to_owned(),
                 Start::Together => "together".to_owned(),

@@ -11,6 +11,7 @@ use crate::clients::writer::{self, Extend, Recorded, Target};
 use crate::disk::Arrival;
 use crate::experiments::play::Start;
 use crate::reports::arrival::{self, Arrived, Told};
+use crate::reports::head::Head;
 use crate::reports::report::{self, Report};
 use crate::reports::written::{FileRow, WriteReport, lateness_ms};
 use crate::servers::server::{self, Kind, Server, Way};
@@ -399,8 +400,10 @@ impl Record {
         quiet: bool,
     ) -> Result<WriteReport> {
         let mut report = performed.report;
-        report.server = spec.kind.name().to_owned();
-        report.door = spec.way.name().to_owned();
+        report.head = Head::of(self.experiment)
+            .on(stage)
+            .by(spec.way)
+            .with_server(spec.kind.name());
         report.cache_bytes_max = spec.data_bytes();
         let closed_ns = performed
             .writers
@@ -476,12 +479,6 @@ impl Record {
     }
 
     fn describe(&self, report: &mut WriteReport, stage: &Stage) {
-        report.report_version = 1;
-        self.experiment.clone_into(&mut report.experiment);
-        report.disk = stage.place().to_string();
-        report.disks = stage.disk_count();
-        stage.layout().name().clone_into(&mut report.layout);
-        report.file_system = stage.file_system_name();
         report.write_back = stage.write_back();
         report.writers = self.writer_count;
         report.files_per_writer = self.files_per_writer;

@@ -9,9 +9,11 @@ use crate::clients::client::{Client, Crowd};
 use crate::clients::player::now_ns;
 use crate::clients::work::{self, Load, Scattered, clip_of};
 use crate::experiments::record::{read_progress, sync};
+use crate::reports::head::Head;
+use crate::reports::outcome::Outcome;
 use crate::reports::report::environment;
 use crate::servers::cgroup::Cgroup;
-use crate::servers::server::{self, OWN_BYTES, Server};
+use crate::servers::server::{self, OWN_BYTES, Server, Way};
 use crate::stage::footage::{Clip, PAGE_BYTES};
 use crate::stage::room::{Room, go_on, interrupted, pause};
 use crate::stage::{Plan, Stage};
@@ -60,18 +62,9 @@ pub struct Scatter {
 /// One JSON object. Fields may be added, never renamed or given another unit.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ScatterReport {
-    /// Version of these names.
-    pub report_version: u32,
-    /// `scatter`.
-    pub experiment: String,
-    /// Which server, or `fio`.
-    pub server: String,
-    /// `smb`, `local`.
-    pub door: String,
-    /// `table5`, or the folder.
-    pub disk: String,
-    /// `ext4`, `xfs`; of a folder what it lies on.
-    pub file_system: String,
+    /// Which experiment, server and disks.
+    #[serde(flatten)]
+    pub(crate) head: Head,
     /// The modelled disk had its volatile write cache; null on other disks.
     pub write_back: Option<bool>,
     /// Clients, or threads.
@@ -142,10 +135,11 @@ impl Scatter {
         };
         stage.timing(false)?;
         let mut report = report?;
-        report.report_version = 1;
-        "scatter".clone_into(&mut report.experiment);
-        report.disk = stage.place().to_string();
-        report.file_system = stage.file_system_name();
+        report.head = Head {
+            disks: None,
+            layout: None,
+            ..report.head.on(stage)
+        };
         report.write_back = stage.write_back();
         report.clients = self.client_count;
         report.warm = self.is_warm;
@@ -190,8 +184,9 @@ impl Scatter {
         stage.timing(false)?;
         server.stop(stage)?;
         let (mut report, done) = performed?;
-        spec.kind.name().clone_into(&mut report.server);
-        spec.way.name().clone_into(&mut report.door);
+        report.head = Head::of("scatter")
+            .by(spec.way)
+            .with_server(spec.kind.name());
         report.cache_bytes_max = spec.data_bytes();
         stage.cool()?;
         report.bytes_wrong = Some(self.wrong_bytes(stage, &done, quiet)?);
@@ -333,8 +328,7 @@ impl Scatter {
         };
         let p99 = &write["clat_ns"]["percentile"]["99.000000"];
         Ok(ScatterReport {
-            server: "fio".to_owned(),
-            door: "local".to_owned(),
+            head: Head::of("scatter").by(Way::Local).with_server("fio"),
             writes: number("total_ios")?,
             bytes: number("io_bytes")?,
             wall_s: number("runtime")? as f64 / 1e3,
@@ -456,28 +450,12 @@ fn wait(mut child: Child) -> Result<()> {
     }
 }
 
-impl ScatterReport {
-    /// A server that spoils bytes or fails a write has failed, however fast it is.
-    ///
-    /// Errors   it did
-    pub fn check(&self) -> Result<()> {
-        ensure!(
-            self.bytes_wrong.unwrap_or(0) == 0 && self.errors.is_empty(),
-            "{} wrong bytes and {} clients that failed, expected none; the report above has them",
-            self.bytes_wrong.unwrap_or(0),
-            self.errors.len()
-        );
-        Ok(())
-    }
-
-    /// For people.
-    pub fn table(&self) -> String {
+impl Outcome for ScatterReport {
+    fn table(&self) -> Result<String> {
         let mut out = format!(
-            "scatter: {} over {} on {} ({}): {} clients, {} writes of {} to {} KiB into a file of {:.0} MB\n",
-            self.server,
-            self.door,
-            self.disk,
-            self.file_system,
+            "scatter: {} ({}): {} clients, {} writes of {} to {} KiB into a file of {:.0} MB\n",
+            self.head.words(),
+            self.head.file_system(),
             self.clients,
             self.writes,
             self.block_bytes_min >> 10,
@@ -506,7 +484,20 @@ impl ScatterReport {
         for error in &self.errors {
             let _ = writeln!(out, "  {error}");
         }
-        out
+        Ok(out)
+    }
+
+    /// A server that spoils bytes or fails a write has failed, however fast it is.
+    ///
+    /// Errors   it did
+    fn check(&self) -> Result<()> {
+        ensure!(
+            self.bytes_wrong.unwrap_or(0) == 0 && self.errors.is_empty(),
+            "{} wrong bytes and {} clients that failed, expected none; the report above has them",
+            self.bytes_wrong.unwrap_or(0),
+            self.errors.len()
+        );
+        Ok(())
     }
 }
 

@@ -6,6 +6,8 @@
 //! round, another one first each time, so that what the machine does meanwhile meets all of them.
 
 use crate::experiments::metadata::LabelledFolder;
+use crate::reports::head::Head;
+use crate::reports::outcome::Outcome;
 use crate::stage::room::go_on;
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{Advice, OFlags, fadvise};
@@ -82,10 +84,9 @@ pub struct Strokes {
 /// One JSON object. Fields may be added, never renamed or given another unit.
 #[derive(Clone, Debug, Serialize)]
 pub struct StrokesReport {
-    /// Version of these names.
-    pub report_version: u32,
-    /// `strokes`.
-    pub experiment: String,
+    /// Which experiment, server and disks.
+    #[serde(flatten)]
+    pub(crate) head: Head,
     /// In a round.
     pub frames: u64,
     /// Of one of them.
@@ -136,8 +137,7 @@ impl Strokes {
             row.median_us = sorted[sorted.len() / 2];
         }
         Ok(StrokesReport {
-            report_version: 1,
-            experiment: String::from("strokes"),
+            head: Head::of("strokes"),
             frames: self.frame_count,
             frame_bytes: self.frame_bytes,
             small: self.small_count,
@@ -273,9 +273,8 @@ impl Memory {
     }
 }
 
-impl StrokesReport {
-    /// For people.
-    pub fn table(&self) -> String {
+impl Outcome for StrokesReport {
+    fn table(&self) -> Result<String> {
         let mut out = String::new();
         let _ = writeln!(
             out,
@@ -291,7 +290,7 @@ impl StrokesReport {
                 );
             }
         }
-        out
+        Ok(out)
     }
 }
 
@@ -320,7 +319,7 @@ mod tests {
             assert_eq!(row.mean_us.len(), 2);
             assert!(row.median_us > 0.0 && row.worst_us >= row.median_us);
         }
-        assert_eq!(report.table().lines().count(), 1 + WAYS.len());
+        assert_eq!(report.table().unwrap().lines().count(), 1 + WAYS.len());
         assert_eq!(fs::read_dir(&folder).expect("listed").count(), 0);
         fs::write(folder.join("stroke00000.dpx"), "a former run's").expect("made");
         let said = format!("{:#}", load.run().expect_err("a former run is there"));

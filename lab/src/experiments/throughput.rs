@@ -10,6 +10,8 @@ use crate::clients::client::{Client, Crowd};
 use crate::clients::player::now_ns;
 use crate::clients::work::{self, Load, Pattern};
 use crate::experiments::record::sync;
+use crate::reports::head::Head;
+use crate::reports::outcome::Outcome;
 use crate::reports::report::{self, environment};
 use crate::servers::server::{self, Kind, Server, Way};
 use crate::stage::footage::Clip;
@@ -47,22 +49,9 @@ pub struct Throughput {
 /// One JSON object. Fields may be added, never renamed or given another unit.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ThroughputReport {
-    /// Version of these names.
-    pub report_version: u32,
-    /// `throughput`.
-    pub experiment: String,
-    /// Which server.
-    pub server: String,
-    /// `smb`, `local`.
-    pub door: String,
-    /// As in a report of `play`.
-    pub disk: String,
-    /// How many disks.
-    pub disks: u64,
-    /// The layer that makes one place of them.
-    pub layout: String,
-    /// As in a report of `record`.
-    pub file_system: String,
+    /// Which experiment, server and disks.
+    #[serde(flatten)]
+    pub(crate) head: Head,
     /// The modelled disks had their volatile write cache; null on others.
     pub write_back: Option<bool>,
     /// Clients that read.
@@ -314,14 +303,10 @@ impl Throughput {
     }
 
     fn describe(&self, report: &mut ThroughputReport, stage: &Stage, spec: &server::Spec) {
-        report.report_version = 1;
-        "throughput".clone_into(&mut report.experiment);
-        spec.kind.name().clone_into(&mut report.server);
-        spec.way.name().clone_into(&mut report.door);
-        report.disk = stage.place().to_string();
-        report.disks = stage.disk_count();
-        stage.layout().name().clone_into(&mut report.layout);
-        report.file_system = stage.file_system_name();
+        report.head = Head::of("throughput")
+            .on(stage)
+            .by(spec.way)
+            .with_server(spec.kind.name());
         report.write_back = stage.write_back();
         report.readers = self.reader_count;
         report.writers = self.writer_count;
@@ -380,30 +365,16 @@ impl ThroughputReport {
         let slowest = self.client_mb_per_s.iter().copied().reduce(f64::min);
         self.client_mb_per_s_min = slowest.unwrap_or(0.0);
     }
+}
 
-    /// A server that spoils bytes or fails a client has failed, however fast it is.
-    ///
-    /// Errors   it did
-    pub fn check(&self) -> Result<()> {
-        ensure!(
-            self.bytes_wrong == 0 && self.errors.is_empty(),
-            "{} wrong bytes and {} errors of clients, expected none; the report above has them",
-            self.bytes_wrong,
-            self.errors.len()
-        );
-        Ok(())
-    }
-
-    /// For people.
-    pub fn table(&self) -> String {
+impl Outcome for ThroughputReport {
+    fn table(&self) -> Result<String> {
         let mut out = format!(
-            "throughput: {} over {} on {} × {}, {} ({}): {} read, {} write, in requests of {} KiB\n",
-            self.server,
-            self.door,
-            self.disks,
-            self.disk,
-            self.layout,
-            self.file_system,
+            "throughput: {} over {}, {} ({}): {} read, {} write, in requests of {} KiB\n",
+            self.head.server(),
+            self.head.words_on_disks(),
+            self.head.layout(),
+            self.head.file_system(),
             self.readers,
             self.writers,
             self.block_bytes >> 10
@@ -427,7 +398,20 @@ impl ThroughputReport {
         for error in &self.errors {
             let _ = writeln!(out, "  {error}");
         }
-        out
+        Ok(out)
+    }
+
+    /// A server that spoils bytes or fails a client has failed, however fast it is.
+    ///
+    /// Errors   it did
+    fn check(&self) -> Result<()> {
+        ensure!(
+            self.bytes_wrong == 0 && self.errors.is_empty(),
+            "{} wrong bytes and {} errors of clients, expected none; the report above has them",
+            self.bytes_wrong,
+            self.errors.len()
+        );
+        Ok(())
     }
 }
 

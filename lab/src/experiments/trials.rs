@@ -10,6 +10,7 @@ use crate::clients::player::now_ns;
 use crate::clients::work::{self, Load};
 use crate::experiments::compare::{Contender, spread};
 use crate::experiments::play::Play;
+use crate::reports::outcome::Outcome;
 use crate::reports::report::environment;
 use crate::servers::server::{Kind, Server};
 use crate::stage::footage::Clip;
@@ -91,9 +92,10 @@ impl Trial {
             wanted: wanted.to_owned(),
         });
     }
+}
 
-    /// For people.
-    pub fn table(&self) -> Result<String> {
+impl Outcome for Trial {
+    fn table(&self) -> Result<String> {
         let mut out = format!(
             "| {} ({} runs each) | {} | stock | ratio | wanted |\n|---|---|---|---|---|\n",
             self.trial, self.runs, self.server

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The report of `rushes lab power-cuts`: counts, and each violation with how to see it again.
 
+use crate::reports::outcome::Outcome;
+use anyhow::{Result, ensure};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -139,6 +141,21 @@ impl PowerReport {
             count => format!("{count} VIOLATIONS\n"),
         });
         text
+    }
+}
+
+impl Outcome for PowerReport {
+    fn table(&self) -> Result<String> {
+        Ok(self.text())
+    }
+
+    fn check(&self) -> Result<()> {
+        ensure!(
+            self.violation_count == 0,
+            "{} promises are broken",
+            self.violation_count
+        );
+        Ok(())
     }
 }
 

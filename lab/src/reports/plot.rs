@@ -53,6 +53,8 @@ pub struct Plot {
     pub level: Option<(f64, String)>,
     /// How.
     pub marks: Marks,
+    /// x is a number of things: nothing is between two of them.
+    pub is_counted: bool,
     /// The lines that are drawn.
     pub lines: Vec<Line>,
 }
@@ -85,6 +87,14 @@ impl Plot {
         match self.y_max {
             Some(max) => writeln!(text, "set yrange [*:{max}]")?,
             None => writeln!(text, "set yrange [*:*]")?,
+        }
+        match self.is_counted {
+            // Room beside the first and the last; heights are compared, so they begin at nothing.
+            true => writeln!(
+                text,
+                "set xtics 1\nset offsets 0.2, 0.2, 0, 0\nset yrange [0:*]"
+            )?,
+            false => writeln!(text, "set xtics autofreq\nset offsets")?,
         }
         let mut parts = Vec::new();
         for (number, line) in self.lines.iter().enumerate() {
@@ -184,6 +194,7 @@ mod tests {
             y_max: None,
             level: Some((0.5, "limit".to_owned())),
             marks: Marks::Spread,
+            is_counted: true,
             lines: vec![Line {
                 name: "stock_tuned".to_owned(),
                 points: vec![(1.0, 0.0, 0.0, 0.0), (2.0, 5.0, 4.0, 6.0)],

@@ -6,6 +6,8 @@ use crate::clients::player::Playback;
 use crate::clients::storm;
 use crate::experiments::fill::FillReport;
 use crate::experiments::tidy::TidyReport;
+use crate::reports::head::Head;
+use crate::reports::outcome::Outcome;
 use crate::reports::written::WriteReport;
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
@@ -15,21 +17,9 @@ use std::fmt::Write as _;
 /// The object. Fields may be added, never renamed or given another unit.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Report {
-    /// Version of these names.
-    pub report_version: u32,
-    /// `rushes`, `stock`, `stock-tuned`, `stock-strict`, `stock-uring`, `io_uring`, `absent`.
-    pub server: String,
-    /// `smb`, `nfs`, `local`.
-    pub door: String,
-    /// `table5`, `table5-half`, `table5-quarter`, `table5-eighth`, `ssd`, `memory`, or the folder.
-    pub disk: String,
-    /// How many disks.
-    #[serde(default)]
-    pub disks: u64,
-    /// The layer that makes one place of them: `plain`, `pool`, `pool-striped`, `raid0`, `single`,
-    /// `mergerfs`.
-    #[serde(default)]
-    pub layout: String,
+    /// Which experiment, server and disks.
+    #[serde(flatten)]
+    pub(crate) head: Head,
     /// Players whose files have bytes on each disk; null where all have of all.
     #[serde(default)]
     pub streams_per_disk: Option<Vec<u64>>,
@@ -260,44 +250,14 @@ impl Report {
         self.bytes_wrong += tally.bytes_wrong;
     }
 
-    /// A server that gives wrong bytes or breaks off a copy has failed, however early its frames come.
-    ///
-    /// Errors   it did
-    pub fn check(&self) -> Result<()> {
-        ensure!(
-            self.bytes_wrong == 0 && self.copy_failures.is_empty(),
-            "{} wrong bytes and {} failed copies, expected none; the report above has them",
-            self.bytes_wrong,
-            self.copy_failures.len()
-        );
-        self.filling
-            .as_ref()
-            .map_or(Ok(()), |filling| filling.check())?;
-        self.tidying
-            .as_ref()
-            .map_or(Ok(()), |tidying| tidying.check())?;
-        self.recording
-            .as_ref()
-            .map_or(Ok(()), |recording| recording.check())
-    }
-
-    /// For people.
-    pub fn table(&self) -> String {
-        let mut out = String::new();
-        let _ = self.write_table(&mut out);
-        out
-    }
-
     fn write_table(&self, out: &mut String) -> std::fmt::Result {
         writeln!(
             out,
-            "{} over {} on {}{}: {} streams of {:.0} Mb/s, {:.0} s, preroll {:.0} ms, {}{}",
-            self.server,
-            self.door,
-            self.disk,
-            match self.layout.as_str() {
+            "{}{}: {} streams of {:.0} Mb/s, {:.0} s, preroll {:.0} ms, {}{}",
+            self.head.words(),
+            match self.head.layout() {
                 "" | "plain" => String::new(),
-                layout => format!(", {layout} of {}", self.disks),
+                layout => format!(", {layout} of {}", self.head.disks.unwrap_or(1)),
             },
             self.streams,
             self.bitrate as f64 / 1e6,
@@ -378,9 +338,39 @@ impl Report {
             write!(out, "{}", tidying.text())?;
         }
         if let Some(recording) = &self.recording {
-            write!(out, "{}", recording.table())?;
+            recording.write_table(out)?;
         }
         Ok(())
+    }
+}
+
+impl Outcome for Report {
+    fn table(&self) -> Result<String> {
+        let mut out = String::new();
+        self.write_table(&mut out)?;
+        Ok(out)
+    }
+
+    /// A server that gives wrong bytes or breaks off a copy has failed, however early its frames
+    /// come.
+    ///
+    /// Errors   it did
+    fn check(&self) -> Result<()> {
+        ensure!(
+            self.bytes_wrong == 0 && self.copy_failures.is_empty(),
+            "{} wrong bytes and {} failed copies, expected none; the report above has them",
+            self.bytes_wrong,
+            self.copy_failures.len()
+        );
+        self.filling
+            .as_ref()
+            .map_or(Ok(()), |filling| filling.check())?;
+        self.tidying
+            .as_ref()
+            .map_or(Ok(()), |tidying| tidying.check())?;
+        self.recording
+            .as_ref()
+            .map_or(Ok(()), |recording| recording.check())
     }
 }
 

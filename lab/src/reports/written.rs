@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The report of writing: one JSON object whose field names are promised, and a table for people.
 
+use crate::reports::head::Head;
+use crate::reports::outcome::Outcome;
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,23 +11,9 @@ use std::fmt::Write as _;
 /// The object. Fields may be added, never renamed or given another unit.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct WriteReport {
-    /// Version of these names.
-    pub report_version: u32,
-    /// `record`, `copy-in`; in a mixed run `record`.
-    pub experiment: String,
-    /// Which server.
-    pub server: String,
-    /// `smb`, `local`.
-    pub door: String,
-    /// `table5`, `table5-half`, `table5-quarter`, `table5-eighth`, `ssd`, `memory`, or the folder.
-    pub disk: String,
-    /// How many disks.
-    pub disks: u64,
-    /// The layer that makes one place of them: `plain`, `pool`, `pool-striped`, `raid0`, `single`,
-    /// `mergerfs`.
-    pub layout: String,
-    /// `ext4`, `xfs`; of a folder what it lies on.
-    pub file_system: String,
+    /// Which experiment, server and disks.
+    #[serde(flatten)]
+    pub(crate) head: Head,
     /// The modelled disk had its volatile write cache; null on other disks.
     pub write_back: Option<bool>,
     /// Writer processes.
@@ -211,27 +199,8 @@ impl WriteReport {
         self.per_file = rows;
     }
 
-    /// A server that loses or spoils bytes or fails a write has failed, however early its acknowledgements come.
-    ///
-    /// Errors   it did
-    pub fn check(&self) -> Result<()> {
-        ensure!(
-            self.bytes_wrong == 0 && self.errors.is_empty(),
-            "{} wrong bytes and {} writers that failed, expected none; the report above has them",
-            self.bytes_wrong,
-            self.errors.len()
-        );
-        Ok(())
-    }
-
-    /// For people.
-    pub fn table(&self) -> String {
-        let mut out = String::new();
-        let _ = self.write_table(&mut out);
-        out
-    }
-
-    fn write_table(&self, out: &mut String) -> std::fmt::Result {
+    /// The table, into text that goes before or behind it.
+    pub fn write_table(&self, out: &mut String) -> std::fmt::Result {
         let pace = match self.bitrate {
             Some(bitrate) => format!("{:.0} Mb/s each", bitrate as f64 / 1e6),
             None => "as fast as it goes".to_owned(),
@@ -242,12 +211,10 @@ impl WriteReport {
         };
         writeln!(
             out,
-            "{}: {} over {} on {} ({}{cache}): {} writers, {} files of {:.0} MB, {pace}, extended {}",
-            self.experiment,
-            self.server,
-            self.door,
-            self.disk,
-            self.file_system,
+            "{}: {} ({}{cache}): {} writers, {} files of {:.0} MB, {pace}, extended {}",
+            self.head.experiment.as_deref().unwrap_or_default(),
+            self.head.words(),
+            self.head.file_system(),
             self.writers,
             self.writers * self.files_per_writer,
             self.file_bytes as f64 / 1e6,
@@ -319,6 +286,28 @@ impl WriteReport {
         for error in &self.errors {
             writeln!(out, "  {error}")?;
         }
+        Ok(())
+    }
+}
+
+impl Outcome for WriteReport {
+    fn table(&self) -> Result<String> {
+        let mut out = String::new();
+        self.write_table(&mut out)?;
+        Ok(out)
+    }
+
+    /// A server that loses or spoils bytes or fails a write has failed, however early its
+    /// acknowledgements come.
+    ///
+    /// Errors   it did
+    fn check(&self) -> Result<()> {
+        ensure!(
+            self.bytes_wrong == 0 && self.errors.is_empty(),
+            "{} wrong bytes and {} writers that failed, expected none; the report above has them",
+            self.bytes_wrong,
+            self.errors.len()
+        );
         Ok(())
     }
 }

@@ -64,14 +64,21 @@ impl Daemon {
     ) -> Result<Daemon> {
         let binary = find_rushes()?;
         let runtime = runtime_folder(room, name);
-        // The calibration belongs to the stage, not to one run on it.
-        let state = room.folder("state")?;
+        // The calibration belongs to the stage, not to one run on it. All else that a daemon
+        // remembers is of its run alone: the next one begins as the first did.
+        let measured = room.folder("state")?;
+        let state = room.path().join(format!("{name}-state"));
+        if state.exists() {
+            fs::remove_dir_all(&state)?;
+        }
+        copy_files(&measured, &state)?;
         fs::create_dir_all(&runtime)?;
         in_memory(&runtime)?;
         let config_text = configuration(stage, spec, &runtime, &state)?;
         let config = config_file(room, name);
         fs::write(&config, &config_text)?;
         let model = calibrate(&binary, &config, stage, spec, &state)?;
+        copy_files(&state, &measured)?;
         let mut daemon = Daemon::start_with(room, name, &config_text, cgroup)?;
         daemon.model = model;
         Ok(daemon)
@@ -247,6 +254,19 @@ fn in_memory(folder: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Copies the files of a folder into another, which is made.
+fn copy_files(from: &Path, to: &Path) -> Result<()> {
+    fs::create_dir_all(to).with_context(|| format!("{} cannot be made", to.display()))?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        if entry.file_type()?.is_file() {
+            fs::copy(entry.path(), to.join(entry.file_name()))
+                .with_context(|| format!("{} cannot be copied", entry.path().display()))?;
+        }
+    }
+    Ok(())
+}
+
 fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Result<String> {
     let mut text = String::new();
     writeln!(text, "[cache]\nbytes = {}\n", spec.cache_bytes)?;
@@ -381,4 +401,21 @@ pub fn find_rushes() -> Result<PathBuf> {
         .context(
             "the program `rushes` was not found beside rushes-lab; build it first (make build)",
         )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_measured_comes_along_and_nothing_else() {
+        let room = Room::create().unwrap();
+        let (measured, state) = (room.path().join("measured"), room.path().join("state"));
+        fs::create_dir_all(measured.join("folder")).unwrap();
+        fs::write(measured.join("model.json"), "{}").unwrap();
+        copy_files(&measured, &state).unwrap();
+        let names: Vec<_> = fs::read_dir(&state).unwrap().flatten().collect();
+        assert_eq!(names.len(), 1);
+        assert_eq!(fs::read_to_string(state.join("model.json")).unwrap(), "{}");
+    }
 }
