@@ -155,6 +155,12 @@ impl fmt::Display for ServeError {
                 "not all that clients were told is written could be written; it is left for the next daemon or `rushes recover`, and `rushes recover --list` shows it: {}",
                 sentences.join("; ")
             ),
+            ServeError::System(error) if error.source.kind() == std::io::ErrorKind::StorageFull => {
+                write!(
+                    f,
+                    "{error}; make room in its folder, or make the file system larger (a tmpfs: mount -o remount,size=SIZE)"
+                )
+            }
             ServeError::System(error) => error.fmt(f),
         }
     }

@@ -744,6 +744,9 @@ pub(crate) fn remedy(errno: Errno) -> Option<&'static str> {
         ),
         Code::NOSPC | Code::DQUOT => Some("make room, or raise the quota"),
         Code::IO | Code::NXIO | Code::NODEV => Some("see dmesg for what its disk says"),
+        Code::ACCESS => Some("the daemon lacks a right: start it by rushes.service"),
+        Code::NOMEM => Some("free some memory"),
+        Code::NFILE => Some("raise fs.file-max (sysctl)"),
         _ => None,
     }
 }
@@ -775,6 +778,9 @@ mod tests {
             Code::TXTBSY,
             Code::FBIG,
             Code::DQUOT,
+            Code::ACCESS,
+            Code::NOMEM,
+            Code::NFILE,
         ] {
             let errno = Errno(code.raw_os_error() as u32);
             assert!(remedy(errno).is_some(), "{code}");
