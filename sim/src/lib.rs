@@ -11,6 +11,7 @@ pub mod checker;
 pub mod client;
 pub mod digest;
 pub mod disk;
+pub mod drive_memory;
 pub mod files;
 pub mod judge;
 pub mod machine;

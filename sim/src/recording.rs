@@ -7,6 +7,7 @@
 //! positioning.
 
 use crate::disk;
+use crate::drive_memory::DriveMemory;
 use crate::prng::Prng;
 use crate::queue::Queue;
 use crate::world::is_checked;
@@ -28,8 +29,6 @@ const TURN: Duration = Duration::from_us(150);
 const RESERVING: Duration = Duration::from_ms(3);
 const RECORDS: u32 = 16_384;
 const COPY_BYTES: u64 = 1 << 20;
-/// Most that a drive destages at once.
-const DESTAGE_BYTES: u64 = 4 << 20;
 /// A drive that nobody wants for so long begins to empty its memory.
 const IDLE: Duration = Duration::from_ms(100);
 /// A request that has waited so long goes first.
@@ -254,77 +253,6 @@ enum Job {
     Write(IoWrite),
 }
 
-/// The drive's own memory, of `lab/src/disk`: taken at once, destaged in order of position.
-#[derive(Clone, Debug, Default)]
-struct Memory {
-    /// 0: it has none. Units: bytes.
-    capacity: u64,
-    bytes: u64,
-    /// By place on the medium: how many bytes, and before which flush they came. They do not overlap.
-    runs: BTreeMap<u64, (u64, u64)>,
-    flush: u64,
-    /// The server waits for that one.
-    asked: Option<u64>,
-    /// A commit waits for what came before that flush; then, if so, the journal is still to be written.
-    commits: Option<(u64, bool)>,
-    /// A run of it is being written.
-    destages: bool,
-    /// When somebody last wanted to read. A write does not keep the head from writing.
-    wanted: Instant,
-}
-
-impl Memory {
-    fn is_pressing(&self) -> bool {
-        self.bytes >= self.capacity / 4 * 3 || self.has_of(self.flush)
-    }
-
-    /// Something is here that came before that flush.
-    fn has_of(&self, flush: u64) -> bool {
-        self.runs.values().any(|&(_, before)| before < flush)
-    }
-
-    fn put(&mut self, start: u64, bytes: u64) {
-        self.remove(start, bytes);
-        self.runs.insert(start, (bytes, self.flush));
-        self.bytes += bytes;
-    }
-
-    fn remove(&mut self, start: u64, bytes: u64) {
-        let end = start + bytes;
-        let touched: Vec<(u64, (u64, u64))> = self
-            .runs
-            .range(..end)
-            .rev()
-            .take_while(|&(&at, &(length, _))| at + length > start)
-            .map(|(&at, &run)| (at, run))
-            .collect();
-        for (at, (length, flush)) in touched {
-            self.runs.remove(&at);
-            self.bytes -= length;
-            for (from, to) in [(at, start), (end, at + length)] {
-                if from < to {
-                    self.runs.insert(from, (to - from, flush));
-                    self.bytes += to - from;
-                }
-            }
-        }
-    }
-
-    /// The next run ahead of the head, or from the start of the disk.
-    fn next_run(&self, head: u64) -> Option<(u64, u64)> {
-        let ahead = self.runs.range(head..).next();
-        let (&start, _) = ahead.or_else(|| self.runs.first_key_value())?;
-        let mut end = start;
-        for (&at, &(length, _)) in self.runs.range(start..) {
-            if at > end || end - start >= DESTAGE_BYTES {
-                break;
-            }
-            end = at + length;
-        }
-        Some((start, (end - start).min(DESTAGE_BYTES)))
-    }
-}
-
 struct World {
     now: Instant,
     queue: Queue<What>,
@@ -342,7 +270,15 @@ struct World {
     /// The jobs that wait for the disk, and since when.
     pending: Vec<(Job, Instant)>,
     serving: Option<Job>,
-    memory: Memory,
+    memory: DriveMemory,
+    /// The server waits for that flush.
+    asked: Option<u64>,
+    /// A commit of the journal waits for that flush; true: the journal itself is written then.
+    commits: Option<(u64, bool)>,
+    /// A run of the memory is being written to the medium.
+    destages: bool,
+    /// When a read last wanted the head.
+    wanted: Instant,
     no_flush: bool,
     flush_hangs: bool,
     head: u64,
@@ -436,10 +372,11 @@ impl Recording {
             free: Vec::new(),
             pending: Vec::new(),
             serving: None,
-            memory: Memory {
-                capacity: self.memory * 1_000_000,
-                ..Memory::default()
-            },
+            memory: DriveMemory::new(self.memory * 1_000_000),
+            asked: None,
+            commits: None,
+            destages: false,
+            wanted: Instant::ZERO,
             no_flush: self.no_flush,
             flush_hangs: self.flush_hangs,
             head: 0,
@@ -618,14 +555,13 @@ impl World {
             What::Served => self.served(),
             What::Taken(io) => self.taken(&io),
             What::Destaged => {
-                self.memory.destages = false;
+                self.destages = false;
                 self.committed();
                 self.serve();
                 self.flushed();
             }
             What::Flush => {
-                self.memory.flush += 1;
-                self.memory.commits = Some((self.memory.flush, true));
+                self.commits = Some((self.memory.begin_flush(), true));
                 self.queue.push(self.now + COMMITS, What::Flush);
                 self.committed();
                 self.serve();
@@ -838,8 +774,7 @@ impl World {
             }
             Action::Flush { .. } => {
                 self.out.flushes += 1;
-                self.memory.flush += 1;
-                self.memory.asked = Some(self.memory.flush);
+                self.asked = Some(self.memory.begin_flush());
                 self.serve();
                 self.flushed();
             }
@@ -941,7 +876,7 @@ impl World {
     /// It takes the nearest ahead.
     fn serve(&mut self) {
         self.take_into_memory();
-        if self.serving.is_some() || self.memory.destages {
+        if self.serving.is_some() || self.destages {
             return;
         }
         let head = self.head;
@@ -955,7 +890,7 @@ impl World {
                 (patient, place.wrapping_sub(head))
             });
         if let Some((start, bytes)) = self.memory.next_run(head) {
-            let is_idle = self.now >= self.memory.wanted + IDLE;
+            let is_idle = self.now >= self.wanted + IDLE;
             let is_nearer = nearest.is_none_or(|(place, at)| {
                 let patient = self.now.since(self.pending[at].1) < IMPATIENCE;
                 patient && start.wrapping_sub(head) < place.wrapping_sub(head)
@@ -967,7 +902,7 @@ impl World {
                 return self.destage(start, bytes);
             }
             if nearest.is_none() {
-                self.queue.push(self.memory.wanted + IDLE, What::Idle);
+                self.queue.push(self.wanted + IDLE, What::Idle);
             }
         }
         let Some((at, nearest)) = nearest else {
@@ -1004,13 +939,12 @@ impl World {
         let mut index = 0;
         while let Some((job, _)) = self.pending.get(index) {
             let Job::Write(io) = job else {
-                self.memory.wanted = self.now;
+                self.wanted = self.now;
                 index += 1;
                 continue;
             };
             let bytes = io.range.length.0;
-            let is_full = self.memory.bytes > 0 && self.memory.bytes + bytes > self.memory.capacity;
-            if is_full || self.memory.commits.is_some() {
+            if self.memory.is_full_for(bytes) || self.commits.is_some() {
                 break;
             }
             let io = *io;
@@ -1033,27 +967,26 @@ impl World {
 
     /// Go on with a commit when what it waits for is on the medium.
     fn committed(&mut self) {
-        let Some((flush, journal)) = self.memory.commits else {
+        let Some((flush, journal)) = self.commits else {
             return;
         };
-        if self.memory.has_of(flush) || self.memory.destages {
+        if self.memory.has_of(flush) || self.destages {
             return;
         }
-        self.memory.commits = None;
+        self.commits = None;
         if journal {
             self.memory.put(disk::table5().size.0 / 2, JOURNAL_BYTES);
-            self.memory.flush += 1;
-            self.memory.commits = Some((self.memory.flush, false));
+            self.commits = Some((self.memory.begin_flush(), false));
         }
     }
 
     /// The server is told when all is on the medium that was there when it asked.
     fn flushed(&mut self) {
-        let Some(asked) = self.memory.asked else {
+        let Some(asked) = self.asked else {
             return;
         };
-        if !self.flush_hangs && !self.memory.has_of(asked) && !self.memory.destages {
-            self.memory.asked = None;
+        if !self.flush_hangs && !self.memory.has_of(asked) && !self.destages {
+            self.asked = None;
             let (device, outcome) = (DISK, Flushed::Done);
             self.later(TURN, Event::Flushed { device, outcome });
         }
@@ -1067,7 +1000,7 @@ impl World {
         let positioning = Duration((14_000_000.0 * part) as u64);
         self.positioning += positioning;
         self.memory.remove(start, bytes);
-        self.memory.destages = true;
+        self.destages = true;
         self.head = start + bytes;
         let time = positioning + model.transfer(bytes);
         let time = Duration(time.0 / 100 * self.truth_percent);
