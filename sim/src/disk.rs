@@ -144,11 +144,15 @@ pub struct Job {
 /// The work of a disk so far. Units: as named; times in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DiskCount {
-    /// The server's requests.
+    /// The server's requests that read.
     pub request_count: u64,
     /// Their bytes.
     pub request_bytes: u64,
-    /// Time spent on them.
+    /// Its requests that write, and their bytes.
+    pub write_count: u64,
+    /// See there.
+    pub write_bytes: u64,
+    /// Time spent on all of these.
     pub request_ns: u64,
     /// Of that, positioning.
     pub positioning_ns: u64,
@@ -276,7 +280,11 @@ impl Disk {
                 positioning += positioning_ns(&model, self.truth.size, *head, at);
                 transfer += model.rate.time_for(ByteCount(bytes)).0;
             } else {
-                let ahead = model.rate.bytes_in(now.since(idle_since)).0;
+                // Nothing is written ahead of time.
+                let ahead = match job.owner {
+                    Owner::Server(_) if job.write => 0,
+                    _ => model.rate.bytes_in(now.since(idle_since)).0,
+                };
                 let free = ahead.min(READ_AHEAD_BYTES).min(bytes);
                 transfer += model.rate.time_for(ByteCount(bytes - free)).0;
             }
@@ -316,8 +324,12 @@ impl Disk {
         }
         match job.owner {
             Owner::Server(_) => {
-                self.count.request_count += 1;
-                self.count.request_bytes += job.range.length.0;
+                let (count, bytes) = match job.write {
+                    true => (&mut self.count.write_count, &mut self.count.write_bytes),
+                    false => (&mut self.count.request_count, &mut self.count.request_bytes),
+                };
+                *count += 1;
+                *bytes += job.range.length.0;
                 self.count.request_ns += ns;
                 self.count.positioning_ns += positioning;
             }

@@ -13,6 +13,7 @@ use crate::op_atom::{OpAtom, OpAtomPlan};
 use crate::others::{Copy, Foreign, Rambler, Writer};
 use crate::player::{Pattern, Player, PlayerPlan, Shot, Source};
 use crate::prng::Prng;
+use crate::record_groups::{CopyInGroup, RecordGroup, WrittenExpect};
 use crate::scrubber::{ScrubPlan, Scrubber};
 use crate::world::World;
 use rushes_core::server::{
@@ -48,8 +49,14 @@ pub struct Scenario {
     /// Editors whose clips are several files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub op_atom: Vec<OpAtomGroup>,
-    /// Writers.
+    /// Writers on their own descriptors.
     pub writer: Vec<WriterGroup>,
+    /// Recorders.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub record: Vec<RecordGroup>,
+    /// Copies that come in.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub copy_in: Vec<CopyInGroup>,
     /// Strangers that write.
     pub foreign: Vec<ForeignGroup>,
     /// The results that it must have.
@@ -78,6 +85,10 @@ pub struct ServerPlan {
     pub margin_permille: Option<u32>,
     /// Without the analyser.
     pub no_analyser: bool,
+    /// The write buffer. Units: MiB.
+    pub write_buffer_mib: u64,
+    /// It goes over no gap.
+    pub no_coalesce: bool,
 }
 
 /// Delays; 0 is the default of [`Latency`].
@@ -487,6 +498,8 @@ pub struct Expect {
     pub frames_min: u64,
     /// The ledger is compared with what players saw.
     pub ledger: bool,
+    /// Results of clients that write through lanes.
+    pub written: WrittenExpect,
 }
 
 impl Default for Expect {
@@ -514,6 +527,7 @@ impl Default for Expect {
             patience_seconds: 60,
             frames_min: 0,
             ledger: true,
+            written: WrittenExpect::default(),
         }
     }
 }
@@ -568,6 +582,7 @@ impl ServerPlan {
             read_bytes_max: or(self.read_kib << 10, base.read_bytes_max),
             chunk_bytes_max: or(self.chunk_kib << 10, base.chunk_bytes_max),
             sequence_ahead_max: or(self.sequence_ahead, base.sequence_ahead_max),
+            write_buffer_bytes: or(self.write_buffer_mib << 20, base.write_buffer_bytes),
             ..base
         }
     }
@@ -582,6 +597,7 @@ impl ServerPlan {
             },
             margin_permille: self.margin_permille.unwrap_or(base.margin_permille),
             analyser: !self.no_analyser,
+            coalesce: !self.no_coalesce,
             ..base
         }
     }
@@ -604,6 +620,7 @@ impl LatencyPlan {
             open_reads: self.open_reads,
             absent_reads: self.absent_reads,
             timer: base.timer,
+            reserve: base.reserve,
             copy_rate: BytesPerSecond(or(self.copy_mb * 1_000_000, base.copy_rate.0)),
         }
     }
@@ -723,6 +740,15 @@ impl Scenario {
             + self.scrub.iter().map(|g| g.clips).sum::<u64>()
             + self.op_atom.iter().map(|g| g.clips).sum::<u64>();
         let disk_count = sizes.len() as u64;
+        if self.has_lanes() {
+            // Files that are read lie in the first half, files that are written in the other.
+            let part = if files > 0 { 2 } else { u64::MAX };
+            let used: Vec<u64> = sizes.iter().map(|size| size / part).collect();
+            self.add_lanes(&mut world, &used);
+            if files > 0 {
+                sizes = used;
+            }
+        }
         let mut layout = Layout {
             disk_count,
             taken: vec![0; sizes.len()],
@@ -744,6 +770,7 @@ impl Scenario {
     fn fill(&self, world: &mut World, layout: &mut Layout) {
         let mut played = Vec::new();
         let mut others = Vec::new();
+        let writers = self.writers(world);
         for (number, group) in self.player.iter().enumerate() {
             self.add_players(world, layout, number, group, &mut played);
         }
@@ -799,6 +826,7 @@ impl Scenario {
                 world.add_client(kind, Instant::ZERO, self.end());
             }
         }
+        writers.join(world, self.end());
     }
 
     fn add_ramblers(
@@ -1088,13 +1116,18 @@ impl Scenario {
         while world.checker.flight_count() > 0 && world.now < last {
             world.run_until(world.now + Duration::from_s(1));
         }
+        // What was acknowledged goes to its device, if that ever gets well.
+        let last = world.now + Duration::from_s(600);
+        while world.checker.written.is_dirty() && world.now < last {
+            world.run_until(world.now + Duration::from_s(1));
+        }
         let now = world.now;
         for client in &mut world.clients {
             client.close_books(now);
         }
         world.checker.audit(now, &world.files);
         world.check_server();
-        world.checker.finish(now);
+        world.finish();
         let mut report = report(world, &watch, self.seconds as f64);
         report.scenario = name.to_owned();
         report.seed = seed;
@@ -1218,6 +1251,9 @@ impl Expect {
             if got < limit {
                 failures.push(format!("{what}: {got:.1}, at least {limit:.1} expected"));
             }
+        }
+        if let Some(recorded) = &report.recorded {
+            failures.extend(self.written.judge(recorded));
         }
         report.failures = failures;
     }

@@ -91,6 +91,7 @@ fn server(p: &mut Prng) -> ServerPlan {
         preroll_ms: 0,
         margin_permille: None,
         no_analyser: p.chance(60),
+        ..ServerPlan::default()
     }
 }
 

@@ -302,7 +302,8 @@ impl Table5 {
                 | Kind::Scrub(_)
                 | Kind::OpAtom(_)
                 | Kind::Write(_)
-                | Kind::Foreign(_) => {}
+                | Kind::Foreign(_)
+                | Kind::Record(_) => {}
             }
         }
         if result.frames == 0 {
@@ -386,7 +387,8 @@ impl Table5 {
                 | Kind::Scrub(_)
                 | Kind::OpAtom(_)
                 | Kind::Write(_)
-                | Kind::Foreign(_) => {}
+                | Kind::Foreign(_)
+                | Kind::Record(_) => {}
             }
             match record {
                 Some(r) => println!(
