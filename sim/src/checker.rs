@@ -9,7 +9,7 @@
 //! - an answer holds the right bytes of the right file, none older than an acknowledged change;
 //! - no slot is refilled under a client's hands or while a device still writes into it;
 //! - every request is answered exactly once, the dead are not answered, and nobody waits for ever;
-//! - what [`crate::written`] says of bytes that are written through lanes;
+//! - the rules of [`crate::written`] for bytes that are written through lanes;
 //! - no bound of `Limits` is passed; forgotten files are not used; requests have the form agreed on.
 
 use crate::files::{FileIndex, Files};

@@ -11,6 +11,7 @@ use crate::player::{Player, SlackLog};
 use crate::prng::Prng;
 use crate::queue::Queue;
 use crate::recorder::Recorder;
+use crate::scatterer::Scatterer;
 use crate::scrubber::Scrubber;
 use crate::world::What;
 use rushes_core::server::{Errno, Outcome};
@@ -193,6 +194,8 @@ pub enum Kind {
     Foreign(Foreign),
     /// Records, or copies files in.
     Record(Recorder),
+    /// Writes here and there.
+    Scatter(Scatterer),
 }
 
 /// The state that every client has.
@@ -296,7 +299,8 @@ impl Client {
             | Kind::OpAtom(_)
             | Kind::Write(_)
             | Kind::Foreign(_)
-            | Kind::Record(_) => {}
+            | Kind::Record(_)
+            | Kind::Scatter(_) => {}
         }
         self.act(scene);
     }
@@ -323,6 +327,7 @@ impl Client {
             Kind::OpAtom(editor) => editor.arrived(scene.now, answer),
             Kind::Write(writer) => writer.count += 1,
             Kind::Record(recorder) => recorder.arrived(scene.now, &waiting, answer),
+            Kind::Scatter(scatterer) => scatterer.arrived(scene.now, &waiting, answer),
             Kind::Foreign(_) => {}
         }
         self.act(scene);
@@ -338,7 +343,8 @@ impl Client {
             | Kind::Scrub(_)
             | Kind::OpAtom(_)
             | Kind::Write(_)
-            | Kind::Foreign(_) => {}
+            | Kind::Foreign(_)
+            | Kind::Scatter(_) => {}
         }
     }
 
@@ -368,6 +374,7 @@ impl Client {
             Kind::Write(writer) => writer.act(hand, scene),
             Kind::Foreign(foreign) => foreign.act(hand, scene),
             Kind::Record(recorder) => recorder.act(hand, scene),
+            Kind::Scatter(scatterer) => scatterer.act(hand, scene),
         }
     }
 }

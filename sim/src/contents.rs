@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the bytes of a memory come from: which write of which file put which byte there.
+//! The origins of a memory's bytes: the write and the file that each byte belongs to.
 //!
-//! No byte itself is kept. A byte that was copied keeps its origin, so that a misplaced byte, an old
-//! byte and a byte of another file are told from the right one, whichever way it went.
+//! No byte itself is kept. A byte that was copied keeps its origin, so that a misplaced byte, an
+//! old byte and a byte of another file are told from the right one, whichever way it went.
 
 use crate::files::FileIndex;
 use rushes_core::units::ByteRange;
 use std::collections::BTreeMap;
 
-/// Where contiguous bytes come from.
+/// The origin of contiguous bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// Nobody's bytes: whatever lay there.
@@ -19,7 +19,7 @@ pub enum Origin {
     Of {
         /// Which file.
         file: FileIndex,
-        /// Where in the file the first of them belongs.
+        /// The place of the first of them in the file.
         at: u64,
         /// The write that made them; 0: they were there before the run began.
         write: u64,
@@ -126,8 +126,8 @@ impl Contents {
         parts
     }
 
-    /// Calls `visit` with the start, the length and both origins of each stretch of `range` in which
-    /// both memories have one origin each.
+    /// Calls `visit` with the start, the length and both origins of each stretch of `range` in
+    /// which both memories have one origin each.
     pub fn compare(
         &self,
         other: &Contents,

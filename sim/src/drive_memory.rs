@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The volatile memory of a drive: bytes that the drive has taken and not yet brought to its medium.
+//! The volatile memory of a drive: bytes that the drive has taken and not yet brought to its
+//! medium.
 //!
-//! A drive answers a write as soon as its memory has the bytes, and destages them later in the order
-//! of their positions. A flush is a line in time: it has ended when no byte that came before the line
-//! is left in the memory. The memory knows positions only; clocks and heads belong to the disk.
+//! A drive answers a write as soon as its memory has the bytes, and destages them later in the
+//! order of their positions. A flush is a line in time: it has ended when no byte that came before
+//! the line is left in the memory. The memory knows positions only; clocks and heads belong to the
+//! disk.
 
 use std::collections::BTreeMap;
 
@@ -40,13 +42,14 @@ impl DriveMemory {
         }
     }
 
-    /// True when a write of `bytes` has to wait. A longer write than the memory fits when it is empty.
+    /// True when a write of `bytes` has to wait. A longer write than the memory fits when it is
+    /// empty.
     pub fn is_full_for(&self, bytes: u64) -> bool {
         self.bytes > 0 && self.bytes + bytes > self.capacity
     }
 
-    /// True when the drive destages although somebody wants to read: little room is left, or a flush
-    /// waits.
+    /// True when the drive destages although somebody wants to read: little room is left, or a
+    /// flush waits.
     pub fn is_pressing(&self) -> bool {
         self.bytes >= self.capacity / 4 * 3 || self.has_of(self.flushes)
     }
@@ -93,7 +96,8 @@ impl DriveMemory {
         }
     }
 
-    /// Start and length of the next bytes to destage: ahead of the head, or else the first of the disk.
+    /// Start and length of the next bytes to destage: ahead of the head, or else the first of the
+    /// disk.
     pub fn next_run(&self, head: u64) -> Option<(u64, u64)> {
         let ahead = self.runs.range(head..).next();
         let (&start, _) = ahead.or_else(|| self.runs.first_key_value())?;

@@ -255,7 +255,7 @@ pub struct Report {
     pub steps: u64,
     /// Virtual seconds.
     pub virtual_seconds: f64,
-    /// What came of clients that write through lanes.
+    /// The results of clients that write through lanes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub recorded: Option<Recorded>,
     /// Fingerprint.
@@ -309,6 +309,7 @@ pub fn report(world: &World, watch: &Watch, seconds: f64) -> Report {
                 given += editor.bytes;
             }
             Kind::Write(writer) => report.change_count += writer.count,
+            Kind::Scatter(scatterer) => given += scatterer.read_bytes,
             Kind::Foreign(_) | Kind::Record(_) => {}
         }
     }

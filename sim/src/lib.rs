@@ -26,6 +26,7 @@ pub mod record_groups;
 pub mod recorder;
 pub mod recording;
 pub mod run;
+pub mod scatterer;
 pub mod scenario;
 pub mod scrubber;
 pub mod space;

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients of a scenario that write through lanes: how a scenario names them, puts their files on its
-//! disks and counts what came of it.
+//! Clients of a scenario that write through lanes: how a scenario names them, puts their files on
+//! its disks and counts what came of it.
 
 use crate::client::Kind;
+use crate::disk::volatile::JOURNAL_BYTES;
 use crate::files::{FileIndex, contiguous};
 use crate::recorder::{Recorder, Track, TrackPlan};
+use crate::scatterer::{ScatterPlan, Scatterer};
 use crate::scenario::Scenario;
 use crate::space::Space;
 use crate::world::World;
@@ -92,6 +94,32 @@ impl Default for CopyInGroup {
     }
 }
 
+/// Some clients that read one file, each its own part, and then write here and there in all of it,
+/// as much together as it is long.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScatterGroup {
+    /// How many.
+    pub count: u64,
+    /// They start then. Units: ms.
+    pub start_ms: u64,
+    /// Size of the file. Units: MiB.
+    pub file_mib: u64,
+    /// Longest write. Units: pages of 4 KiB.
+    pub pages_max: u64,
+}
+
+impl Default for ScatterGroup {
+    fn default() -> ScatterGroup {
+        ScatterGroup {
+            count: 1,
+            start_ms: 0,
+            file_mib: 256,
+            pages_max: 16,
+        }
+    }
+}
+
 /// The results that writers must have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -112,6 +140,10 @@ pub struct WrittenExpect {
     pub copy_even_min: f64,
     /// Extents of one file.
     pub fragments_max: Option<u64>,
+    /// Times that a drive is told to flush before it is read from.
+    pub flushes_min: u64,
+    /// See there.
+    pub flushes_max: Option<u64>,
 }
 
 impl Default for WrittenExpect {
@@ -125,11 +157,13 @@ impl Default for WrittenExpect {
             copy_mb_min: 0.0,
             copy_even_min: 0.0,
             fragments_max: None,
+            flushes_min: 0,
+            flushes_max: None,
         }
     }
 }
 
-/// What came of the writers of a run.
+/// The results of a run's writers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Recorded {
     /// Frames of recorders that were acknowledged.
@@ -150,8 +184,8 @@ pub struct Recorded {
     pub final_write_s: f64,
     /// All copies in together, while there was work. Units: MB/s.
     pub copy_mb_per_second: f64,
-    /// The slowest copy in beside the mean of them, from when the last one has begun until the end; 1
-    /// without them.
+    /// The slowest copy in beside the mean of them, from when the last one has begun until the end;
+    /// 1 without them.
     pub copy_even: f64,
     /// Longest time that a copy in made no progress. Units: ms.
     pub copy_wait_ms_max: f64,
@@ -169,6 +203,11 @@ pub struct Recorded {
     pub write_mb_mean: f64,
     /// Of what was written, what the devices had already. Units: bytes.
     pub bridged_bytes: u64,
+    /// Bytes of scatterers to their devices, from their first write until all was there. Units:
+    /// MB/s.
+    pub scatter_mb_per_second: f64,
+    /// Times that drives were told to flush before they were read from.
+    pub flushes: u64,
     /// Memory of the write buffer that went from one lane to another. Units: bytes.
     pub moved_bytes: u64,
 }
@@ -177,12 +216,14 @@ pub struct Recorded {
 #[derive(Default)]
 pub struct Writers {
     clients: Vec<(Kind, Instant)>,
+    /// Tracks of recorders, and when they begin.
+    pub(crate) recorded: Vec<(TrackPlan, Instant)>,
 }
 
 impl Scenario {
     /// Some clients write through lanes.
     pub fn has_lanes(&self) -> bool {
-        !self.record.is_empty() || !self.copy_in.is_empty()
+        !self.record.is_empty() || !self.copy_in.is_empty() || !self.scatter.is_empty()
     }
 
     /// The lanes of a world, and where new files go: behind `used` of each disk.
@@ -190,7 +231,9 @@ impl Scenario {
         let limits = self.server.limits();
         world.lane_pages = (limits.write_buffer_bytes / PAGE_BYTES) as u32;
         for ((space, disk), used) in world.spaces.iter_mut().zip(&world.disks).zip(used) {
-            *space = Space::new(*used, disk.truth.size.0);
+            let size = disk.truth.size.0;
+            *space = Space::new(*used, size);
+            space.withhold(size / 2, JOURNAL_BYTES);
         }
     }
 
@@ -202,6 +245,9 @@ impl Scenario {
         }
         for (number, group) in self.copy_in.iter().enumerate() {
             self.add_copies_in(world, number, group, &mut writers);
+        }
+        for (number, group) in self.scatter.iter().enumerate() {
+            self.add_scatterers(world, number, group, &mut writers);
         }
         writers
     }
@@ -215,6 +261,7 @@ impl Scenario {
     ) {
         let rate = BytesPerSecond::from_bits((group.megabits * 1e6) as u64);
         let period = Duration((group.frame_ms * 1e6) as u64);
+        let longest = self.server.limits().write_bytes_max;
         let hint = group
             .ruled
             .then_some(RateHint::Rate(rate, RateSource::Rule));
@@ -227,7 +274,7 @@ impl Scenario {
             };
             let plan = TrackPlan {
                 file: new_file(world, &format!("record{number}"), index, hint),
-                frame_bytes: rate.bytes_in(period).0.max(1),
+                frame_bytes: rate.bytes_in(period).0.clamp(1, longest),
                 frame_count: ms * 1_000_000 / period.0.max(1),
                 period,
                 preroll: Duration::from_ms(group.preroll_ms),
@@ -238,6 +285,7 @@ impl Scenario {
             };
             let recorder = Recorder::new(vec![plan], group.die_per_10k);
             let begin = Instant::ZERO + Duration::from_ms(start_ms);
+            writers.recorded.push((plan, begin));
             writers.clients.push((Kind::Record(recorder), begin));
         }
     }
@@ -275,6 +323,40 @@ impl Scenario {
             writers.clients.push((Kind::Record(recorder), begin));
         }
     }
+
+    fn add_scatterers(
+        &self,
+        world: &mut World,
+        number: usize,
+        group: &ScatterGroup,
+        writers: &mut Writers,
+    ) {
+        let read_bytes = self.server.limits().read_bytes_max.min(1 << 20);
+        let reads = (group.file_mib << 20) / read_bytes / group.count.max(1);
+        let size = reads * read_bytes * group.count;
+        let file = new_file(world, &format!("scatter{number}"), number as u64, None);
+        let it = world.files.get_mut(file);
+        let space = &mut world.spaces[it.device.0 as usize];
+        space.reserve(it, ByteRange::new(0, size), size);
+        it.size = size;
+        it.sizes = vec![(0, size)];
+        it.is_exclusive = true;
+        let pages_max = group.pages_max.clamp(1, (size / PAGE_BYTES).max(1));
+        let mean = (pages_max + 1) * PAGE_BYTES / 2;
+        for index in 0..group.count {
+            let plan = ScatterPlan {
+                file,
+                first: index * reads * read_bytes,
+                read_bytes,
+                read_count: reads,
+                write_count: size / group.count / mean,
+                pages_max,
+            };
+            let begin = Instant::ZERO + Duration::from_ms(group.start_ms);
+            let kind = Kind::Scatter(Scatterer::new(plan));
+            writers.clients.push((kind, begin));
+        }
+    }
 }
 
 impl Writers {
@@ -295,7 +377,7 @@ fn new_file(world: &mut World, folder: &str, index: u64, hint: Option<RateHint>)
     world.files.add(file)
 }
 
-/// Adds up what came of the writers. `seconds`: how long there was work.
+/// Adds up the results of the writers. `seconds`: how long there was work.
 pub fn recorded(world: &World, seconds: f64) -> Option<Recorded> {
     if world.lane_pages == 0 {
         return None;
@@ -308,14 +390,26 @@ pub fn recorded(world: &World, seconds: f64) -> Option<Recorded> {
         ..Recorded::default()
     };
     let mut last = Instant::ZERO;
+    let (mut scattered, mut scatter_from) = (0, Instant::NEVER);
     for client in &world.clients {
-        if let Kind::Record(recorder) = &client.kind {
-            for track in &recorder.tracks {
-                sum.add(world, track, seconds);
-                last = last.max(track.count.acknowledged.last().copied().unwrap_or(last));
+        match &client.kind {
+            Kind::Record(recorder) => {
+                for track in &recorder.tracks {
+                    sum.add(world, track, seconds);
+                    last = last.max(track.count.acknowledged.last().copied().unwrap_or(last));
+                }
             }
+            Kind::Scatter(scatterer) => {
+                sum.failed += scatterer.failed_count;
+                scattered += scatterer.bytes;
+                scatter_from = scatter_from.min(scatterer.writes_from);
+                last = last.max(scatterer.progress_at);
+            }
+            _ => {}
         }
     }
+    let took = world.wrote_at.since(scatter_from).0.max(1) as f64;
+    sum.scatter_mb_per_second = scattered as f64 * 1e3 / took;
     let mut bytes = 0;
     for disk in &world.disks {
         sum.writes += disk.count.write_count;
@@ -324,6 +418,7 @@ pub fn recorded(world: &World, seconds: f64) -> Option<Recorded> {
     sum.write_mb_mean = bytes as f64 / 1e6 / sum.writes.max(1) as f64;
     sum.final_write_s = world.wrote_at.since(last).0 as f64 / 1e9;
     let devices = world.server.devices();
+    sum.flushes = devices.iter().map(|device| device.flush_count).sum();
     sum.bridged_bytes = devices.iter().map(|device| device.write_bridged.0).sum();
     Some(sum)
 }
@@ -396,6 +491,7 @@ impl WrittenExpect {
             ),
             ("writes left to clients", got.plain, Some(self.plain_max)),
             ("extents of a file", got.fragments_max, self.fragments_max),
+            ("flushes", got.flushes, self.flushes_max),
         ];
         for (what, got, limit) in most {
             if let Some(limit) = limit.filter(|limit| got > *limit) {
@@ -403,6 +499,7 @@ impl WrittenExpect {
             }
         }
         let least = [
+            ("flushes", got.flushes as f64, self.flushes_min as f64),
             (
                 "frames of recorders",
                 got.frames as f64,

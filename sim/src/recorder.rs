@@ -2,14 +2,14 @@
 //! Clients that write through lanes: recorders, and copies that come in.
 //!
 //! A recorder writes frame *n* not before `start + n·period`, and the frame is late when it is
-//! acknowledged past `start + preroll + n·period`. A copy in writes as fast as it is let, one request
-//! at a time. Both are a track that is written; a client of a pool's mount has several.
+//! acknowledged past `start + preroll + n·period`. A copy in writes as fast as it is let, one
+//! request at a time. Both are a track that is written; a client of a pool's mount has several.
 
 use crate::client::{Answer, Hand, Scene, Stage, Waiting};
 use crate::files::FileIndex;
 use rushes_core::units::*;
 
-/// How a file is written from its first byte to its last.
+/// The way that a file is written from its first byte to its last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrackPlan {
     /// Which file.

@@ -5,6 +5,7 @@
 //! With a seed a scenario is one run, the same for ever.
 
 use crate::client::{Kind, Latency};
+use crate::disk::volatile::{INTO_MEMORY, MemoryPlan};
 use crate::disk::{Faults, table5};
 use crate::files::{FileIndex, WorldFile, contiguous};
 use crate::judge::{Report, Watch, report};
@@ -13,7 +14,7 @@ use crate::op_atom::{OpAtom, OpAtomPlan};
 use crate::others::{Copy, Foreign, Rambler, Writer};
 use crate::player::{Pattern, Player, PlayerPlan, Shot, Source};
 use crate::prng::Prng;
-use crate::record_groups::{CopyInGroup, RecordGroup, WrittenExpect};
+use crate::record_groups::{CopyInGroup, RecordGroup, ScatterGroup, Writers, WrittenExpect};
 use crate::scrubber::{ScrubPlan, Scrubber};
 use crate::world::World;
 use rushes_core::server::{
@@ -57,6 +58,9 @@ pub struct Scenario {
     /// Copies that come in.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub copy_in: Vec<CopyInGroup>,
+    /// Clients that write here and there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub scatter: Vec<ScatterGroup>,
     /// Strangers that write.
     pub foreign: Vec<ForeignGroup>,
     /// The results that it must have.
@@ -127,6 +131,13 @@ pub struct DiskPlan {
     pub size_gb: u64,
     /// True times as a percentage of what the server is told.
     pub truth_percent: u64,
+    /// Of the disk of Table 5: positioning of a write, in the mean; 0: 8000. Units: µs.
+    pub write_way_us: u64,
+    /// Of the disk of Table 5: it moves so many times fewer bytes a second, and positions as quickly;
+    /// 0: 1.
+    pub slower: u64,
+    /// Its memory.
+    pub memory: MemoryPlan,
     /// Trouble.
     pub faults: Faults,
 }
@@ -140,6 +151,9 @@ impl Default for DiskPlan {
             rate_mb: 0,
             size_gb: 40,
             truth_percent: 100,
+            write_way_us: 0,
+            slower: 0,
+            memory: MemoryPlan::default(),
             faults: Faults::default(),
         }
     }
@@ -197,6 +211,8 @@ pub struct PlayerGroup {
     pub cut_ms_min: u64,
     /// And so far apart at most. Units: ms.
     pub cut_ms_max: u64,
+    /// They play what recorders record, each another one's, at its rate. Units: ms behind; 0: no.
+    pub behind_ms: u64,
     /// They close each clip before they open the next.
     pub closes_first: bool,
     /// Clips of the timelines.
@@ -232,6 +248,7 @@ impl Default for PlayerGroup {
             unknown_extents: false,
             cut_ms_min: 0,
             cut_ms_max: 0,
+            behind_ms: 0,
             closes_first: false,
             clips: 16,
             clip_mb: 0,
@@ -540,6 +557,7 @@ impl PlayerGroup {
     fn file_count(&self) -> u64 {
         match self.has_cuts() {
             true => self.clips.max(1),
+            false if self.behind_ms > 0 => 0,
             false => self.count,
         }
     }
@@ -629,8 +647,27 @@ impl LatencyPlan {
 impl DiskPlan {
     /// The model that the server is told.
     pub fn told(&self) -> DeviceModel {
+        match self.memory.mb {
+            0 => self.nominal(),
+            _ => DeviceModel {
+                write: INTO_MEMORY,
+                ..self.nominal()
+            },
+        }
+    }
+
+    /// The model of the medium.
+    fn nominal(&self) -> DeviceModel {
         if self.rate_mb == 0 {
-            return table5();
+            let mut model = table5();
+            if self.write_way_us > 0 {
+                model.write.fixed = Duration(self.write_way_us * 1000 * 40 / 100);
+                model.write.span = Duration(self.write_way_us * 1000 * 113 / 100);
+            }
+            for service in [&mut model.read, &mut model.write] {
+                service.rate = BytesPerSecond(service.rate.0 / self.slower.max(1));
+            }
+            return model;
         }
         let model = ServiceModel {
             fixed: Duration::from_us(self.fixed_us),
@@ -650,7 +687,7 @@ impl DiskPlan {
             span: Duration(model.span.0 * self.truth_percent / 100),
             rate: BytesPerSecond(model.rate.0 * 100 / self.truth_percent.max(1)),
         };
-        let told = self.told();
+        let told = self.nominal();
         DeviceModel {
             read: slower(told.read),
             write: slower(told.write),
@@ -731,7 +768,10 @@ impl Scenario {
         for plan in &self.disk {
             for _ in 0..plan.count {
                 sizes.push(plan.told().size.0);
-                world.add_disk(plan.told(), plan.truth(), plan.faults.clone());
+                let disk = world.add_disk(plan.told(), plan.truth(), plan.faults.clone());
+                if plan.memory.mb > 0 {
+                    world.add_memory(disk, plan.memory);
+                }
             }
         }
         let files: u64 = self.player.iter().map(PlayerGroup::file_count).sum::<u64>()
@@ -772,7 +812,10 @@ impl Scenario {
         let mut others = Vec::new();
         let writers = self.writers(world);
         for (number, group) in self.player.iter().enumerate() {
-            self.add_players(world, layout, number, group, &mut played);
+            match group.behind_ms {
+                0 => self.add_players(world, layout, number, group, &mut played),
+                _ => self.add_followers(world, group, &writers),
+            }
         }
         for (number, group) in self.copy.iter().enumerate() {
             for index in 0..group.count {
@@ -1016,6 +1059,32 @@ impl Scenario {
             };
             let begin = Duration::from_ms(group.start_ms + index * group.every_ms);
             let client = world.add_client(Player::kind(plan), Instant::ZERO + begin, self.end());
+            world.clients[client as usize].hand.hold = Duration::from_ms(group.hold_ms);
+        }
+    }
+
+    /// Players behind recorders, each at the rate of its recorder.
+    fn add_followers(&self, world: &mut World, group: &PlayerGroup, writers: &Writers) {
+        let recorded = writers.recorded.iter().cycle();
+        for (track, begin) in recorded.take(group.count as usize) {
+            let longest = self.server.limits().read_bytes_max.min(8 << 20);
+            let plan = PlayerPlan {
+                source: Source::File(track.file),
+                frame_bytes: track.frame_bytes,
+                period: track.period,
+                preroll: Duration::from_ms(or(group.preroll_ms, 500)),
+                frame_count: track.frame_count,
+                request_bytes: or(group.request_kib << 10, track.frame_bytes).min(longest),
+                in_flight: group.in_flight.max(1),
+                closes_first: false,
+                pattern: Pattern::Forward,
+                jitter: Duration::from_us(group.jitter_us),
+                pause_per_10k: group.pause_per_10k,
+                jump_per_10k: 0,
+                die_per_10k: group.die_per_10k,
+            };
+            let begin = *begin + Duration::from_ms(group.behind_ms);
+            let client = world.add_client(Player::kind(plan), begin, self.end());
             world.clients[client as usize].hand.hold = Duration::from_ms(group.hold_ms);
         }
     }

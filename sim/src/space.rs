@@ -23,8 +23,19 @@ impl Space {
         }
     }
 
-    /// Gives blocks to a file: all of `needed`, and onward to `wished_end` as far as at least half of
-    /// the rest stays free. False: there are not enough, and the file has those that there were.
+    /// These blocks are nobody's for ever.
+    pub fn withhold(&mut self, start: u64, bytes: u64) {
+        let (from, to) = (start / PAGE_BYTES * PAGE_BYTES, start + bytes);
+        let to = to.next_multiple_of(PAGE_BYTES);
+        let gaps = std::mem::take(&mut self.gaps);
+        let both = gaps
+            .into_iter()
+            .flat_map(|(start, end)| [(start, end.min(from)), (start.max(to), end)]);
+        self.gaps = both.filter(|(start, end)| start < end).collect();
+    }
+
+    /// Gives blocks to a file: all of `needed`, and onward to `wished_end` as far as at least half
+    /// of the rest stays free. False: there are not enough, and the file has those that there were.
     pub fn reserve(&mut self, file: &mut WorldFile, needed: ByteRange, wished_end: u64) -> bool {
         let start = needed.start.0 / PAGE_BYTES * PAGE_BYTES;
         let end = needed.end().next_multiple_of(PAGE_BYTES);
@@ -144,6 +155,15 @@ mod tests {
         assert_eq!(one.extents.len(), 1, "{:?}", one.extents);
         assert!(space.reserve(&mut one, ByteRange::new(3 * MIB, 2 * MIB), 0));
         assert_eq!(one.extents.len(), 2, "{:?}", one.extents);
+    }
+
+    #[test]
+    fn withheld_blocks_are_given_to_nobody() {
+        let mut space = Space::new(0, 9 * MIB);
+        space.withhold(4 * MIB, MIB);
+        assert_eq!(space.gaps, [(0, 4 * MIB), (5 * MIB, 9 * MIB)]);
+        space.withhold(8 * MIB, 2 * MIB);
+        assert_eq!(space.gaps, [(0, 4 * MIB), (5 * MIB, 8 * MIB)]);
     }
 
     #[test]

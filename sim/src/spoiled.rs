@@ -42,6 +42,10 @@ pub enum WriteMistake {
     BlocksKept,
     /// A lane is done with pieces in it.
     LaneDoneEarly,
+    /// Bytes of a lane are not laid over those of the device.
+    NotFilled,
+    /// A read of bytes that the device lacks is left to the client.
+    ReadLeft,
 }
 
 /// The server with its mistake.
@@ -93,6 +97,23 @@ impl Spoiled {
                     list.push(Action::Known { file, size });
                 }
                 Action::Trim { .. } if self.mistake == WriteMistake::BlocksKept => {}
+                Action::Fill { .. } if self.mistake == WriteMistake::NotFilled => {
+                    if !self.is_turn() {
+                        list.push(action);
+                    }
+                }
+                Action::Reply {
+                    session,
+                    request,
+                    outcome: Outcome::Data { .. },
+                } if self.mistake == WriteMistake::ReadLeft => {
+                    let outcome = Outcome::Plain;
+                    list.push(Action::Reply {
+                        session,
+                        request,
+                        outcome,
+                    });
+                }
                 other => list.push(other),
             }
         }

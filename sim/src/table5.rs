@@ -303,7 +303,8 @@ impl Table5 {
                 | Kind::OpAtom(_)
                 | Kind::Write(_)
                 | Kind::Foreign(_)
-                | Kind::Record(_) => {}
+                | Kind::Record(_)
+                | Kind::Scatter(_) => {}
             }
         }
         if result.frames == 0 {
@@ -388,7 +389,8 @@ impl Table5 {
                 | Kind::OpAtom(_)
                 | Kind::Write(_)
                 | Kind::Foreign(_)
-                | Kind::Record(_) => {}
+                | Kind::Record(_)
+                | Kind::Scatter(_) => {}
             }
             match record {
                 Some(r) => println!(

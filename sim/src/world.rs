@@ -9,7 +9,8 @@ mod lanes;
 use crate::checker::Checker;
 use crate::client::{Answer, Client, FIRST_HANDLE, Kind, Latency, Message, Scene};
 use crate::digest::Digest;
-use crate::disk::{Disk, Faults, Job, Owner};
+use crate::disk::volatile::{MemoryPlan, Volatile, Wake};
+use crate::disk::{Disk, Done, Faults, Job, Owner};
 use crate::files::{FileIndex, Files};
 use crate::machine::Machine;
 use crate::player::SlackLog;
@@ -91,6 +92,10 @@ pub enum What {
     Storm { disk: DeviceId },
     /// A worker has done what the server asked for.
     Worked { file: FileId, work: Work },
+    /// A drive with a memory goes on.
+    Drive { disk: DeviceId, wake: Wake },
+    /// The server hears of something.
+    Told(Box<Event>),
 }
 
 /// The work of a worker on a file.
@@ -103,8 +108,10 @@ pub enum Work {
     Trim { size: ByteCount },
     /// Its times are set.
     Settle,
-    /// All of it is on the medium, or with the kernel's cache written.
+    /// The kernel's part is with the drive, which is to bring all of it to the medium.
     Sync,
+    /// The kernel's part is with the drive.
+    WriteOut,
 }
 
 /// A change by a stranger of which nobody tells.
@@ -249,6 +256,12 @@ impl World {
             model: told,
         });
         device
+    }
+
+    /// Gives a disk a memory of its own.
+    pub fn add_memory(&mut self, disk: DeviceId, plan: MemoryPlan) {
+        self.disks[disk.0 as usize].volatile = Some(Volatile::new(plan));
+        self.drive_goes_on(disk, None);
     }
 
     /// Adds a client that begins at `begin`.
@@ -417,6 +430,8 @@ impl World {
             }
             What::Storm { disk } => self.storm(disk),
             What::Worked { file, work } => self.worked(file, work),
+            What::Drive { disk, wake } => self.drive_wakes(disk, wake),
+            What::Told(event) => self.step(*event),
             What::Sample { disk } => self.sample(disk),
         }
     }
@@ -645,21 +660,22 @@ impl World {
                 self.queue.push(self.now + SAMPLE, What::Sample { disk });
             }
         }
-        if let Some(at) = it.submit(self.now, job, &self.files) {
-            self.queue.push(at, What::DiskDone { disk });
-        }
+        let next = it.submit(self.now, job, &self.files);
+        self.drive_goes_on(disk, next);
     }
 
     fn disk_done(&mut self, disk: DeviceId) {
         let (done, next) = self.disks[disk.0 as usize].finish(self.now, &self.files);
-        if let Some(at) = next {
-            self.queue.push(at, What::DiskDone { disk });
+        self.drive_goes_on(disk, next);
+        if let Some(done) = done {
+            self.ended(disk, &done);
         }
-        let Some(done) = done else {
-            return;
-        };
+    }
+
+    /// A disk has ended a request.
+    fn ended(&mut self, disk: DeviceId, done: &Done) {
         match done.job.owner {
-            Owner::Server(io) if done.job.write => self.wrote(io, &done),
+            Owner::Server(io) if done.job.write => self.wrote(io, done),
             Owner::Server(io) => {
                 self.checker.device_read(io, done.serial);
                 let size = done.job.file.map_or(0, |file| self.files.get(file).size);

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The checker's books of written bytes: what was acknowledged, where it lies, and what is on which
-//! device and medium.
+//! The checker's books of written bytes: those that were acknowledged, and those that a lane, a
+//! buffer, a device and its medium have.
 //!
-//! Each acknowledged write has a number. The books follow every byte of a file that is written through
-//! lanes from the lane to buffers, the device and its medium, by the words of events and actions alone.
-//! The driver tells them what a device did and when ([`Written::device_wrote`] and its neighbours).
+//! Each acknowledged write has a number. The books follow every byte of a file that is written
+//! through lanes from the lane to buffers, the device and its medium, by the words of events and
+//! actions alone. The driver tells them what a device did and when ([`Written::device_wrote`] and
+//! its neighbours).
 //!
 //! These rules must hold:
 //! - a piece is published, on blocks that were reserved for it, before its client is answered;
-//! - it is struck when the server was told that the device has its bytes or newer ones, or when a newer
-//!   piece hides it, and not before;
+//! - it is struck when the server was told that the device has its bytes or newer ones, or when a
+//!   newer piece hides it, and not before;
 //! - pages of a lane belong to one write at a time, and a device writes what was put there;
 //! - a read gives each byte as it was acknowledged when the read came, or newer;
 //! - a sync is answered when the medium has all that was acknowledged before it was asked for;
@@ -110,7 +111,7 @@ struct Drive {
     destaging: Vec<Part>,
 }
 
-/// What a device was late with, of one file.
+/// The delays of a device, of one file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceLate {
     /// Bytes that reached the device more than 5 s after their acknowledgement.
@@ -142,7 +143,7 @@ fn range_of(start: u64, end: u64) -> ByteRange {
     ByteRange::new(start, end.saturating_sub(start))
 }
 
-/// Where the bytes of a write lie in its lane: start and length of each run.
+/// The places of a write's bytes in its lane: start and length of each run.
 fn places(runs: &Runs, range: ByteRange) -> Vec<(u64, u64)> {
     let mut skip = range.start.0 % PAGE_BYTES;
     let mut left = range.length.0;
@@ -330,7 +331,7 @@ impl Written {
         self.flights.len()
     }
 
-    /// How late the device of a file was.
+    /// The delays of a file's device.
     pub fn late(&self, file: FileIndex) -> DeviceLate {
         self.files
             .get(&file)
@@ -408,7 +409,7 @@ impl Written {
         }
     }
 
-    // ---- What a device does ----
+    // ---- Devices ----
 
     /// A device has read for `io`: its bytes as they are now.
     pub fn device_read(&mut self, io: IoId, file: FileIndex, range: ByteRange) {
@@ -417,7 +418,7 @@ impl Written {
         }
     }
 
-    /// A device has written what `io` has. `is_volatile`: to a memory, not to its medium.
+    /// A device has written the bytes of `io`. `is_volatile`: to a memory, not to its medium.
     pub fn device_wrote(&mut self, now: Instant, io: IoId, is_volatile: bool) {
         let Some(flight) = self.flights.get(&io) else {
             return self.wrong(format!(
@@ -462,7 +463,7 @@ impl Written {
         }
     }
 
-    /// A drive has taken what `io` has into its memory, as these runs on the device.
+    /// A drive has taken the bytes of `io` into its memory, as these runs on the device.
     pub fn drive_took(&mut self, disk: DeviceId, io: IoId, pieces: &[(u64, u64)]) {
         let Some(flight) = self.flights.get(&io) else {
             return;
@@ -511,8 +512,8 @@ impl Written {
         true
     }
 
-    /// The server hears of the end of a read into `slot`, from `offset` on; `into`: which of the bytes
-    /// that were read these are.
+    /// The server hears of the end of a read into `slot`, from `offset` on; `into`: which of the
+    /// bytes that were read these are.
     pub fn read_done(&mut self, io: IoId, slot: u32, offset: u64, into: ByteRange) {
         if let Some(parts) = self.reads.get(&io) {
             let mut whole = Contents::default();
@@ -658,8 +659,8 @@ impl Written {
         }
     }
 
-    /// Clients do by themselves what they asked for when write `number` was the last: the device has
-    /// to have all of it.
+    /// Clients do by themselves what they asked for when write `number` was the last: the device
+    /// has to have all of it.
     pub fn left_to_client(&mut self, what: &str, file: FileIndex, range: ByteRange, number: u64) {
         let Some(book) = self.files.get(&file) else {
             return;
@@ -673,8 +674,8 @@ impl Written {
         }
     }
 
-    /// The fault in an answer of `length` bytes at `range` of a file, out of these slots, to a read that
-    /// came when write `number` was the last.
+    /// The fault in an answer of `length` bytes at `range` of a file, out of these slots, to a read
+    /// that came when write `number` was the last.
     pub fn misread(
         &self,
         file: FileIndex,
@@ -928,7 +929,8 @@ impl Written {
             trouble.push("goes over a gap where others may write");
         }
         let misplaced = misplaced(file, io.range.start.0, &origins);
-        // Whatever is under way is the newest: an older piece is not sent when a newer one hides it.
+        // Whatever is under way is the newest: an older piece is not sent when a newer one hides
+        // it.
         let book = self.files.get(&file);
         let stale = book
             .filter(|_| is_bridged)
@@ -1024,8 +1026,8 @@ impl Written {
 
     // ---- The end ----
 
-    /// When everybody had time: nothing that was acknowledged is missing. `is_excused`: the device of
-    /// that file never gets well.
+    /// When everybody had time: nothing that was acknowledged is missing. `is_excused`: the device
+    /// of that file never gets well.
     pub fn finish(&mut self, files: &Files, is_excused: impl Fn(FileIndex) -> bool) {
         let all: Vec<FileIndex> = self.files.keys().copied().collect();
         for file in all.into_iter().filter(|file| !is_excused(*file)) {

@@ -134,10 +134,14 @@ rate_mb = 900
 [[player]]
 count = 2
 megabits = 20.0
+[[player]]
+count = 2
+behind_ms = 500
 [[record]]
 count = 3
 megabits = 40.0
 sync_every = 50
+ruled = true
 [[copy_in]]
 count = 2
 file_mib = 48
@@ -215,4 +219,26 @@ fn wrong_words_about_a_file_are_found() {
     check_write(WriteMistake::CleanEarly, "is clean, and its device lacks");
     check_write(WriteMistake::BlocksKept, "keeps blocks up to");
     check_write(WriteMistake::LaneDoneEarly, "is done with");
+}
+
+#[test]
+fn a_read_of_other_bytes_than_were_acknowledged_is_found() {
+    check_write(WriteMistake::NotFilled, "was acknowledged");
+    check_write(WriteMistake::ReadLeft, "is left to its client");
+}
+
+#[test]
+fn a_sync_while_the_drive_alone_has_the_bytes_is_found() {
+    let text = WRITERS.replace("[[disk]]\n", "[[disk]]\nmemory = { mb = 64 }\n");
+    let scenario = Scenario::parse(&text).expect("a scenario");
+    let server = Server::new(scenario.server.limits(), scenario.server.policy());
+    let server = Spoiled::new(server, WriteMistake::SyncedEarly);
+    let world = scenario.world_of(3, Box::new(server));
+    let told = scenario.play("mistakes", 3, world).violations;
+    assert!(
+        told.iter().any(|line| line.contains("the medium lacks")),
+        "{told:#?}"
+    );
+    let calm = scenario.run("mistakes", 3).violations;
+    assert_eq!(calm, Vec::<String>::new());
 }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The world's part in writes through lanes: sessions get lanes, workers reserve blocks and sync, and
-//! devices write.
+//! The world's part in writes through lanes: sessions get lanes, workers reserve blocks and sync,
+//! and devices write.
 //!
 //! Lanes and buffers have no bytes here. The checker's books follow what lies where
 //! ([`crate::written`]).
 
 use super::{What, Work, World};
 use crate::client::{Answer, Message, Stage, Waiting};
+use crate::disk::volatile::{Asker, News, Wake};
 use crate::disk::{Done, Job, Owner};
 use crate::files::FileIndex;
 use rushes_core::server::*;
@@ -102,7 +103,8 @@ impl World {
                 self.write_natively(client, &waiting)
             }
             (Stage::Sync, Answer::Plain) => {
-                // The client's own sync: there is nothing that the kernel or the drive has to write.
+                // The client's own sync: there is nothing that the kernel or the drive has to
+                // write.
                 let answer = Answer::Done;
                 let at = self.now + self.latency.door;
                 let answered = What::Answered {
@@ -161,14 +163,11 @@ impl World {
         }
     }
 
-    /// An action that gives a device or a worker something to do.
+    /// An action for a device or a worker.
     pub(super) fn perform_write(&mut self, action: &Action) {
         let (file, work, span) = match *action {
             Action::SubmitWrite(io) => return self.submit_write(&io),
-            Action::Flush { device } => {
-                let outcome = Flushed::Never;
-                return self.step(Event::Flushed { device, outcome });
-            }
+            Action::Flush { device } => return self.flush(device, Asker::Server),
             Action::Reserve {
                 file,
                 needed,
@@ -179,9 +178,8 @@ impl World {
             }
             Action::Trim { file, size } => (file, Work::Trim { size }, self.latency.submit),
             Action::Clean { file } => (file, Work::Settle, self.latency.submit),
-            Action::Sync { file } | Action::WriteOut { file } => {
-                (file, Work::Sync, self.latency.submit)
-            }
+            Action::Sync { file } => (file, Work::Sync, self.latency.submit),
+            Action::WriteOut { file } => (file, Work::WriteOut, self.latency.submit),
             _ => return,
         };
         self.queue
@@ -225,10 +223,9 @@ impl World {
                 self.settled(id, file)
             }
             Work::Settle => self.settled(id, file),
-            Work::Sync => Event::Synced {
-                file: id,
-                result: Ok(()),
-            },
+            Work::Sync => return self.flush(self.files.get(file).device, Asker::Sync(id)),
+            // What went through the kernel's cache was sent to the device at once.
+            Work::WriteOut => synced(id),
         };
         self.step(event);
     }
@@ -254,6 +251,60 @@ impl World {
         }
     }
 
+    /// The drive brings its memory to the medium, if it has one.
+    fn flush(&mut self, disk: DeviceId, asker: Asker) {
+        let it = &mut self.disks[disk.0 as usize];
+        if it.volatile.is_none() {
+            let outcome = match asker {
+                Asker::Server => Flushed::Never,
+                Asker::Sync(_) => Flushed::Done,
+            };
+            return self.flushed(disk, asker, outcome);
+        }
+        let next = it.flush(self.now, asker, &self.files);
+        self.drive_goes_on(disk, next);
+    }
+
+    fn flushed(&mut self, device: DeviceId, asker: Asker, outcome: Flushed) {
+        let event = match asker {
+            Asker::Server => Event::Flushed { device, outcome },
+            Asker::Sync(file) => synced(file),
+        };
+        let at = self.now + self.latency.complete;
+        self.queue.push(at, What::Told(Box::new(event)));
+    }
+
+    /// A drive with a memory is woken.
+    pub(super) fn drive_wakes(&mut self, disk: DeviceId, wake: Wake) {
+        if let Wake::Taken(job, failed) = wake {
+            let done = Done {
+                job,
+                failed,
+                serial: 0,
+            };
+            self.ended(disk, &done);
+        }
+        let next = self.disks[disk.0 as usize].wake(self.now, wake, &self.files);
+        self.drive_goes_on(disk, next);
+    }
+
+    /// A disk was given something to do. `next`: when its request in service ends, if that is new.
+    pub(super) fn drive_goes_on(&mut self, disk: DeviceId, next: Option<Instant>) {
+        if let Some(at) = next {
+            self.queue.push(at, What::DiskDone { disk });
+        }
+        for news in self.disks[disk.0 as usize].take_news() {
+            let written = &mut self.checker.written;
+            match news {
+                News::Wake(at, wake) => self.queue.push(at, What::Drive { disk, wake }),
+                News::Takes(io, pieces) => written.drive_took(disk, io, &pieces),
+                News::Destages(run) => written.destage_begins(disk, run),
+                News::Destaged => written.destage_ends(disk),
+                News::Flushed(asker, outcome) => self.flushed(disk, asker, outcome),
+            }
+        }
+    }
+
     /// A device has written what the server sent it.
     pub(super) fn wrote(&mut self, io: IoId, done: &Done) {
         let range = done.job.range;
@@ -262,9 +313,11 @@ impl World {
             false => Ok(range.length),
         };
         if let (Some(file), false) = (done.job.file, done.failed) {
-            self.checker.written.device_wrote(self.now, io, false);
-            self.wrote_at = self.now;
             let it = self.files.get_mut(file);
+            let volatile = &self.disks[it.device.0 as usize].volatile;
+            let is_volatile = volatile.as_ref().is_some_and(|it| !it.plan.no_flush);
+            self.checker.written.device_wrote(self.now, io, is_volatile);
+            self.wrote_at = self.now;
             it.size = it.size.max(range.end());
             self.files.stamp(file, self.now);
         }
@@ -287,5 +340,12 @@ impl World {
             })
         };
         self.checker.finish(self.now, files, never_heals);
+    }
+}
+
+fn synced(file: FileId) -> Event {
+    Event::Synced {
+        file,
+        result: Ok(()),
     }
 }
