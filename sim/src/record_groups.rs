@@ -201,7 +201,7 @@ pub struct Recorded {
     pub writes: u64,
     /// Their mean. Units: MB.
     pub write_mb_mean: f64,
-    /// Of what was written, what the devices had already. Units: bytes.
+    /// Bytes that were written and that the devices had already. Units: bytes.
     pub bridged_bytes: u64,
     /// Bytes of scatterers to their devices, from their first write until all was there. Units:
     /// MB/s.

@@ -1185,7 +1185,7 @@ impl Scenario {
         while world.checker.flight_count() > 0 && world.now < last {
             world.run_until(world.now + Duration::from_s(1));
         }
-        // What was acknowledged goes to its device, if that ever gets well.
+        // Acknowledged bytes go to their device, if that ever gets well.
         let last = world.now + Duration::from_s(600);
         while world.checker.written.is_dirty() && world.now < last {
             world.run_until(world.now + Duration::from_s(1));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The real server with one mistake about writes, to test the checker on: each mistake changes what
-//! the server asked for, and the checker must find it.
+//! The real server with one mistake about writes, to test the checker on: each mistake changes the
+//! actions that the server asked for, and the checker must find it.
 
 use crate::machine::Machine;
 use rushes_core::server::*;

@@ -929,8 +929,7 @@ impl Written {
             trouble.push("goes over a gap where others may write");
         }
         let misplaced = misplaced(file, io.range.start.0, &origins);
-        // Whatever is under way is the newest: an older piece is not sent when a newer one hides
-        // it.
+        // A gap has the newest bytes: the server writes none over it that a newer piece hides.
         let book = self.files.get(&file);
         let stale = book
             .filter(|_| is_bridged)

@@ -224,7 +224,7 @@ impl World {
             }
             Work::Settle => self.settled(id, file),
             Work::Sync => return self.flush(self.files.get(file).device, Asker::Sync(id)),
-            // What went through the kernel's cache was sent to the device at once.
+            // Bytes that go through the kernel's cache are sent to the device at once.
             Work::WriteOut => synced(id),
         };
         self.step(event);
