@@ -9,12 +9,15 @@
 //! - an answer holds the right bytes of the right file, none older than an acknowledged change;
 //! - no slot is refilled under a client's hands or while a device still writes into it;
 //! - every request is answered exactly once, the dead are not answered, and nobody waits for ever;
+//! - the rules of [`crate::written`] for bytes that are written through lanes;
 //! - no bound of `Limits` is passed; forgotten files are not used; requests have the form agreed on.
 
 use crate::files::{FileIndex, Files};
+use crate::written::Written;
 use rushes_core::format::REPLY_SLOTS_MAX;
 use rushes_core::server::{
     Action, Actions, Errno, Event, FileFacts, IoRead, Limits, Outcome, PAGE_BYTES, SlotRun,
+    WriteWay,
 };
 use rushes_core::units::*;
 use std::collections::{BTreeMap, HashMap};
@@ -107,6 +110,22 @@ enum Asked {
     Read {
         handle: HandleId,
         range: ByteRange,
+        /// The last write through a lane by then.
+        write: u64,
+    },
+    /// Pages of a lane for a write.
+    Begin { handle: HandleId, range: ByteRange },
+    /// The acknowledgement of a write.
+    End,
+    /// Stable storage for all writes up to this one.
+    Sync { handle: HandleId, write: u64 },
+    /// Leave to change a file on the client's own descriptor.
+    Hold { file: FileIndex, write: u64 },
+    /// Such a change of a file that is written through lanes, and the number of that write.
+    Told {
+        file: FileIndex,
+        range: ByteRange,
+        write: u64,
     },
     /// A change to `file`; the serial it had afterwards.
     Change {
@@ -196,6 +215,8 @@ pub struct Checker {
     flights: IdMap<Flight>,
     spare: Vec<Vec<u32>>,
     acknowledged: BTreeMap<FileIndex, Acknowledged>,
+    /// Files that are written through lanes.
+    pub written: Written,
     handle_count: u64,
     /// Told violations.
     pub told: Vec<String>,
@@ -225,6 +246,7 @@ impl Checker {
         let mut slots = Vec::new();
         slots.resize_with(limits.slot_count as usize, Slot::default);
         Checker {
+            written: Written::new(&limits),
             limits,
             patience: Duration::from_s(60),
             slots,
@@ -303,7 +325,20 @@ impl Checker {
     pub fn device_read(&mut self, io: IoId, serial: u64) {
         if let Some(flight) = self.flights.get_mut(&io.0) {
             flight.serial = serial;
+            self.written.device_read(io, flight.file, flight.range);
         }
+    }
+
+    /// A client that wrote `range` of a file on its own descriptor asks for that to be acknowledged.
+    pub fn native_asked(
+        &mut self,
+        now: Instant,
+        session: SessionId,
+        request: RequestId,
+        (file, range): (FileIndex, ByteRange),
+        write: u64,
+    ) {
+        self.ask(now, session, request, Asked::Told { file, range, write });
     }
 
     /// A client asks for a change to be acknowledged: `serial` is the file's after the change. A size that another changed
@@ -350,7 +385,10 @@ impl Checker {
     pub fn event(&mut self, now: Instant, event: &Event) {
         match event {
             Event::SessionOpened { session, .. } => self.session(*session).open = true,
-            Event::SessionClosed { session } => self.close_session(*session),
+            Event::SessionClosed { session } => {
+                self.close_session(*session);
+                self.written.session_closed(*session);
+            }
             Event::Opening {
                 session, handle, ..
             } => {
@@ -394,23 +432,28 @@ impl Checker {
                 let asked = Asked::Read {
                     handle: *handle,
                     range: *range,
+                    write: self.written.last(),
                 };
                 self.ask(now, *session, *request, asked);
             }
             Event::ReadEnd { session, request } => self.release(*session, *request),
-            Event::IoDone { io, result } => self.io_done(now, *io, *result),
-            Event::LaneAdded { .. }
-            | Event::Recovered { .. }
-            | Event::WriteBegin { .. }
+            Event::IoDone { io, result } => {
+                if !self.written.write_done(*io, *result) {
+                    self.io_done(now, *io, *result);
+                }
+            }
+            Event::LaneAdded { lane, session, .. } => self.written.lane_added(*lane, *session),
+            Event::WriteAbort { session, request } => self.written.aborted(*session, *request),
+            Event::WriteBegin { .. }
             | Event::WriteEnd { .. }
             | Event::Sync { .. }
-            | Event::Hold { .. }
+            | Event::Hold { .. } => self.write_event(now, event),
+            Event::Recovered { .. }
             | Event::Reserved { .. }
             | Event::HasReserve { .. }
             | Event::Unfilled { .. }
             | Event::RecoveryEnded
             | Event::RecoveryBegun
-            | Event::WriteAbort { .. }
             | Event::Settled { .. }
             | Event::Synced { .. }
             | Event::SyncDoubted { .. }
@@ -441,8 +484,43 @@ impl Checker {
         }
     }
 
+    /// A client wants to write, or waits for what it has written.
+    fn write_event(&mut self, now: Instant, event: &Event) {
+        let write = self.written.last();
+        match *event {
+            Event::WriteBegin {
+                session,
+                handle,
+                request,
+                range,
+                ..
+            } => self.ask(now, session, request, Asked::Begin { handle, range }),
+            Event::WriteEnd { session, request } => {
+                self.written.filled(session, request);
+                self.ask(now, session, request, Asked::End);
+            }
+            Event::Sync {
+                session,
+                handle,
+                request,
+            } => self.ask(now, session, request, Asked::Sync { handle, write }),
+            Event::Hold {
+                session,
+                request,
+                key,
+            } => {
+                let file = FileIndex::of(key);
+                self.ask(now, session, request, Asked::Hold { file, write });
+            }
+            _ => {}
+        }
+    }
+
     fn learn(&mut self, facts: &FileFacts) -> FileIndex {
         let file = FileIndex::of(facts.key);
+        if facts.way == Some(WriteWay::Cached) {
+            self.written.learn(file, facts.size.0);
+        }
         let index = facts.file.0 as usize;
         if self.ids.len() <= index {
             self.ids.resize(index + 1, None);
@@ -513,7 +591,15 @@ impl Checker {
             if let Some(valid) = valid {
                 slot.validate(valid, flight.serial);
             }
+            let start = filled.start.0.max(block * slot_bytes);
+            let end = filled.end().min((block + 1) * slot_bytes);
+            if start < end {
+                let into = ByteRange::new(start - filled.start.0, end - start);
+                let place = flight.slots[index];
+                self.written.read_done(io, place, start % slot_bytes, into);
+            }
         }
+        self.written.read_over(io);
         self.spare.push(flight.slots);
     }
 
@@ -549,26 +635,95 @@ impl Checker {
                 }
                 Action::Forget { file } => self.forget(now, *file),
                 Action::Wake { .. } => {}
-                // Clients of these worlds write on their own descriptors: none has a lane.
-                Action::SubmitWrite(_)
-                | Action::Fill { .. }
-                | Action::Zero { .. }
-                | Action::Publish { .. }
-                | Action::Spent { .. }
+                Action::Fill { slot, offset, from } => {
+                    let owner = self.written.block_of(from);
+                    let range = ByteRange::new(u64::from(*offset), from.length);
+                    self.overlay(now, *slot, range, owner);
+                    self.write_action(now, action, actions, None, files);
+                }
+                Action::Zero {
+                    slot,
+                    offset,
+                    length,
+                } => {
+                    let range = ByteRange::new(u64::from(*offset), u64::from(*length));
+                    self.overlay(now, *slot, range, None);
+                    self.write_action(now, action, actions, None, files);
+                }
+                Action::SubmitWrite(io) => {
+                    self.write_action(now, action, actions, Some(io.file), files);
+                }
+                Action::Publish { file, .. }
+                | Action::Known { file, .. }
+                | Action::Clean { file }
+                | Action::Loose { file, .. }
+                | Action::Reserve { file, .. }
+                | Action::Sync { file }
+                | Action::WriteOut { file }
+                | Action::Trim { file, .. } => {
+                    self.write_action(now, action, actions, Some(*file), files);
+                }
+                Action::Spent { .. }
                 | Action::Strike { .. }
                 | Action::GiveMemoryBack { .. }
                 | Action::LaneDone { .. }
-                | Action::Known { .. }
-                | Action::Clean { .. }
-                | Action::Loose { .. }
-                | Action::Reserve { .. }
-                | Action::Sync { .. }
-                | Action::WriteOut { .. }
-                | Action::Flush { .. }
-                | Action::Trim { .. } => {
-                    self.wrong(now, || format!("{action:?}, but nobody has a lane"));
-                }
+                | Action::Flush { .. } => self.write_action(now, action, actions, None, files),
             }
+        }
+        self.tell_of_writes(now);
+    }
+
+    /// Sentences of the books of writes are violations like any other.
+    fn tell_of_writes(&mut self, now: Instant) {
+        for sentence in std::mem::take(&mut self.written.found) {
+            self.wrong(now, || sentence);
+        }
+    }
+
+    fn write_action(
+        &mut self,
+        now: Instant,
+        action: &Action,
+        actions: &Actions,
+        file: Option<FileId>,
+        files: &Files,
+    ) {
+        if !self.written.is_used() {
+            return self.wrong(now, || format!("{action:?}, but nobody has a lane"));
+        }
+        let file = file.and_then(|id| self.file_of(id));
+        self.written.action(now, action, actions, file, files);
+    }
+
+    /// Bytes of a slot are changed at once. `owner`: the block of a file that they belong to.
+    fn overlay(
+        &mut self,
+        now: Instant,
+        slot: SlotIndex,
+        range: ByteRange,
+        owner: Option<(FileIndex, u64)>,
+    ) {
+        let pages = self.pages_of(range, 0);
+        let Some(it) = self.slots.get_mut(slot.0 as usize) else {
+            return self.wrong(now, || format!("{slot:?} does not exist"));
+        };
+        let same = owner.is_none() || it.owner == owner;
+        let is_touched = |others: &[Pages]| others.iter().any(|other| !same || meet(*other, pages));
+        let trouble = if is_touched(&it.pins) {
+            Some("in a client's hands")
+        } else if is_touched(&it.fills) {
+            Some("being written by a device")
+        } else {
+            None
+        };
+        if !same {
+            it.owner = owner;
+            it.valid.clear();
+        }
+        if let Some(trouble) = trouble {
+            self.wrong(now, || {
+                format!("{range:?} of {slot:?} is changed while it is {trouble}")
+            });
         }
     }
 
@@ -622,6 +777,11 @@ impl Checker {
             }
             it.invalidate(pages);
             it.fills.push(pages);
+            let lost = ByteRange::new(
+                u64::from(pages.0) * PAGE_BYTES,
+                u64::from(pages.1 - pages.0) * PAGE_BYTES,
+            );
+            self.written.slot_lost(slot.0, lost);
             if let Some(trouble) = trouble {
                 self.wrong(now, || format!("slot {} is {trouble}: {read:?}", slot.0));
             }
@@ -713,7 +873,42 @@ impl Checker {
                     self.wrong(now, || format!("a change is answered by {outcome:?}"));
                 }
             }
-            Asked::Read { handle, range } => {
+            Asked::Begin { handle, range } => {
+                self.session(session).requests.swap_remove(at);
+                self.begun(now, (session, id), (handle, range), outcome);
+            }
+            Asked::End => {
+                self.session(session).requests.swap_remove(at);
+                match outcome {
+                    Outcome::Done => self.written.acknowledged(session, id),
+                    other => {
+                        self.wrong(now, || format!("a written write is answered by {other:?}"))
+                    }
+                }
+            }
+            Asked::Sync { handle, write } => {
+                self.session(session).requests.swap_remove(at);
+                self.synced(now, (session, handle), write, outcome);
+            }
+            Asked::Hold { file, write } => {
+                self.session(session).requests.swap_remove(at);
+                if outcome == Outcome::Done {
+                    let all = ByteRange::new(0, u64::MAX);
+                    self.written.left_to_client("a change", file, all, write);
+                }
+            }
+            Asked::Told { file, range, write } => {
+                self.session(session).requests.swap_remove(at);
+                self.written.native_told(now, file, range, write);
+                if outcome != Outcome::Done {
+                    self.wrong(now, || format!("a change is answered by {outcome:?}"));
+                }
+            }
+            Asked::Read {
+                handle,
+                range,
+                write,
+            } => {
                 self.longest_wait = self.longest_wait.max(now.since(request.at));
                 let Outcome::Data {
                     slots,
@@ -727,11 +922,62 @@ impl Checker {
                             format!("{id:?} of {session:?} is done without data")
                         });
                     }
+                    if let (Outcome::Plain, Some(file)) = (outcome, self.open_file(session, handle))
+                    {
+                        self.written.left_to_client("a read", file, range, write);
+                    }
                     return;
                 };
                 let data = (slots, first_offset, length.0);
-                self.data(now, actions, files, (session, at), (handle, range), data);
+                let asked = (handle, range, write);
+                self.data(now, actions, files, (session, at), asked, data);
             }
+        }
+    }
+
+    /// The file that a session has open under a handle.
+    fn open_file(&self, session: SessionId, handle: HandleId) -> Option<FileIndex> {
+        let handles = &self.sessions.get(session.0 as usize)?.handles;
+        handles.iter().find(|(known, _)| *known == handle)?.1
+    }
+
+    /// A client that wants to write is answered.
+    fn begun(
+        &mut self,
+        now: Instant,
+        (session, id): (SessionId, RequestId),
+        (handle, range): (HandleId, ByteRange),
+        outcome: Outcome,
+    ) {
+        match (outcome, self.open_file(session, handle)) {
+            (Outcome::Granted { .. }, Some(file)) => {
+                self.written.granted((session, id), file, range, outcome);
+            }
+            (Outcome::Plain | Outcome::Failed(_), _) => {}
+            (other, file) => self.wrong(now, || {
+                format!(
+                    "{id:?} of {session:?} wants to write to {file:?} and is answered by {other:?}"
+                )
+            }),
+        }
+    }
+
+    /// A client that waits for stable storage is answered.
+    fn synced(
+        &mut self,
+        now: Instant,
+        (session, handle): (SessionId, HandleId),
+        write: u64,
+        outcome: Outcome,
+    ) {
+        match (outcome, self.open_file(session, handle)) {
+            (Outcome::Done, Some(file)) => self.written.synced(file, write),
+            (Outcome::Plain, Some(file)) => {
+                let all = ByteRange::new(0, u64::MAX);
+                self.written.left_to_client("a sync", file, all, write);
+            }
+            (Outcome::Failed(_) | Outcome::Plain, _) => {}
+            (other, _) => self.wrong(now, || format!("a sync is answered by {other:?}")),
         }
     }
 
@@ -741,22 +987,21 @@ impl Checker {
         actions: &Actions,
         files: &Files,
         (session, at): (SessionId, usize),
-        (handle, range): (HandleId, ByteRange),
+        (handle, range, write): (HandleId, ByteRange, u64),
         (run, first_offset, length): (SlotRun, u32, u64),
     ) {
         let slots = actions.slots_of(run);
         let asked = self.sessions[session.0 as usize].requests[at].at;
-        let known = self.sessions[session.0 as usize]
-            .handles
-            .iter()
-            .find(|(h, _)| *h == handle);
-        let Some(file) = known.and_then(|(_, file)| *file) else {
+        let Some(file) = self.open_file(session, handle) else {
             self.sessions[session.0 as usize].requests.swap_remove(at);
             return self.wrong(now, || {
                 format!("{session:?} {handle:?} gets bytes of a file it has not open")
             });
         };
-        let told = self.contents(files, (file, range), asked, length, first_offset, slots);
+        let told = match self.written.has(file) {
+            true => self.written_contents((file, range), write, length, first_offset, slots),
+            false => self.contents(files, (file, range), asked, length, first_offset, slots),
+        };
         if let Some(told) = told {
             self.wrong(now, || {
                 format!("{session:?} {handle:?} asked for {range:?} of {file:?}, got {length} bytes: {told}")
@@ -853,6 +1098,33 @@ impl Checker {
         None
     }
 
+    /// The same of a file that is written through lanes.
+    fn written_contents(
+        &self,
+        (file, range): (FileIndex, ByteRange),
+        write: u64,
+        length: u64,
+        first_offset: u32,
+        slots: &[SlotIndex],
+    ) -> Option<String> {
+        let slot_bytes = u64::from(self.limits.slot_bytes);
+        let got = ByteRange::new(range.start.0, length);
+        if slots.len() > REPLY_SLOTS_MAX || slots.len() as u64 != block_count(got, slot_bytes) {
+            return Some(format!("in {} slots", slots.len()));
+        }
+        if length > 0 && u64::from(first_offset) != range.start.0 % slot_bytes {
+            return Some(format!("they start at {first_offset} in the first slot"));
+        }
+        for (index, slot) in slots.iter().enumerate() {
+            let pages = self.pages_of(got, range.start.0 / slot_bytes + index as u64);
+            let it = self.slots.get(slot.0 as usize);
+            if it.is_none_or(|it| it.fills.iter().any(|fill| meet(*fill, pages))) {
+                return Some(format!("a device still writes into slot {}", slot.0));
+            }
+        }
+        self.written.misread(file, range, length, slots, write)
+    }
+
     /// The pages of a slot that are missing or too old.
     fn fresh(
         &self,
@@ -916,11 +1188,14 @@ impl Checker {
 
     /// Device requests in flight.
     pub fn flight_count(&self) -> usize {
-        self.flights.len()
+        self.flights.len() + self.written.flight_count()
     }
 
-    /// At the end, when everybody had time: nothing is in flight and nobody waits.
-    pub fn finish(&mut self, now: Instant) {
+    /// At the end, when everybody had time: nothing is in flight, nobody waits, and nothing that was
+    /// acknowledged is missing. `is_excused`: the device of that file never gets well.
+    pub fn finish(&mut self, now: Instant, files: &Files, is_excused: impl Fn(FileIndex) -> bool) {
+        self.written.finish(files, is_excused);
+        self.tell_of_writes(now);
         if self.waiting_count > 0 {
             let count = self.waiting_count;
             let first = self.sessions.iter().enumerate().find_map(|(s, it)| {

@@ -10,6 +10,8 @@ use crate::others::{Copy, Foreign, Rambler, Writer};
 use crate::player::{Player, SlackLog};
 use crate::prng::Prng;
 use crate::queue::Queue;
+use crate::recorder::Recorder;
+use crate::scatterer::Scatterer;
 use crate::scrubber::Scrubber;
 use crate::world::What;
 use rushes_core::server::{Errno, Outcome};
@@ -34,7 +36,9 @@ pub struct Latency {
     pub absent_reads: u32,
     /// The server's timer comes so much late.
     pub timer: Duration,
-    /// How fast a client takes bytes out of the cache.
+    /// Reserving blocks for a file.
+    pub reserve: Duration,
+    /// How fast a client takes bytes out of the cache, or puts them into a lane.
     pub copy_rate: BytesPerSecond,
 }
 
@@ -50,6 +54,7 @@ impl Default for Latency {
             open_reads: 0,
             absent_reads: 0,
             timer: Duration::from_us(60),
+            reserve: Duration::from_ms(3),
             copy_rate: BytesPerSecond(1_000_000_000),
         }
     }
@@ -88,6 +93,29 @@ pub enum Message {
     },
     /// Has removed a name.
     Gone { request: RequestId, file: FileIndex },
+    /// Wants pages of its lane.
+    WriteBegin {
+        handle: HandleId,
+        request: RequestId,
+        range: ByteRange,
+        sent: Instant,
+    },
+    /// Has put its bytes there.
+    WriteEnd { request: RequestId },
+    /// Waits until the medium has what was acknowledged.
+    Sync {
+        handle: HandleId,
+        request: RequestId,
+    },
+    /// Wants to write on its own descriptor.
+    Hold { request: RequestId, file: FileIndex },
+    /// Has done so; `write` is its number in the checker's books.
+    Wrote {
+        request: RequestId,
+        file: FileIndex,
+        range: ByteRange,
+        write: u64,
+    },
 }
 
 /// The answer that a client gets.
@@ -101,6 +129,8 @@ pub enum Answer {
     Failed(Errno),
     /// Do it yourself.
     Plain,
+    /// Pages for so many bytes, which are there by now.
+    Granted(u64),
 }
 
 impl From<Outcome> for Answer {
@@ -109,10 +139,24 @@ impl From<Outcome> for Answer {
             Outcome::Data { length, .. } => Answer::Data(length.0),
             Outcome::Done => Answer::Done,
             Outcome::Failed(errno) => Answer::Failed(errno),
-            // Nobody here asks for a grant.
-            Outcome::Plain | Outcome::Granted { .. } => Answer::Plain,
+            Outcome::Plain => Answer::Plain,
+            Outcome::Granted { length, .. } => Answer::Granted(length.0),
         }
     }
+}
+
+/// How far a request has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stage {
+    /// It has one answer.
+    #[default]
+    Asked,
+    /// A write through a lane: the client waits for pages, then for the acknowledgement.
+    Write,
+    /// It is left to the client, which waits for leave to write.
+    Held,
+    /// A sync.
+    Sync,
 }
 
 /// Whose answer is awaited.
@@ -128,6 +172,8 @@ pub struct Waiting {
     pub ordinal: u64,
     /// Sent when.
     pub sent: Instant,
+    /// How far it has come.
+    pub stage: Stage,
 }
 
 /// The work of a client.
@@ -146,6 +192,10 @@ pub enum Kind {
     Write(Writer),
     /// Writes, and tells nobody; no session.
     Foreign(Foreign),
+    /// Records, or copies files in.
+    Record(Recorder),
+    /// Writes here and there.
+    Scatter(Scatterer),
 }
 
 /// The state that every client has.
@@ -248,7 +298,9 @@ impl Client {
             | Kind::Scrub(_)
             | Kind::OpAtom(_)
             | Kind::Write(_)
-            | Kind::Foreign(_) => {}
+            | Kind::Foreign(_)
+            | Kind::Record(_)
+            | Kind::Scatter(_) => {}
         }
         self.act(scene);
     }
@@ -274,6 +326,8 @@ impl Client {
             Kind::Scrub(scrubber) => scrubber.arrived(scene.now, &waiting, answer),
             Kind::OpAtom(editor) => editor.arrived(scene.now, answer),
             Kind::Write(writer) => writer.count += 1,
+            Kind::Record(recorder) => recorder.arrived(scene.now, &waiting, answer),
+            Kind::Scatter(scatterer) => scatterer.arrived(scene.now, &waiting, answer),
             Kind::Foreign(_) => {}
         }
         self.act(scene);
@@ -284,11 +338,13 @@ impl Client {
         match &mut self.kind {
             Kind::Play(player) => player.close_books(&self.hand, now),
             Kind::Copy(copy) => copy.close_books(&self.hand, now),
+            Kind::Record(recorder) => recorder.close_books(&self.hand, now),
             Kind::Ramble(_)
             | Kind::Scrub(_)
             | Kind::OpAtom(_)
             | Kind::Write(_)
-            | Kind::Foreign(_) => {}
+            | Kind::Foreign(_)
+            | Kind::Scatter(_) => {}
         }
     }
 
@@ -317,6 +373,8 @@ impl Client {
             Kind::OpAtom(editor) => editor.act(hand, scene),
             Kind::Write(writer) => writer.act(hand, scene),
             Kind::Foreign(foreign) => foreign.act(hand, scene),
+            Kind::Record(recorder) => recorder.act(hand, scene),
+            Kind::Scatter(scatterer) => scatterer.act(hand, scene),
         }
     }
 }
@@ -387,8 +445,45 @@ impl Hand {
             range,
             ordinal,
             sent: now,
+            stage: Stage::Asked,
         });
         request
+    }
+
+    /// Asks for pages for a write.
+    pub fn write(
+        &mut self,
+        scene: &mut Scene<'_>,
+        handle: HandleId,
+        file: FileIndex,
+        range: ByteRange,
+        ordinal: u64,
+    ) {
+        let request = self.expect(scene.now, file, range, ordinal);
+        self.set_stage(request, Stage::Write);
+        let sent = scene.now + scene.latency.door;
+        let message = Message::WriteBegin {
+            handle,
+            request,
+            range,
+            sent,
+        };
+        self.say(scene, message, Duration::ZERO);
+    }
+
+    /// Asks for stable storage.
+    pub fn sync(&mut self, scene: &mut Scene<'_>, handle: HandleId, file: FileIndex, ordinal: u64) {
+        let request = self.expect(scene.now, file, ByteRange::default(), ordinal);
+        self.set_stage(request, Stage::Sync);
+        self.say(scene, Message::Sync { handle, request }, Duration::ZERO);
+    }
+
+    /// A request has come so far.
+    pub fn set_stage(&mut self, request: RequestId, stage: Stage) {
+        let mut waiting = self.waiting.iter_mut();
+        if let Some(waiting) = waiting.find(|waiting| waiting.request == request) {
+            waiting.stage = stage;
+        }
     }
 
     /// Asks for bytes.

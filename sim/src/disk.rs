@@ -7,6 +7,8 @@
 //! idle, so that a contiguous request after a pause has up to 8 MB for nothing. The model that the
 //! server was told may differ from what is true here: that is what [`Faults`] are for.
 
+pub mod volatile;
+
 use crate::files::{FileIndex, Files};
 use crate::prng::Prng;
 use rushes_core::server::{DeviceModel, IoClass, ServiceModel};
@@ -60,6 +62,18 @@ pub struct Faults {
     /// The disk takes real-time requests before best effort ones, as mq-deadline does: nothing of a
     /// lower class is in service beside them, nor within a moment after the last one.
     pub honours_class: bool,
+}
+
+impl Faults {
+    /// Whether these bytes of the device give an error now.
+    fn is_bad(&self, now: Instant, at: u64, bytes: u64) -> bool {
+        self.bad.iter().any(|bad| {
+            at < bad.start + bad.bytes
+                && bad.start < at + bytes
+                && now.0 >= bad.from_ms * 1_000_000
+                && (bad.to_ms == 0 || now.0 < bad.to_ms * 1_000_000)
+        })
+    }
 }
 
 /// Everything takes `percent` of its usual time from `from_ms` to `to_ms`.
@@ -144,11 +158,15 @@ pub struct Job {
 /// The work of a disk so far. Units: as named; times in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DiskCount {
-    /// The server's requests.
+    /// The server's requests that read.
     pub request_count: u64,
     /// Their bytes.
     pub request_bytes: u64,
-    /// Time spent on them.
+    /// Its requests that write, and their bytes.
+    pub write_count: u64,
+    /// See there.
+    pub write_bytes: u64,
+    /// Time spent on all of these.
     pub request_ns: u64,
     /// Of that, positioning.
     pub positioning_ns: u64,
@@ -179,6 +197,8 @@ pub struct Disk {
     pub faults: Faults,
     /// Its work so far.
     pub count: DiskCount,
+    /// Its memory, if it has one.
+    pub volatile: Option<volatile::Volatile>,
     prng: Prng,
     pending: Vec<(u64, Job)>,
     service: Option<Service>,
@@ -209,6 +229,7 @@ impl Disk {
             served: false,
             faults,
             count: DiskCount::default(),
+            volatile: None,
             prng,
             pending: Vec::with_capacity(64),
             service: None,
@@ -220,6 +241,13 @@ impl Disk {
 
     /// Takes a request. Returns when to call [`Disk::finish`], if that is not known yet.
     pub fn submit(&mut self, now: Instant, job: Job, files: &Files) -> Option<Instant> {
+        if job.write && self.volatile.is_some() {
+            self.submit_to_memory(now, job, files);
+            return match self.service {
+                Some(_) => None,
+                None => self.begin(now, files),
+            };
+        }
         let start = match job.file {
             Some(file) => files.physical(file, job.range.start),
             None => job.range.start.0,
@@ -262,6 +290,9 @@ impl Disk {
         if self.waits_for_others(now) {
             return Some(self.others_from);
         }
+        if self.volatile.is_some() && self.destages(now, files) {
+            return None;
+        }
         let (start, job) = self.choose(now)?;
         let mut positioning = 0;
         let mut transfer = 0;
@@ -276,17 +307,16 @@ impl Disk {
                 positioning += positioning_ns(&model, self.truth.size, *head, at);
                 transfer += model.rate.time_for(ByteCount(bytes)).0;
             } else {
-                let ahead = model.rate.bytes_in(now.since(idle_since)).0;
+                // Nothing is written ahead of time.
+                let ahead = match job.owner {
+                    Owner::Server(_) if job.write => 0,
+                    _ => model.rate.bytes_in(now.since(idle_since)).0,
+                };
                 let free = ahead.min(READ_AHEAD_BYTES).min(bytes);
                 transfer += model.rate.time_for(ByteCount(bytes - free)).0;
             }
             *head = at + bytes;
-            failed |= self.faults.bad.iter().any(|bad| {
-                at < bad.start + bad.bytes
-                    && bad.start < at + bytes
-                    && now.0 >= bad.from_ms * 1_000_000
-                    && (bad.to_ms == 0 || now.0 < bad.to_ms * 1_000_000)
-            });
+            failed |= self.faults.is_bad(now, at, bytes);
         };
         let mut head = self.head;
         // Credit belongs to the first piece only: later ones follow without a pause.
@@ -301,23 +331,15 @@ impl Disk {
             }
         }
         self.head = head;
-        let mut ns = positioning + transfer;
-        if self.faults.noise_permille > 0 {
-            let swing = self.prng.below(2 * self.faults.noise_permille + 1);
-            ns = ns / 1000 * (1000 + swing).saturating_sub(self.faults.noise_permille);
-        }
-        for phase in &self.faults.slow {
-            if now.0 >= phase.from_ms * 1_000_000 && now.0 < phase.to_ms * 1_000_000 {
-                ns = ns / 100 * phase.percent;
-            }
-        }
-        if self.faults.stall_permille > 0 && self.prng.chance(self.faults.stall_permille) {
-            ns += self.faults.stall_ms * 1_000_000;
-        }
+        let ns = self.trouble(now, positioning + transfer);
         match job.owner {
             Owner::Server(_) => {
-                self.count.request_count += 1;
-                self.count.request_bytes += job.range.length.0;
+                let (count, bytes) = match job.write {
+                    true => (&mut self.count.write_count, &mut self.count.write_bytes),
+                    false => (&mut self.count.request_count, &mut self.count.request_bytes),
+                };
+                *count += 1;
+                *bytes += job.range.length.0;
                 self.count.request_ns += ns;
                 self.count.positioning_ns += positioning;
             }
@@ -337,6 +359,24 @@ impl Disk {
         Some(ends)
     }
 
+    /// The time that a request takes, with noise, slow phases and stalls.
+    fn trouble(&mut self, now: Instant, ns: u64) -> u64 {
+        let mut ns = ns;
+        if self.faults.noise_permille > 0 {
+            let swing = self.prng.below(2 * self.faults.noise_permille + 1);
+            ns = ns / 1000 * (1000 + swing).saturating_sub(self.faults.noise_permille);
+        }
+        for phase in &self.faults.slow {
+            if now.0 >= phase.from_ms * 1_000_000 && now.0 < phase.to_ms * 1_000_000 {
+                ns = ns / 100 * phase.percent;
+            }
+        }
+        if self.faults.stall_permille > 0 && self.prng.chance(self.faults.stall_permille) {
+            ns += self.faults.stall_ms * 1_000_000;
+        }
+        ns
+    }
+
     /// Only requests of a lower class are there, and it is too early for them.
     fn waits_for_others(&self, now: Instant) -> bool {
         let is_real_time = |(_, job): &(u64, Job)| job.class == IoClass::RealTime;
@@ -348,6 +388,12 @@ impl Disk {
 
     /// The request to serve next, taken out of the pending ones.
     fn choose(&mut self, now: Instant) -> Option<(u64, Job)> {
+        // remove, not swap_remove: equal keys are served in the order they came.
+        self.best(now).map(|index| self.pending.remove(index))
+    }
+
+    /// The place of that request among the pending ones.
+    fn best(&self, now: Instant) -> Option<usize> {
         let top = if self.faults.honours_class {
             self.pending.iter().map(|(_, job)| rank(job.class)).min()?
         } else {
@@ -370,8 +416,7 @@ impl Disk {
                 best = Some(key);
             }
         }
-        // remove, not swap_remove: equal keys are served in the order they came.
-        best.map(|(_, _, index)| self.pending.remove(index))
+        best.map(|(_, _, index)| index)
     }
 }
 

@@ -63,6 +63,10 @@ pub struct WorldFile {
     pub id: Option<FileId>,
     /// False: no longer served (unlinked).
     pub linked: bool,
+    /// How clients write to it.
+    pub way: WriteWay,
+    /// Nobody but clients of the server writes to it.
+    pub is_exclusive: bool,
 }
 
 impl WorldFile {
@@ -238,8 +242,8 @@ impl Files {
             },
             hint: file.hint,
             is_header_unread: file.header.is_some(),
-            way: Some(WriteWay::Through),
-            is_exclusive: false,
+            way: Some(file.way),
+            is_exclusive: file.is_exclusive,
             has_unwritten: file.size > 0,
             is_fresh: false,
         }
@@ -318,6 +322,8 @@ pub fn contiguous(
         header: None,
         id: None,
         linked: true,
+        way: WriteWay::Through,
+        is_exclusive: false,
     }
 }
 

@@ -10,6 +10,7 @@
 
 use crate::client::Kind;
 use crate::player::{Player, PlayerCount, Source};
+use crate::record_groups::{Recorded, recorded};
 use crate::world::World;
 use rushes_core::server::{RateSource, Standing, StreamRecord};
 use rushes_core::units::*;
@@ -254,6 +255,9 @@ pub struct Report {
     pub steps: u64,
     /// Virtual seconds.
     pub virtual_seconds: f64,
+    /// The results of clients that write through lanes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recorded: Option<Recorded>,
     /// Fingerprint.
     pub digest: String,
     /// Expectations that were not met, as sentences. Empty: all is well.
@@ -305,9 +309,11 @@ pub fn report(world: &World, watch: &Watch, seconds: f64) -> Report {
                 given += editor.bytes;
             }
             Kind::Write(writer) => report.change_count += writer.count,
-            Kind::Foreign(_) => {}
+            Kind::Scatter(scatterer) => given += scatterer.read_bytes,
+            Kind::Foreign(_) | Kind::Record(_) => {}
         }
     }
+    report.recorded = recorded(world, seconds);
     report.cuts(world);
     let mut bytes = 0;
     for disk in &world.disks {

@@ -23,6 +23,10 @@ pub trait Machine {
     fn devices(&self) -> Vec<DeviceRecord>;
     /// As [`Server::cache`].
     fn cache(&self) -> CacheRecord;
+    /// As [`Server::writes`].
+    fn writes(&self) -> WriteRecord {
+        WriteRecord::default()
+    }
     /// As [`Server::check`].
     fn check(&self) -> Vec<String>;
     /// As [`Server::could_admit`].
@@ -50,6 +54,9 @@ impl Machine for Server {
     }
     fn cache(&self) -> CacheRecord {
         Server::cache(self)
+    }
+    fn writes(&self) -> WriteRecord {
+        Server::writes(self)
     }
     fn check(&self) -> Vec<String> {
         Server::check(self)

@@ -27,7 +27,7 @@ enum What {
     Admission(Admission),
     /// The lab's figures on the disk of rt-Samba's Table 5.
     Table5(Table5),
-    /// Recordings on the same disk.
+    /// Recordings on the same disk, from flags instead of a scenario.
     Record(Recording),
     /// Everything at once that may go wrong, for hours, with every byte followed.
     Torture(Torture),
@@ -57,10 +57,7 @@ fn main() -> ExitCode {
         What::Replay(replay) => replay.run(),
         What::Admission(admission) => Ok(admission.print()),
         What::Torture(torture) => torture.run(),
-        What::Record(recording) => {
-            recording.print();
-            Ok(true)
-        }
+        What::Record(recording) => Ok(recording.print()),
         What::Table5(table5) => {
             table5.print();
             Ok(true)

@@ -123,7 +123,7 @@ impl OpAtom {
         match answer {
             Answer::Data(bytes) => self.bytes += bytes,
             Answer::Failed(_) => self.failed_count += 1,
-            Answer::Done | Answer::Plain => {}
+            Answer::Done | Answer::Plain | Answer::Granted(_) => {}
         }
         let has_sound = self.nth.is_multiple_of(self.plan.sound_frames);
         let parts = match has_sound {

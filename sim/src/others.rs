@@ -82,7 +82,7 @@ impl Copy {
         match answer {
             Answer::Data(bytes) => self.bytes += bytes,
             Answer::Failed(_) => self.failed_count += 1,
-            Answer::Done | Answer::Plain => {}
+            Answer::Done | Answer::Plain | Answer::Granted(_) => {}
         }
         self.longest_wait = self.longest_wait.max(now.since(self.progress_at));
         self.progress_at = now;
@@ -200,7 +200,7 @@ impl Rambler {
                 self.bytes += bytes;
             }
             Answer::Failed(_) => self.failed_count += 1,
-            Answer::Done | Answer::Plain => {}
+            Answer::Done | Answer::Plain | Answer::Granted(_) => {}
         }
     }
 }

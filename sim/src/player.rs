@@ -371,7 +371,7 @@ impl Player {
         match answer {
             Answer::Data(bytes) => self.count.bytes += bytes,
             Answer::Failed(_) => frame.failed = true,
-            Answer::Done | Answer::Plain => {}
+            Answer::Done | Answer::Plain | Answer::Granted(_) => {}
         }
         if frame.missing > 0 {
             return;

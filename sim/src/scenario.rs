@@ -5,6 +5,7 @@
 //! With a seed a scenario is one run, the same for ever.
 
 use crate::client::{Kind, Latency};
+use crate::disk::volatile::{INTO_MEMORY, MemoryPlan};
 use crate::disk::{Faults, table5};
 use crate::files::{FileIndex, WorldFile, contiguous};
 use crate::judge::{Report, Watch, report};
@@ -13,6 +14,7 @@ use crate::op_atom::{OpAtom, OpAtomPlan};
 use crate::others::{Copy, Foreign, Rambler, Writer};
 use crate::player::{Pattern, Player, PlayerPlan, Shot, Source};
 use crate::prng::Prng;
+use crate::record_groups::{CopyInGroup, RecordGroup, ScatterGroup, Writers, WrittenExpect};
 use crate::scrubber::{ScrubPlan, Scrubber};
 use crate::world::World;
 use rushes_core::server::{
@@ -48,8 +50,17 @@ pub struct Scenario {
     /// Editors whose clips are several files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub op_atom: Vec<OpAtomGroup>,
-    /// Writers.
+    /// Writers on their own descriptors.
     pub writer: Vec<WriterGroup>,
+    /// Recorders.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub record: Vec<RecordGroup>,
+    /// Copies that come in.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub copy_in: Vec<CopyInGroup>,
+    /// Clients that write here and there.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub scatter: Vec<ScatterGroup>,
     /// Strangers that write.
     pub foreign: Vec<ForeignGroup>,
     /// The results that it must have.
@@ -78,6 +89,10 @@ pub struct ServerPlan {
     pub margin_permille: Option<u32>,
     /// Without the analyser.
     pub no_analyser: bool,
+    /// The write buffer. Units: MiB.
+    pub write_buffer_mib: u64,
+    /// It goes over no gap.
+    pub no_coalesce: bool,
 }
 
 /// Delays; 0 is the default of [`Latency`].
@@ -116,6 +131,13 @@ pub struct DiskPlan {
     pub size_gb: u64,
     /// True times as a percentage of what the server is told.
     pub truth_percent: u64,
+    /// Of the disk of Table 5: positioning of a write, in the mean; 0: 8000. Units: µs.
+    pub write_way_us: u64,
+    /// Of the disk of Table 5: it moves so many times fewer bytes a second, and positions as quickly;
+    /// 0: 1.
+    pub slower: u64,
+    /// Its memory.
+    pub memory: MemoryPlan,
     /// Trouble.
     pub faults: Faults,
 }
@@ -129,6 +151,9 @@ impl Default for DiskPlan {
             rate_mb: 0,
             size_gb: 40,
             truth_percent: 100,
+            write_way_us: 0,
+            slower: 0,
+            memory: MemoryPlan::default(),
             faults: Faults::default(),
         }
     }
@@ -186,6 +211,8 @@ pub struct PlayerGroup {
     pub cut_ms_min: u64,
     /// And so far apart at most. Units: ms.
     pub cut_ms_max: u64,
+    /// They play what recorders record, each another one's, at its rate. Units: ms behind; 0: no.
+    pub behind_ms: u64,
     /// They close each clip before they open the next.
     pub closes_first: bool,
     /// Clips of the timelines.
@@ -221,6 +248,7 @@ impl Default for PlayerGroup {
             unknown_extents: false,
             cut_ms_min: 0,
             cut_ms_max: 0,
+            behind_ms: 0,
             closes_first: false,
             clips: 16,
             clip_mb: 0,
@@ -487,6 +515,8 @@ pub struct Expect {
     pub frames_min: u64,
     /// The ledger is compared with what players saw.
     pub ledger: bool,
+    /// Results of clients that write through lanes.
+    pub written: WrittenExpect,
 }
 
 impl Default for Expect {
@@ -514,6 +544,7 @@ impl Default for Expect {
             patience_seconds: 60,
             frames_min: 0,
             ledger: true,
+            written: WrittenExpect::default(),
         }
     }
 }
@@ -526,6 +557,7 @@ impl PlayerGroup {
     fn file_count(&self) -> u64 {
         match self.has_cuts() {
             true => self.clips.max(1),
+            false if self.behind_ms > 0 => 0,
             false => self.count,
         }
     }
@@ -568,6 +600,7 @@ impl ServerPlan {
             read_bytes_max: or(self.read_kib << 10, base.read_bytes_max),
             chunk_bytes_max: or(self.chunk_kib << 10, base.chunk_bytes_max),
             sequence_ahead_max: or(self.sequence_ahead, base.sequence_ahead_max),
+            write_buffer_bytes: or(self.write_buffer_mib << 20, base.write_buffer_bytes),
             ..base
         }
     }
@@ -582,6 +615,7 @@ impl ServerPlan {
             },
             margin_permille: self.margin_permille.unwrap_or(base.margin_permille),
             analyser: !self.no_analyser,
+            coalesce: !self.no_coalesce,
             ..base
         }
     }
@@ -604,6 +638,7 @@ impl LatencyPlan {
             open_reads: self.open_reads,
             absent_reads: self.absent_reads,
             timer: base.timer,
+            reserve: base.reserve,
             copy_rate: BytesPerSecond(or(self.copy_mb * 1_000_000, base.copy_rate.0)),
         }
     }
@@ -612,8 +647,27 @@ impl LatencyPlan {
 impl DiskPlan {
     /// The model that the server is told.
     pub fn told(&self) -> DeviceModel {
+        match self.memory.mb {
+            0 => self.nominal(),
+            _ => DeviceModel {
+                write: INTO_MEMORY,
+                ..self.nominal()
+            },
+        }
+    }
+
+    /// The model of the medium.
+    fn nominal(&self) -> DeviceModel {
         if self.rate_mb == 0 {
-            return table5();
+            let mut model = table5();
+            if self.write_way_us > 0 {
+                model.write.fixed = Duration(self.write_way_us * 1000 * 40 / 100);
+                model.write.span = Duration(self.write_way_us * 1000 * 113 / 100);
+            }
+            for service in [&mut model.read, &mut model.write] {
+                service.rate = BytesPerSecond(service.rate.0 / self.slower.max(1));
+            }
+            return model;
         }
         let model = ServiceModel {
             fixed: Duration::from_us(self.fixed_us),
@@ -633,7 +687,7 @@ impl DiskPlan {
             span: Duration(model.span.0 * self.truth_percent / 100),
             rate: BytesPerSecond(model.rate.0 * 100 / self.truth_percent.max(1)),
         };
-        let told = self.told();
+        let told = self.nominal();
         DeviceModel {
             read: slower(told.read),
             write: slower(told.write),
@@ -714,7 +768,10 @@ impl Scenario {
         for plan in &self.disk {
             for _ in 0..plan.count {
                 sizes.push(plan.told().size.0);
-                world.add_disk(plan.told(), plan.truth(), plan.faults.clone());
+                let disk = world.add_disk(plan.told(), plan.truth(), plan.faults.clone());
+                if plan.memory.mb > 0 {
+                    world.add_memory(disk, plan.memory);
+                }
             }
         }
         let files: u64 = self.player.iter().map(PlayerGroup::file_count).sum::<u64>()
@@ -723,6 +780,15 @@ impl Scenario {
             + self.scrub.iter().map(|g| g.clips).sum::<u64>()
             + self.op_atom.iter().map(|g| g.clips).sum::<u64>();
         let disk_count = sizes.len() as u64;
+        if self.has_lanes() {
+            // Files that are read lie in the first half, files that are written in the other.
+            let part = if files > 0 { 2 } else { u64::MAX };
+            let used: Vec<u64> = sizes.iter().map(|size| size / part).collect();
+            self.add_lanes(&mut world, &used);
+            if files > 0 {
+                sizes = used;
+            }
+        }
         let mut layout = Layout {
             disk_count,
             taken: vec![0; sizes.len()],
@@ -744,8 +810,12 @@ impl Scenario {
     fn fill(&self, world: &mut World, layout: &mut Layout) {
         let mut played = Vec::new();
         let mut others = Vec::new();
+        let writers = self.writers(world);
         for (number, group) in self.player.iter().enumerate() {
-            self.add_players(world, layout, number, group, &mut played);
+            match group.behind_ms {
+                0 => self.add_players(world, layout, number, group, &mut played),
+                _ => self.add_followers(world, group, &writers),
+            }
         }
         for (number, group) in self.copy.iter().enumerate() {
             for index in 0..group.count {
@@ -799,6 +869,7 @@ impl Scenario {
                 world.add_client(kind, Instant::ZERO, self.end());
             }
         }
+        writers.join(world, self.end());
     }
 
     fn add_ramblers(
@@ -992,6 +1063,32 @@ impl Scenario {
         }
     }
 
+    /// Players behind recorders, each at the rate of its recorder.
+    fn add_followers(&self, world: &mut World, group: &PlayerGroup, writers: &Writers) {
+        let recorded = writers.recorded.iter().cycle();
+        for (track, begin) in recorded.take(group.count as usize) {
+            let longest = self.server.limits().read_bytes_max.min(8 << 20);
+            let plan = PlayerPlan {
+                source: Source::File(track.file),
+                frame_bytes: track.frame_bytes,
+                period: track.period,
+                preroll: Duration::from_ms(or(group.preroll_ms, 500)),
+                frame_count: track.frame_count,
+                request_bytes: or(group.request_kib << 10, track.frame_bytes).min(longest),
+                in_flight: group.in_flight.max(1),
+                closes_first: false,
+                pattern: Pattern::Forward,
+                jitter: Duration::from_us(group.jitter_us),
+                pause_per_10k: group.pause_per_10k,
+                jump_per_10k: 0,
+                die_per_10k: group.die_per_10k,
+            };
+            let begin = *begin + Duration::from_ms(group.behind_ms);
+            let client = world.add_client(Player::kind(plan), begin, self.end());
+            world.clients[client as usize].hand.hold = Duration::from_ms(group.hold_ms);
+        }
+    }
+
     /// The clips of a group's timelines, and how many frames each has.
     fn clips(
         &self,
@@ -1088,13 +1185,18 @@ impl Scenario {
         while world.checker.flight_count() > 0 && world.now < last {
             world.run_until(world.now + Duration::from_s(1));
         }
+        // Acknowledged bytes go to their device, if that ever gets well.
+        let last = world.now + Duration::from_s(600);
+        while world.checker.written.is_dirty() && world.now < last {
+            world.run_until(world.now + Duration::from_s(1));
+        }
         let now = world.now;
         for client in &mut world.clients {
             client.close_books(now);
         }
         world.checker.audit(now, &world.files);
         world.check_server();
-        world.checker.finish(now);
+        world.finish();
         let mut report = report(world, &watch, self.seconds as f64);
         report.scenario = name.to_owned();
         report.seed = seed;
@@ -1218,6 +1320,9 @@ impl Expect {
             if got < limit {
                 failures.push(format!("{what}: {got:.1}, at least {limit:.1} expected"));
             }
+        }
+        if let Some(recorded) = &report.recorded {
+            failures.extend(self.written.judge(recorded));
         }
         report.failures = failures;
     }

@@ -123,7 +123,7 @@ impl Scrubber {
         match answer {
             Answer::Data(bytes) => self.bytes += bytes,
             Answer::Failed(_) => self.failed_count += 1,
-            Answer::Done | Answer::Plain => {}
+            Answer::Done | Answer::Plain | Answer::Granted(_) => {}
         }
         let is_last = waiting.range.end() == (self.frame + 1) * self.plan.frame_bytes;
         if is_last && self.unasked == 0 {

@@ -6,8 +6,10 @@
 //! as told, nobody else uses it), no promised stream may ever be late; everywhere else all but the
 //! lateness must hold.
 
+use crate::disk::volatile::MemoryPlan;
 use crate::disk::{BadRange, Faults, SlowPhase};
 use crate::prng::Prng;
+use crate::record_groups::{CopyInGroup, RecordGroup, ScatterGroup, WrittenExpect};
 use crate::scenario::*;
 
 /// The scenario that belongs to `seed`.
@@ -62,6 +64,7 @@ pub fn scenario(seed: u64) -> Scenario {
     }
     // From numbers of their own: what a seed brought before it still brings.
     editors(&mut Prng::fork(seed, 78), &mut scenario, read_kib);
+    writers(&mut Prng::fork(seed, 79), &mut scenario);
     for group in &mut scenario.player {
         let least = group.least_kib(&scenario.latency);
         if group.request_kib > 0 {
@@ -91,6 +94,7 @@ fn server(p: &mut Prng) -> ServerPlan {
         preroll_ms: 0,
         margin_permille: None,
         no_analyser: p.chance(60),
+        ..ServerPlan::default()
     }
 }
 
@@ -285,6 +289,70 @@ fn editors(p: &mut Prng, scenario: &mut Scenario, read_kib: u64) {
     }
 }
 
+/// Clients that write through lanes, players behind them, and drives with a memory.
+fn writers(p: &mut Prng, scenario: &mut Scenario) {
+    if !p.chance(400) {
+        return;
+    }
+    scenario.server.write_buffer_mib = p.between(16, 512);
+    if p.chance(700) {
+        scenario.record.push(recorders(p));
+    }
+    if p.chance(500) {
+        scenario.copy_in.push(CopyInGroup {
+            count: p.between(1, 4),
+            start_ms: p.below(5000),
+            every_ms: [0, 250, 1000][p.below(3) as usize],
+            request_kib: p.between(4, 8192),
+            file_mib: p.between(1, 512),
+            announce: p.chance(500),
+            one_session: p.chance(300),
+            sync_at_end: p.chance(500),
+        });
+    }
+    if p.chance(250) {
+        scenario.scatter.push(ScatterGroup {
+            count: p.between(1, 4),
+            start_ms: p.below(5000),
+            file_mib: p.between(4, 128),
+            pages_max: p.between(1, 64),
+        });
+    }
+    if p.chance(500) && !scenario.record.is_empty() {
+        scenario.player.push(PlayerGroup {
+            count: p.between(1, 3),
+            behind_ms: p.between(500, 4000),
+            jitter_us: p.below(3000),
+            die_per_10k: if p.chance(200) { p.below(100) } else { 0 },
+            ..PlayerGroup::default()
+        });
+    }
+    for disk in &mut scenario.disk {
+        if p.chance(300) {
+            disk.memory = MemoryPlan {
+                mb: p.between(8, 256),
+                no_flush: p.chance(200),
+                flush_hangs: false,
+            };
+        }
+    }
+}
+
+fn recorders(p: &mut Prng) -> RecordGroup {
+    RecordGroup {
+        count: p.between(1, 6),
+        megabits: p.log_between(5.0, 200.0),
+        frame_ms: [20.0, 40.0, 41.666_666, 100.0][p.below(4) as usize],
+        preroll_ms: 500,
+        start_ms: p.below(6000),
+        every_ms: [0, 250, 1000, 3000][p.below(4) as usize],
+        seconds: if p.chance(300) { p.between(1, 10) } else { 0 },
+        ruled: p.chance(600),
+        sync_every: if p.chance(400) { p.between(5, 200) } else { 0 },
+        die_per_10k: if p.chance(300) { p.below(100) } else { 0 },
+    }
+}
+
 fn trouble(p: &mut Prng, scenario: &mut Scenario) {
     if p.chance(500) {
         scenario.writer.push(WriterGroup {
@@ -350,7 +418,15 @@ fn expect(scenario: &mut Scenario, calm: bool) {
         plain_max: many,
         // Each of twelve readers may have twelve reads of 8 MB before one on a disk at its slowest.
         patience_seconds: if calm { 120 } else { 600 },
-        ledger: !scenario.player.iter().any(|g| g.shared),
+        ledger: !scenario.player.iter().any(|g| g.shared || g.behind_ms > 0),
+        // How fast writers get on is nobody's promise; what is acknowledged is.
+        written: WrittenExpect {
+            late_max: many,
+            device_late_bytes_max: many,
+            failed_max: if calm { 0 } else { many },
+            plain_max: many,
+            ..WrittenExpect::default()
+        },
         ..Expect::default()
     };
 }

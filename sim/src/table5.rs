@@ -302,7 +302,9 @@ impl Table5 {
                 | Kind::Scrub(_)
                 | Kind::OpAtom(_)
                 | Kind::Write(_)
-                | Kind::Foreign(_) => {}
+                | Kind::Foreign(_)
+                | Kind::Record(_)
+                | Kind::Scatter(_) => {}
             }
         }
         if result.frames == 0 {
@@ -386,7 +388,9 @@ impl Table5 {
                 | Kind::Scrub(_)
                 | Kind::OpAtom(_)
                 | Kind::Write(_)
-                | Kind::Foreign(_) => {}
+                | Kind::Foreign(_)
+                | Kind::Record(_)
+                | Kind::Scatter(_) => {}
             }
             match record {
                 Some(r) => println!(

@@ -4,15 +4,19 @@
 //! One queue of what will happen; whatever the server asks for is carried out with the delays of
 //! [`Latency`]. Nothing here judges; that is the checker's work.
 
+mod lanes;
+
 use crate::checker::Checker;
 use crate::client::{Answer, Client, FIRST_HANDLE, Kind, Latency, Message, Scene};
 use crate::digest::Digest;
-use crate::disk::{Disk, Faults, Job, Owner};
+use crate::disk::volatile::{MemoryPlan, Volatile, Wake};
+use crate::disk::{Disk, Done, Faults, Job, Owner};
 use crate::files::{FileIndex, Files};
 use crate::machine::Machine;
 use crate::player::SlackLog;
 use crate::prng::Prng;
 use crate::queue::Queue;
+use crate::space::Space;
 use rushes_core::server::{
     Action, Actions, DeviceModel, Errno, Event, FileFacts, IoClass, Limits, Outcome, SessionLabel,
 };
@@ -86,6 +90,28 @@ pub enum What {
     Known { file: FileIndex, serial: u64 },
     /// Somebody's small read or write.
     Storm { disk: DeviceId },
+    /// A worker has done what the server asked for.
+    Worked { file: FileId, work: Work },
+    /// A drive with a memory goes on.
+    Drive { disk: DeviceId, wake: Wake },
+    /// The server hears of something.
+    Told(Box<Event>),
+}
+
+/// The work of a worker on a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the fields are said by their types")]
+pub enum Work {
+    /// Blocks for these bytes.
+    Reserve { needed: ByteRange, wished_end: u64 },
+    /// Blocks past the end are given back.
+    Trim { size: ByteCount },
+    /// Its times are set.
+    Settle,
+    /// The kernel's part is with the drive, which is to bring all of it to the medium.
+    Sync,
+    /// The kernel's part is with the drive.
+    WriteOut,
 }
 
 /// A change by a stranger of which nobody tells.
@@ -133,6 +159,14 @@ pub struct World {
     pub files: Files,
     /// The clients' sessions are those of one pool's door.
     pub is_pool: bool,
+    /// Pages of the lane that each session has; 0: it has none.
+    pub lane_pages: u32,
+    /// By disk: the blocks that no file has.
+    pub spaces: Vec<Space>,
+    /// Most of the write buffer that was in use at once. Units: bytes.
+    pub lane_bytes_max: u64,
+    /// When a device last wrote for the server.
+    pub wrote_at: Instant,
     /// How long things take.
     pub latency: Latency,
     /// Names, by folder, that somebody has looked for in vain.
@@ -156,6 +190,7 @@ pub struct World {
     wake_at: Option<Instant>,
     sessions: Vec<Option<u32>>,
     free_sessions: Vec<u32>,
+    lane_count: u32,
     seed: u64,
     prng: Prng,
 }
@@ -182,6 +217,10 @@ impl World {
             disks: Vec::new(),
             files: Files::default(),
             is_pool: false,
+            lane_pages: 0,
+            spaces: Vec::new(),
+            lane_bytes_max: 0,
+            wrote_at: Instant::ZERO,
             latency,
             absent: std::collections::BTreeSet::new(),
             count: WorldCount::default(),
@@ -196,6 +235,7 @@ impl World {
             wake_at: None,
             sessions: Vec::new(),
             free_sessions: Vec::new(),
+            lane_count: 0,
             seed,
             prng: Prng::fork(seed, 1),
         }
@@ -210,11 +250,18 @@ impl World {
             self.queue.push(at, What::Storm { disk: device });
         }
         self.disks.push(Disk::new(truth, faults, prng));
+        self.spaces.push(Space::default());
         self.step(Event::DeviceAdded {
             device,
             model: told,
         });
         device
+    }
+
+    /// Gives a disk a memory of its own.
+    pub fn add_memory(&mut self, disk: DeviceId, plan: MemoryPlan) {
+        self.disks[disk.0 as usize].volatile = Some(Volatile::new(plan));
+        self.drive_goes_on(disk, None);
     }
 
     /// Adds a client that begins at `begin`.
@@ -328,7 +375,10 @@ impl World {
             }
             // Bytes that others write stay in their page cache, and they are held back, while a
             // disk has its hands full: else a world may write for ever more than the disk can.
-            What::Job { disk, job } if job.write && self.disks[disk.0 as usize].depth() >= 64 => {}
+            What::Job { disk, job }
+                if job.write
+                    && !matches!(job.owner, Owner::Server(_))
+                    && self.disks[disk.0 as usize].depth() >= 64 => {}
             What::Job { disk, job } => self.submit(disk, job),
             What::DiskDone { disk } => self.disk_done(disk),
             What::IoDone { io, result } => self.step(Event::IoDone { io, result }),
@@ -379,6 +429,9 @@ impl World {
                 }
             }
             What::Storm { disk } => self.storm(disk),
+            What::Worked { file, work } => self.worked(file, work),
+            What::Drive { disk, wake } => self.drive_wakes(disk, wake),
+            What::Told(event) => self.step(*event),
             What::Sample { disk } => self.sample(disk),
         }
     }
@@ -516,6 +569,11 @@ impl World {
                     key,
                 }
             }
+            Message::WriteBegin { .. }
+            | Message::WriteEnd { .. }
+            | Message::Sync { .. }
+            | Message::Hold { .. }
+            | Message::Wrote { .. } => self.write_event(session, message),
         };
         self.step(event);
     }
@@ -539,10 +597,14 @@ impl World {
             let pool = PoolNumber(1);
             self.step(Event::SessionOfPool { session, pool });
         }
+        self.add_lane(session);
         self.with_client(client, |client, scene| client.welcome(session, scene));
     }
 
     fn client_answered(&mut self, client: u32, life: u32, request: RequestId, answer: Answer) {
+        if self.write_goes_on(client, life, request, answer) {
+            return;
+        }
         match answer {
             Answer::Data(_) => {
                 let hold = self.clients[client as usize].hand.hold;
@@ -575,7 +637,7 @@ impl World {
                     self.submit(disk, job);
                 }
             }
-            Answer::Done | Answer::Failed(_) => {}
+            Answer::Done | Answer::Failed(_) | Answer::Granted(_) => {}
         }
         self.with_client(client, |client, scene| {
             client.answered(request, answer, scene);
@@ -598,20 +660,22 @@ impl World {
                 self.queue.push(self.now + SAMPLE, What::Sample { disk });
             }
         }
-        if let Some(at) = it.submit(self.now, job, &self.files) {
-            self.queue.push(at, What::DiskDone { disk });
-        }
+        let next = it.submit(self.now, job, &self.files);
+        self.drive_goes_on(disk, next);
     }
 
     fn disk_done(&mut self, disk: DeviceId) {
         let (done, next) = self.disks[disk.0 as usize].finish(self.now, &self.files);
-        if let Some(at) = next {
-            self.queue.push(at, What::DiskDone { disk });
+        self.drive_goes_on(disk, next);
+        if let Some(done) = done {
+            self.ended(disk, &done);
         }
-        let Some(done) = done else {
-            return;
-        };
+    }
+
+    /// A disk has ended a request.
+    fn ended(&mut self, disk: DeviceId, done: &Done) {
         match done.job.owner {
+            Owner::Server(io) if done.job.write => self.wrote(io, done),
             Owner::Server(io) => {
                 self.checker.device_read(io, done.serial);
                 let size = done.job.file.map_or(0, |file| self.files.get(file).size);
@@ -832,6 +896,10 @@ impl World {
             self.perform(action);
         }
         self.actions = actions;
+        if self.lane_pages > 0 {
+            let used = self.server.writes().used_bytes.0;
+            self.lane_bytes_max = self.lane_bytes_max.max(used);
+        }
         if is_checked(self.count.step_count) {
             self.check_server();
         }
@@ -893,6 +961,7 @@ impl World {
                 self.queue.push(at, What::Stat { file, told_at });
             }
             Action::Forget { file } => {
+                self.give_back(*file);
                 self.files.forget(*file);
             }
             Action::ReadHeader { file, .. } => {
@@ -906,9 +975,15 @@ impl World {
                 let earliest = self.now + self.latency.timer;
                 self.wake_at = Some((*at).max(earliest));
             }
-            // The checker has complained.
             Action::SubmitWrite(_)
-            | Action::Fill { .. }
+            | Action::Clean { .. }
+            | Action::Reserve { .. }
+            | Action::Sync { .. }
+            | Action::WriteOut { .. }
+            | Action::Flush { .. }
+            | Action::Trim { .. } => self.perform_write(action),
+            // The checker follows lanes, slots and doors.
+            Action::Fill { .. }
             | Action::Zero { .. }
             | Action::Publish { .. }
             | Action::Spent { .. }
@@ -916,13 +991,7 @@ impl World {
             | Action::GiveMemoryBack { .. }
             | Action::LaneDone { .. }
             | Action::Known { .. }
-            | Action::Clean { .. }
-            | Action::Loose { .. }
-            | Action::Reserve { .. }
-            | Action::Sync { .. }
-            | Action::WriteOut { .. }
-            | Action::Flush { .. }
-            | Action::Trim { .. } => {}
+            | Action::Loose { .. } => {}
         }
     }
 
@@ -933,7 +1002,9 @@ impl World {
         };
         let answer = Answer::from(outcome);
         let copying = match answer {
-            Answer::Data(bytes) => self.latency.copy_rate.time_for(ByteCount(bytes)),
+            Answer::Data(bytes) | Answer::Granted(bytes) => {
+                self.latency.copy_rate.time_for(ByteCount(bytes))
+            }
             Answer::Done | Answer::Failed(_) | Answer::Plain => Duration::ZERO,
         };
         let at = self.now + self.latency.door + copying;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The checkers find what they are there for: a server that makes one mistake on purpose.
 
+use rushes_core::server::Server;
 use rushes_sim::machine::{Mistake, Naive};
 use rushes_sim::scenario::Scenario;
+use rushes_sim::spoiled::{Spoiled, WriteMistake};
 
 const SCENARIO: &str = r#"
 goal = "Something of everything, small."
@@ -118,4 +120,125 @@ fn a_promise_to_everybody_is_found_as_late() {
             .iter()
             .any(|f| f.contains("late frames of promised"))
     );
+}
+
+const WRITERS: &str = r#"
+goal = "Everything that writes through lanes, small."
+seconds = 8
+[server]
+slots = 256
+write_buffer_mib = 64
+[[disk]]
+fixed_us = 300
+rate_mb = 900
+[[player]]
+count = 2
+megabits = 20.0
+[[player]]
+count = 2
+behind_ms = 500
+[[record]]
+count = 3
+megabits = 40.0
+sync_every = 50
+ruled = true
+[[copy_in]]
+count = 2
+file_mib = 48
+announce = true
+"#;
+
+/// The violations told of a run with the real server and one mistake about writes.
+fn told_of_writes(mistake: WriteMistake) -> Vec<String> {
+    let scenario = Scenario::parse(WRITERS).expect("the scenario above is one");
+    let server = Server::new(scenario.server.limits(), scenario.server.policy());
+    let server = Spoiled::new(server, mistake);
+    let world = scenario.world_of(3, Box::new(server));
+    scenario.play("mistakes", 3, world).violations
+}
+
+#[track_caller]
+fn check_write(mistake: WriteMistake, expect: &str) {
+    let told = told_of_writes(mistake);
+    assert!(
+        told.iter().any(|line| line.contains(expect)),
+        "{mistake:?} should have been found as \"{expect}\", but was told: {told:#?}"
+    );
+}
+
+#[test]
+fn the_real_server_is_not_blamed_for_its_writes() {
+    assert_eq!(told_of_writes(WriteMistake::None), Vec::<String>::new());
+}
+
+#[test]
+fn an_answer_without_a_published_piece_is_found() {
+    let expect = "acknowledged before its piece is published";
+    check_write(WriteMistake::Unpublished, expect);
+    check_write(WriteMistake::PublishedLate, expect);
+}
+
+#[test]
+fn a_strike_before_the_device_has_the_bytes_is_found() {
+    let expect = "is struck before its device has";
+    check_write(WriteMistake::StruckEarly, expect);
+    check_write(WriteMistake::SpentEarly, expect);
+}
+
+#[test]
+fn a_sync_without_its_bytes_on_the_medium_is_found() {
+    check_write(WriteMistake::SyncedEarly, "the medium lacks");
+}
+
+#[test]
+fn pages_that_belong_to_two_are_found() {
+    check_write(WriteMistake::SamePages, "is granted and still in use");
+    check_write(
+        WriteMistake::GivenBackUsed,
+        "is given back and still in use",
+    );
+}
+
+#[test]
+fn acknowledged_bytes_that_never_reach_their_device_are_found() {
+    check_write(WriteMistake::NotSent, "are not on its device");
+}
+
+#[test]
+fn requests_to_the_wrong_place_are_found() {
+    check_write(WriteMistake::Misplaced, "blocks that were not reserved");
+    check_write(
+        WriteMistake::SentTwice,
+        "writes a page that another request writes",
+    );
+}
+
+#[test]
+fn wrong_words_about_a_file_are_found() {
+    check_write(WriteMistake::WrongLength, "but the file has");
+    check_write(WriteMistake::CleanEarly, "is clean, and its device lacks");
+    check_write(WriteMistake::BlocksKept, "keeps blocks up to");
+    check_write(WriteMistake::LaneDoneEarly, "is done with");
+}
+
+#[test]
+fn a_read_of_other_bytes_than_were_acknowledged_is_found() {
+    check_write(WriteMistake::NotFilled, "was acknowledged");
+    check_write(WriteMistake::ReadLeft, "is left to its client");
+}
+
+#[test]
+fn a_sync_while_the_drive_alone_has_the_bytes_is_found() {
+    let text = WRITERS.replace("[[disk]]\n", "[[disk]]\nmemory = { mb = 64 }\n");
+    let scenario = Scenario::parse(&text).expect("a scenario");
+    let server = Server::new(scenario.server.limits(), scenario.server.policy());
+    let server = Spoiled::new(server, WriteMistake::SyncedEarly);
+    let world = scenario.world_of(3, Box::new(server));
+    let told = scenario.play("mistakes", 3, world).violations;
+    assert!(
+        told.iter().any(|line| line.contains("the medium lacks")),
+        "{told:#?}"
+    );
+    let calm = scenario.run("mistakes", 3).violations;
+    assert_eq!(calm, Vec::<String>::new());
 }
