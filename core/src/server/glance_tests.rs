@@ -223,17 +223,21 @@ fn a_read_whose_pages_go_while_the_file_is_looked_at_is_read_again() {
     for _ in 0..30 {
         step(&mut bench, 1);
     }
-    let mut last = 0;
-    for nth in 0..20 {
-        last = step(&mut bench, 3 + nth % 7);
-    }
+    let places: Vec<u64> = (0..20).map(|nth| step(&mut bench, 3 + nth % 7)).collect();
     assert_eq!(standing(&bench), Standing::Contract);
     let stream = bench.server.streams.iter().next().expect("it reads").1;
     assert!(bench.server.glances_about(stream));
     // Its bytes are cached; but the file has to be looked at first, and somebody has changed it.
-    bench.now = bench.now + Duration::from_s(2);
-    bench.read(1, 1, 900, last + 1000, 6);
+    for nth in 0..4 {
+        bench.read(1, 1, 800 + nth, places[10] + 1000 + nth * 6, 6);
+        assert!(bench.outcome(800 + nth).is_some());
+        bench.end(1, 800 + nth);
+    }
+    bench.now = bench.now + Duration::from_ms(800);
+    bench.read(1, 1, 900, places[10] + 1024, 6);
     assert_eq!(bench.outcome(900), None);
+    let stream = bench.server.streams.iter().next().expect("it reads").1;
+    assert!(bench.server.glances_about(stream));
     assert_eq!(core::mem::take(&mut bench.stats), [FileId(1)]);
     bench.step(Event::Stat {
         file: FileId(1),
