@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sizes, rates and spans of time on the lab's command line, as the rest of the command line reads them
-//! (`engine/daemon/src/config/amount.rs`), which the lab may not import.
+//! Sizes, rates and spans of time on the lab's command line, as the rest of the command line reads
+//! them (`engine/daemon/src/config/amount.rs`), which the lab may not import.
 //!
-//! Beside that a size may have a bare `k`, `M`, `G` or `T` (decimal), and a span that is a bare number is in seconds.
+//! Beside that a size may have a bare `k`, `M`, `G` or `T` (decimal), and a span that is a bare
+//! number is in seconds.
 
 use std::time::Duration;
 
@@ -55,7 +56,8 @@ pub fn parse_amount(text: &str) -> Result<u64, String> {
     })
 }
 
-/// Bits a second. `100M`, `1.5G`, `100 Mb/s`; of bytes a second it is refused rather than guessed at.
+/// Bits a second. `100M`, `1.5G`, `100 Mb/s`; of bytes a second it is refused rather than guessed
+/// at.
 pub fn parse_bitrate(text: &str) -> Result<u64, String> {
     let no_rate =
         || format!("`{text}` is no rate; expected bits a second, for instance 100M, 1.5G or 48k");

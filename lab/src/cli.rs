@@ -38,7 +38,8 @@ pub struct Cli {
 pub enum Command {
     /// Play N streams from one server and report late frames
     Play(Box<PlayArgs>),
-    /// Editors at work: timelines with cuts, multicam, scrubbing, conforming and mixes, on several servers in turn
+    /// Editors at work: timelines with cuts, multicam, scrubbing, conforming and mixes, on several
+    /// servers in turn
     Edit(Box<EditArgs>),
     /// Record N streams through one server; check acknowledgement, durability, extents and bytes
     Record(Box<RecordArgs>),
@@ -157,7 +158,8 @@ pub struct StrokesArgs {
     /// Frames per round
     #[arg(long, default_value_t = 24, value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pub frames: u64,
-    /// Pages of 4 KiB per frame; the default is 2K film: 2,048 × 1,556 pixels of four bytes, and a header
+    /// Pages of 4 KiB per frame; the default is 2K film: 2,048 × 1,556 pixels of four bytes, and a
+    /// header
     #[arg(long, value_name = "N", default_value_t = 3113, value_parser = clap::value_parser!(u64).range(1..=65_536))]
     pub frame_pages: u64,
     /// Small writes per round
@@ -201,8 +203,9 @@ pub struct ArrayArgs {
 /// The disk and its footage.
 #[derive(Clone, Debug, Args)]
 pub struct StageArgs {
-    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (at a half, a quarter, an eighth of its rates), `ssd`
-    /// (a modelled solid-state drive), `memory` (a device that takes no time) or a folder on your own disk
+    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (at a
+    /// half, a quarter, an eighth of its rates), `ssd` (a modelled solid-state drive), `memory` (a
+    /// device that takes no time) or a folder on your own disk
     #[arg(long, default_value = "table5")]
     pub disk: Place,
     #[command(flatten)]
@@ -252,8 +255,8 @@ pub struct PlayersArgs {
     /// One file per frame
     #[arg(long)]
     pub sequence: bool,
-    /// Also drop names, inodes and extents from memory, as after a restart of the machine; by default the folders
-    /// were listed before, and only the footage is cold
+    /// Also drop names, inodes and extents from memory, as after a restart of the machine; by
+    /// default the folders were listed before, and only the footage is cold
     #[arg(long)]
     pub cold_metadata: bool,
     /// Time beyond its length after which a run that cannot keep up is ended
@@ -358,8 +361,9 @@ pub struct PlayArgs {
 /// The disk of a run that writes. It is created for the run and never kept.
 #[derive(Clone, Debug, Args)]
 pub struct GroundArgs {
-    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (at a half, a quarter, an eighth of its rates), `ssd`
-    /// (a modelled solid-state drive), `memory` (a device that takes no time) or a folder on your own disk
+    /// `table5` (a modelled disk array), `table5-half`, `table5-quarter`, `table5-eighth` (at a
+    /// half, a quarter, an eighth of its rates), `ssd` (a modelled solid-state drive), `memory` (a
+    /// device that takes no time) or a folder on your own disk
     #[arg(long, default_value = "table5")]
     pub disk: Place,
     #[command(flatten)]
@@ -368,18 +372,22 @@ pub struct GroundArgs {
     /// File system of the modelled disk
     #[arg(long, value_enum, default_value_t = FileSystem::Ext4)]
     pub fs: FileSystem,
-    /// Make and mount ext4 as docs/guide/recording.md recommends for media: with its tables in one place, so that they do not split large
-    /// files, and a journal commit every 30 s. By default mkfs.ext4 and mount use their own defaults
+    /// Make and mount ext4 as docs/guide/recording.md recommends for media: with its tables in one
+    /// place, so that they do not split large files, and a journal commit every 30 s. By default
+    /// mkfs.ext4 and mount use their own defaults
     #[arg(long)]
     pub media_format: bool,
-    /// Volatile write cache of 256 MB on the modelled disk, as in the paper's array; `--write-back=false`: none
+    /// Volatile write cache of 256 MB on the modelled disk, as in the paper's array;
+    /// `--write-back=false`: none
     #[arg(long, value_name = "BOOL", default_value_t = true, action = ArgAction::Set, num_args = 0..=1,
           require_equals = true, default_missing_value = "true")]
     pub write_back: bool,
-    /// Folder for the bytes of the modelled disk, if memory is too small; it has to be on a disk several times as fast
+    /// Folder for the bytes of the modelled disk, if memory is too small; it has to be on a disk
+    /// several times as fast
     #[arg(long, value_name = "DIR")]
     pub disk_folder: Option<PathBuf>,
-    /// Write buffer of Rushes; 0: its daemon takes no writes. Rivals get the same amount of additional page cache
+    /// Write buffer of Rushes; 0: its daemon takes no writes. Rivals get the same amount of
+    /// additional page cache
     #[arg(long, value_name = "SIZE", default_value = "1GiB", value_parser = parse_amount)]
     pub write_buffer: u64,
     /// A line for [write] in rushes.toml, such as 'age="2s"'; may be repeated
@@ -454,7 +462,8 @@ pub struct RecordArgs {
 /// A pool that tidies itself while clients play and record.
 #[derive(Clone, Debug, Args)]
 pub struct TidyArgs {
-    /// Work for tidying: files beside the footage, in several segments or on members to which others are added
+    /// Work for tidying: files beside the footage, in several segments or on members to which
+    /// others are added
     #[arg(long, value_name = "WHAT", value_enum)]
     pub tidy: Option<Untidy>,
     /// Number of these files
@@ -466,7 +475,8 @@ pub struct TidyArgs {
     /// Time of tidying, in the words of `rushes pool policy --tidy`; `off` to compare
     #[arg(long, value_name = "WHEN", default_value = "always")]
     pub tidy_when: String,
-    /// Number of disks that become members only after all files are written; default 1, with `--tidy grow` 2
+    /// Number of disks that become members only after all files are written; default 1, with
+    /// `--tidy grow` 2
     #[arg(long, value_name = "N")]
     pub added: Option<u64>,
 }
@@ -759,7 +769,8 @@ pub struct MostArgs {
 /// `lab compare`.
 #[derive(Clone, Debug, Args)]
 pub struct CompareArgs {
-    /// Servers: rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring, io_uring, absent
+    /// Servers: rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring,
+    /// io_uring, absent
     #[arg(
         long,
         value_delimiter = ',',
@@ -889,7 +900,8 @@ pub struct PowerArgs {
     /// The file system
     #[arg(long)]
     pub fs: FileSystem,
-    /// A file system, or the mount of a pool: a catalogue on ext4 and three members, one of them on ext4
+    /// A file system, or the mount of a pool: a catalogue on ext4 and three members, one of them on
+    /// ext4
     #[arg(long, value_enum, default_value_t = power::Layout::Plain)]
     pub layout: power::Layout,
     /// Door through which the workload writes
@@ -907,7 +919,8 @@ pub struct PowerArgs {
     /// Folder for recordings that show a violation
     #[arg(long, value_name = "DIR", default_value = "build/lab/power-cuts")]
     pub keep: PathBuf,
-    /// Use recordings kept in this folder; each new recording differs a little, because of the kernel's timing
+    /// Use recordings kept in this folder; each new recording differs a little, because of the
+    /// kernel's timing
     #[arg(long, value_name = "DIR")]
     pub from: Option<PathBuf>,
     /// Mount options to try, such as barrier=0

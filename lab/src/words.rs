@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every word that the lab understands, as JSON, for `rushes completions`: `rushes` does not link the lab.
+//! Every word that the lab understands, as JSON, for `rushes completions`: `rushes` does not link
+//! the lab.
 //!
 //! Its reader is `cli/src/lab_words.rs`.
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Stages of several disks from end to end, small, on disks that take no time: a pool of ours, and its rivals. They play and write, every
-//! byte is right, and nothing is left behind. How fast anything is is measured elsewhere.
+//! Stages of several disks from end to end, small, on disks that take no time: a pool of ours, and
+//! its rivals. They play and write, every byte is right, and nothing is left behind. How fast
+//! anything is is measured elsewhere.
 
 mod kit;
 
@@ -40,7 +41,8 @@ fn check_played(report: &Value, layout: &str) {
     assert_eq!(report["disk"], "memory");
 }
 
-/// Which reads of whom were due in time is for quiet machines; that somebody had a contract is seen on any.
+/// Which reads of whom were due in time is for quiet machines; that somebody had a contract is seen
+/// on any.
 fn check_contract(report: &Value) {
     let rows = report["per_stream"].as_array().expect("a list");
     assert!(
@@ -58,7 +60,8 @@ fn streams_are_played_from_a_pool_under_contract() {
     let report = rooms.run(&format!("{PLAY} --server rushes --layout pool"));
     check_played(&report, "pool");
     assert_eq!(report["streams_per_disk"], serde_json::json!([2, 2]));
-    // Whoever is early or late here, the daemon was asked, by the mount of each member, and its streams are known by their objects.
+    // Whoever is early or late here, the daemon was asked, by the mount of each member, and its
+    // streams are known by their objects.
     check_contract(&report);
     let sessions = report["status"]["sessions"].as_array().expect("a list");
     assert!(sessions.iter().all(|session| session["door"] == "fuse"));
@@ -160,8 +163,9 @@ fn a_pool_of_unequal_disks_is_filled_beside_players() {
     assert_eq!(count(filling, "filled_bytes_wrong"), 0, "{filling:#}");
     assert_eq!(filling["fill_errors"], Value::Array(Vec::new()));
     assert!(count(filling, "filled_bytes") > 700 << 20, "{filling:#}");
-    // A disk as small as these keeps a hundredth for itself; and a file that was open when the last writer was refused had up to a sixteenth of
-    // what was left reserved, more than once on its way.
+    // A disk as small as these keeps a hundredth for itself; and a file that was open when the last
+    // writer was refused had up to a sixteenth of what was left reserved, more than once on its
+    // way.
     let free = filling["free_permille"].as_array().expect("one for each");
     assert_eq!(free.len(), 2);
     assert!(

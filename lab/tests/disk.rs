@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The slow disk on the real kernel: bytes, timing, faults, and that nothing stays behind.
 //!
-//! Times have wide bounds, since the machine may be busy; that the model itself is right is tested on a
-//! virtual clock beside it. Without root or `/dev/fuse` these tests skip aloud.
+//! Times have wide bounds, since the machine may be busy; that the model itself is right is tested
+//! on a virtual clock beside it. Without root or `/dev/fuse` these tests skip aloud.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -21,7 +21,8 @@ use rushes_lab::stage::take::Take;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
 const PAGE: usize = 4096;
 
-/// False, and a word about it, where there can be no slow disk; under `make test` that is a failure.
+/// False, and a word about it, where there can be no slow disk; under `make test` that is a
+/// failure.
 fn possible(test: &str) -> bool {
     let possible = rustix::process::geteuid().is_root() && File::open("/dev/fuse").is_ok();
     if !possible {
@@ -186,7 +187,8 @@ fn real_requests_take_the_time_of_the_model_and_not_less() {
     let taken = start.elapsed().as_secs_f64() * 1e3;
     let read = disk.statistics().unwrap().read;
     assert_eq!(read.bytes, 10 << 20);
-    // A busy kernel may hand a request over in two parts, the second of them first: then the first is positioned too.
+    // A busy kernel may hand a request over in two parts, the second of them first: then the first
+    // is positioned too.
     assert!((10..=14).contains(&read.positioned_count), "{read:?}");
     // Ten times 6.1 ms of transfer, and positioning between 0.4 and 1.53 times 15.2 ms.
     let positioned = read.positioned_count as f64;
@@ -221,8 +223,8 @@ fn requests_that_wait_are_taken_in_order_of_place() {
         }
     });
     let read = disk.statistics().unwrap().read;
-    // In order of place a way costs k = 0.76, 11.5 ms; after 100 ms those that waited longest come first.
-    // That makes 104 ms, at worst 112; in the order in which they were sent it would be 141.
+    // In order of place a way costs k = 0.76, 11.5 ms; after 100 ms those that waited longest come
+    // first. That makes 104 ms, at worst 112; in the order in which they were sent it would be 141.
     assert_eq!(read.positioned_count, 8);
     assert!(read.busy_ms < 125.0, "{read:?}");
     disk.close().unwrap();
@@ -478,7 +480,8 @@ fn nothing_stays_behind_when_the_owner_is_killed() {
         std::thread::sleep(Duration::from_millis(delay_ms));
         owner.kill().unwrap();
         owner.wait().unwrap();
-        // The server goes by itself; without one, what there is of the disk goes with the next clean.
+        // The server goes by itself; without one, what there is of the disk goes with the next
+        // clean.
         std::thread::sleep(Duration::from_millis(100));
         within(Duration::from_secs(30), "disk gone", || {
             clean();

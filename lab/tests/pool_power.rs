@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Power cuts of a pool, all of its disks at one instant, with a daemon and without one, while members fill, are emptied and tidied: nothing
-//! that was promised is missing, fsck mends what is left, and a disk that lies is found out.
+//! Power cuts of a pool, all of its disks at one instant, with a daemon and without one, while
+//! members fill, are emptied and tidied: nothing that was promised is missing, fsck mends what is
+//! left, and a disk that lies is found out.
 //!
-//! The same with more points is `rushes lab power-cuts --layout pool`. Without root, `/dev/fuse`, the file systems' tools or a built
-//! `rushes` these tests skip aloud.
+//! The same with more points is `rushes lab power-cuts --layout pool`. Without root, `/dev/fuse`,
+//! the file systems' tools or a built `rushes` these tests skip aloud.
 
 use std::path::PathBuf;
 

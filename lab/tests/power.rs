@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Power cuts on the real kernel's ext4 and XFS, under a daemon and without one: nothing that was promised is missing; and where a disk or
-//! a door lies, it is found out.
+//! Power cuts on the real kernel's ext4 and XFS, under a daemon and without one: nothing that was
+//! promised is missing; and where a disk or a door lies, it is found out.
 //!
-//! The same with more points is `rushes lab power-cuts`. Without root, `/dev/fuse`, the file system's tools or a built
-//! `rushes` these tests skip aloud.
+//! The same with more points is `rushes lab power-cuts`. Without root, `/dev/fuse`, the file
+//! system's tools or a built `rushes` these tests skip aloud.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -138,7 +138,8 @@ fn daemon_over_a_disk_that_forgets_flushes_and_a_door_that_forgets_the_daemon_ar
         if possible("daemon that is lied about", file_system, Server::Rushes) {
             for lie in [Lie::Flush, Lie::Door] {
                 let rules = broken(file_system, Server::Rushes, lie);
-                // (What comes of it first follows from when the daemon writes: bytes, lengths or names.)
+                // (What comes of it first follows from when the daemon writes: bytes, lengths or
+                // names.)
                 assert!(!rules.is_empty(), "{file_system:?}, {lie:?}");
             }
         }
@@ -155,7 +156,8 @@ fn door_that_forgets_a_daemon_needs_one() {
     assert!(error.to_string().contains("--server rushes"), "{error:#}");
 }
 
-/// The file system itself does not flush: the fault is in the software, as the faults are that this is made for.
+/// The file system itself does not flush: the fault is in the software, as the faults are that this
+/// is made for.
 #[test]
 fn file_system_without_barriers_is_found_out() {
     if !possible("barrier", FileSystem::Ext4, Server::None) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes-lab record` and its kin from end to end, small, on the slow disk, against plain Samba and against Rushes: they write, say what
-//! they must, and leave nothing behind. How late anything is is measured elsewhere; machines that test are busy.
+//! `rushes-lab record` and its kin from end to end, small, on the slow disk, against plain Samba
+//! and against Rushes: they write, say what they must, and leave nothing behind. How late anything
+//! is is measured elsewhere; machines that test are busy.
 
 mod kit;
 

@@ -99,7 +99,8 @@ impl Question {
                 rate = p.log_between(5.0, 500.0);
             }
             let rate = BytesPerSecond::from_bits((rate * 1e6) as u64);
-            // Frames of 40, 80 or 160 ms, at most 4 MiB: a player's reads, coarse where that is all the same.
+            // Frames of 40, 80 or 160 ms, at most 4 MiB: a player's reads, coarse where that is all
+            // the same.
             let mut period = 40u64 << p.below(3);
             while rate.bytes_in(Duration::from_ms(period)).0 > 4 << 20 {
                 period /= 2;

@@ -10,7 +10,8 @@
 //! - no slot is refilled under a client's hands or while a device still writes into it;
 //! - every request is answered exactly once, the dead are not answered, and nobody waits for ever;
 //! - the rules of [`crate::written`] for bytes that are written through lanes;
-//! - no bound of `Limits` is passed; forgotten files are not used; requests have the form agreed on.
+//! - no bound of `Limits` is passed; forgotten files are not used; requests have the form agreed
+//!   on.
 
 use crate::files::{FileIndex, Files};
 use crate::written::Written;
@@ -329,7 +330,8 @@ impl Checker {
         }
     }
 
-    /// A client that wrote `range` of a file on its own descriptor asks for that to be acknowledged.
+    /// A client that wrote `range` of a file on its own descriptor asks for that to be
+    /// acknowledged.
     pub fn native_asked(
         &mut self,
         now: Instant,
@@ -341,8 +343,8 @@ impl Checker {
         self.ask(now, session, request, Asked::Told { file, range, write });
     }
 
-    /// A client asks for a change to be acknowledged: `serial` is the file's after the change. A size that another changed
-    /// behind the server's back before is not made known by it.
+    /// A client asks for a change to be acknowledged: `serial` is the file's after the change. A
+    /// size that another changed behind the server's back before is not made known by it.
     pub fn change_asked(
         &mut self,
         now: Instant,
@@ -1058,7 +1060,8 @@ impl Checker {
         };
         let oldest = books.map_or(0, |books| books.size_serial_of(asked));
         let is_it = |size: u64| size.saturating_sub(range.start.0).min(range.length.0) == length;
-        // A client's write makes the file as long as the server knew it without what a stranger did before.
+        // A client's write makes the file as long as the server knew it without what a stranger did
+        // before.
         let mut ends = books.into_iter().flat_map(Acknowledged::ends);
         if !known.lengths_since(oldest, range).any(|l| l == length)
             && (known.untold.is_empty() || !ends.any(is_it))
@@ -1191,8 +1194,8 @@ impl Checker {
         self.flights.len() + self.written.flight_count()
     }
 
-    /// At the end, when everybody had time: nothing is in flight, nobody waits, and nothing that was
-    /// acknowledged is missing. `is_excused`: the device of that file never gets well.
+    /// At the end, when everybody had time: nothing is in flight, nobody waits, and nothing that
+    /// was acknowledged is missing. `is_excused`: the device of that file never gets well.
     pub fn finish(&mut self, now: Instant, files: &Files, is_excused: impl Fn(FileIndex) -> bool) {
         self.written.finish(files, is_excused);
         self.tell_of_writes(now);

@@ -30,7 +30,8 @@ pub struct Latency {
     pub complete: Duration,
     /// Finding out about a file.
     pub open: Duration,
-    /// Small reads of the file's disk that finding out takes (names, inode, extents that no cache holds).
+    /// Small reads of the file's disk that finding out takes (names, inode, extents that no cache
+    /// holds).
     pub open_reads: u32,
     /// Small reads that it takes to find out that a name does not exist, the first time.
     pub absent_reads: u32,

@@ -133,7 +133,8 @@ mod tests {
         assert_ne!(event(RateSource::Header), event(RateSource::Rule));
     }
 
-    /// Kept seeds and a replay elsewhere are told apart by it: what is mixed must not depend on the machine or the compiler.
+    /// Kept seeds and a replay elsewhere are told apart by it: what is mixed must not depend on the
+    /// machine or the compiler.
     #[test]
     fn the_fingerprint_of_a_known_run_stays() {
         let mut digest = Digest::default();

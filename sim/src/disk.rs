@@ -25,7 +25,8 @@ const READ_AHEAD_BYTES: u64 = 8 << 20;
 /// until then another one may come, and goes first.
 const CLASS_RESTART: Duration = Duration::from_us(300);
 
-/// The array of rt-Samba's Table 5: 15.2 ms and 172 MB/s for reads, 8 ms and 145 MB/s for writes, 40 GB.
+/// The array of rt-Samba's Table 5: 15.2 ms and 172 MB/s for reads, 8 ms and 145 MB/s for writes,
+/// 40 GB.
 pub fn table5() -> DeviceModel {
     let model = |ns: u64, rate: u64| ServiceModel {
         fixed: Duration(ns * 40 / 100),
@@ -454,7 +455,8 @@ mod tests {
 
     #[test]
     fn random_reads_are_as_fast_as_table_5_says() {
-        // rt-Samba's Table 5: direct random reads in Mb/s by request size; one line fits it to 12 %.
+        // rt-Samba's Table 5: direct random reads in Mb/s by request size; one line fits it to 12
+        // %.
         let goal = [
             (64 << 10, 35.0),
             (512 << 10, 205.0),
@@ -496,8 +498,8 @@ mod tests {
             order.push(done.unwrap().job.range.start.0 >> 30);
             now = next;
         }
-        // 24 MiB take 0.16 s: after the second, the one behind the head has waited longest with the other,
-        // and came first among equals by its arrival.
+        // 24 MiB take 0.16 s: after the second, the one behind the head has waited longest with the
+        // other, and came first among equals by its arrival.
         assert_eq!(order, [1, 5, 20, 0]);
     }
 

@@ -2,8 +2,8 @@
 //! The files of the simulated world: where they lie, how long they are, what was written when.
 //!
 //! Content is abstract: a file has a serial that every change raises, and what is read carries the
-//! serial of the instant of reading. Bytes are right when they come from the right file and place and
-//! are no older than the last change that was acknowledged there.
+//! serial of the instant of reading. Bytes are right when they come from the right file and place
+//! and are no older than the last change that was acknowledged there.
 
 use rushes_core::server::{Extent, FileFacts, FileKey, RateHint, WriteWay};
 use rushes_core::units::*;
@@ -70,7 +70,8 @@ pub struct WorldFile {
 }
 
 impl WorldFile {
-    /// How many bytes a read of `range` may give that sees the file as of change `oldest` or a later one.
+    /// How many bytes a read of `range` may give that sees the file as of change `oldest` or a
+    /// later one.
     pub fn lengths_since(&self, oldest: u64, range: ByteRange) -> impl Iterator<Item = u64> + '_ {
         let later = self.sizes.iter().skip(1).map(|(serial, _)| *serial);
         let ends = later.chain([u64::MAX]);
@@ -160,7 +161,8 @@ impl Files {
         self.by_id.len() - self.free_ids.len()
     }
 
-    /// Somebody begins to change it: its version says so from now on, its bytes when they are there.
+    /// Somebody begins to change it: its version says so from now on, its bytes when they are
+    /// there.
     pub fn stamp(&mut self, index: FileIndex, now: Instant) {
         let file = self.get_mut(index);
         file.version += 1;
@@ -173,7 +175,8 @@ impl Files {
         file.version > 1 && now.since(file.version_at) < FRESH
     }
 
-    /// By then everybody sees what a stranger does to it now of whom nobody tells: a second, and three behind a client's last change (0038).
+    /// By then everybody sees what a stranger does to it now of whom nobody tells: a second, and
+    /// three behind a client's last change (0038).
     pub fn seen_by(&self, index: FileIndex, now: Instant) -> Instant {
         let told = self.get(index).told_at.map(|told| told + BEHIND_A_CLIENT);
         told.map_or(now, |told| told.max(now))

@@ -2,11 +2,11 @@
 //! Streams with a promise, and whether it was kept, by the players' own measure.
 //!
 //! A stream counts as promised when the ledger says *contract* right after its first read was taken
-//! (where nothing is decided then, of a sequence, and in worlds too large to look that often: at the
-//! first look after its first frame).
-//! From then on every late frame of it is a broken promise, except after a pause or jump of its own
-//! (counted apart). A contract that is withdrawn while the player plays is counted as shed. A contract
-//! that comes later is none by this measure: the player's clock has run since its open.
+//! (where nothing is decided then, of a sequence, and in worlds too large to look that often: at
+//! the first look after its first frame). From then on every late frame of it is a broken promise,
+//! except after a pause or jump of its own (counted apart). A contract that is withdrawn while the
+//! player plays is counted as shed. A contract that comes later is none by this measure: the
+//! player's clock has run since its open.
 
 use crate::client::Kind;
 use crate::player::{Player, PlayerCount, Source};
@@ -102,8 +102,8 @@ impl Watch {
                     standing = record.standing;
                 }
             }
-            // Nothing decided yet (its pattern is not clear, or no rule tells its rate): look again after its
-            // first frame.
+            // Nothing decided yet (its pattern is not clear, or no rule tells its rate): look again
+            // after its first frame.
             if standing != Standing::BestEffort {
                 self.seen[index].first = Some(standing);
             }
@@ -191,7 +191,8 @@ pub struct Report {
     pub frames: u64,
     /// Late frames of all.
     pub late: u64,
-    /// Late frames of promised players, before any pause or jump of theirs and before they were shed.
+    /// Late frames of promised players, before any pause or jump of theirs and before they were
+    /// shed.
     pub late_promised: u64,
     /// Promised players with such frames.
     pub late_promised_streams: u64,
@@ -221,11 +222,13 @@ pub struct Report {
     pub copy_wait_ms_max: f64,
     /// Requests of copies that failed.
     pub copy_failed: u64,
-    /// Single frames that were looked at, and from asking for one until it came, for 19 of 20. Units: ms.
+    /// Single frames that were looked at, and from asking for one until it came, for 19 of 20.
+    /// Units: ms.
     pub scrub_frames: u64,
     /// See there.
     pub scrub_ms_p95: f64,
-    /// Frames of editors whose clips are several files, late ones, and the worst behind its time. Units: ms.
+    /// Frames of editors whose clips are several files, late ones, and the worst behind its time.
+    /// Units: ms.
     pub op_atom_frames: u64,
     /// See there.
     pub op_atom_late: u64,
@@ -397,7 +400,8 @@ fn ledger(world: &World, watch: &Watch, report: &mut Report) {
         let Kind::Play(player) = &client.kind else {
             continue;
         };
-        // Streams may have been split by jumps or forgotten; the ledger is bounded. An editor has one of each clip.
+        // Streams may have been split by jumps or forgotten; the ledger is bounded. An editor has
+        // one of each clip.
         let cuts = matches!(player.plan.source, Source::Timeline(_));
         let record = match lines[index].as_slice() {
             [record] => StreamRecord::clone(record),
@@ -407,13 +411,14 @@ fn ledger(world: &World, watch: &Watch, report: &mut Report) {
         if player.died || player.count.plain_count > 0 {
             continue;
         }
-        // A jump begins a new line, and so does the second frame of a sequence without a rule; the ledger
-        // keeps so many closed ones.
+        // A jump begins a new line, and so does the second frame of a sequence without a rule; the
+        // ledger keeps so many closed ones.
         let many_lines = player.count.jump_count > 0 || record.sequence || cuts;
         if many_lines && closed_count >= CLOSED_KEPT {
             continue;
         }
-        // Frames of a sequence that was not recognised are lines of their own, most of them forgotten.
+        // Frames of a sequence that was not recognised are lines of their own, most of them
+        // forgotten.
         if record.sequence != matches!(player.plan.source, Source::Sequence(_)) {
             continue;
         }

@@ -2,8 +2,8 @@
 //! The server that the world drives: the real one, or a naive one to compare with and to test the
 //! checkers on.
 //!
-//! The naive one has no pattern, no deadline and no cache worth the name: every read goes to the disk
-//! as it comes. It can be told to make mistakes, each of which a checker must find.
+//! The naive one has no pattern, no deadline and no cache worth the name: every read goes to the
+//! disk as it comes. It can be told to make mistakes, each of which a checker must find.
 
 use rushes_core::server::*;
 use rushes_core::units::*;

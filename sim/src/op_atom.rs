@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Editors who work Avid's way: each clip is one file of picture and several of sound, and a cut goes to all of them at once.
+//! Editors who work Avid's way: each clip is one file of picture and several of sound, and a cut
+//! goes to all of them at once.
 //!
-//! Such a program reads one file after the other: a frame of picture when its time has come, and a second of each sound where
-//! one begins. The frame is there when the last of them is. Handles stay open.
+//! Such a program reads one file after the other: a frame of picture when its time has come, and a
+//! second of each sound where one begins. The frame is there when the last of them is. Handles stay
+//! open.
 
 use crate::client::{Answer, Hand, Scene};
 use crate::files::FileIndex;

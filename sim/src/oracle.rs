@@ -2,11 +2,11 @@
 //! Promises that could have been made: known policies played offline, with the true device,
 //! knowing it all.
 //!
-//! A set of streams is servable when one of the policies keeps every frame in time. The policies are
-//! earliest deadline first, rounds in position order (C-SCAN), and what lies between (grouped sweeping:
-//! among those due within a window, the nearest ahead), each with several lengths of round, two ways to
-//! share the buffers and two ways to start; and least slack first.
-//! No delays of daemon or door are counted, so the oracle is a little better than any server can be.
+//! A set of streams is servable when one of the policies keeps every frame in time. The policies
+//! are earliest deadline first, rounds in position order (C-SCAN), and what lies between (grouped
+//! sweeping: among those due within a window, the nearest ahead), each with several lengths of
+//! round, two ways to share the buffers and two ways to start; and least slack first. No delays of
+//! daemon or door are counted, so the oracle is a little better than any server can be.
 
 use crate::disk::positioning_ns;
 use rushes_core::server::DeviceModel;
@@ -30,7 +30,8 @@ pub struct Ask {
 /// How requests are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    /// Nearest ahead among those due within so many thousandths of a round; 0: earliest deadline first.
+    /// Nearest ahead among those due within so many thousandths of a round; 0: earliest deadline
+    /// first.
     Window(u64),
     /// Least slack: deadline less the time its visit takes.
     Slack,
@@ -147,7 +148,8 @@ impl Oracle {
             transfer += ask.rate.0 as f64 / model.rate.0 as f64;
             roots += (ask.rate.0 as f64).sqrt();
         }
-        // Buffers split best are proportional to roots; visits are at most twice what is held on average.
+        // Buffers split best are proportional to roots; visits are at most twice what is held on
+        // average.
         let positioning = roots * roots * model.fixed.0 as f64 / 1e9 / (2.0 * self.cache as f64);
         // Over a finite time the preroll helps by its share.
         let span = self.horizon.0.max(1) as f64;

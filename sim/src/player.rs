@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Players, and what they measured of themselves.
 //!
-//! The lab's rule: a player asks for frame *n* not before `start + n·period`, and the frame is late past
-//! `start + preroll + n·period`, where `start` is when its open returned. After a pause or a jump it
-//! starts anew.
+//! The lab's rule: a player asks for frame *n* not before `start + n·period`, and the frame is late
+//! past `start + preroll + n·period`, where `start` is when its open returned. After a pause or a
+//! jump it starts anew.
 
 use crate::client::{Answer, Hand, Kind, Scene, Waiting};
 use crate::files::FileIndex;
@@ -59,7 +59,8 @@ pub struct PlayerPlan {
     pub request_bytes: u64,
     /// Requests outstanding at once.
     pub in_flight: usize,
-    /// Closes each clip of a timeline with its last frame, and opens the next with its first; else all stay open.
+    /// Closes each clip of a timeline with its last frame, and opens the next with its first; else
+    /// all stay open.
     pub closes_first: bool,
     /// Order.
     pub pattern: Pattern,
@@ -108,14 +109,16 @@ pub struct PlayerCount {
     pub first_late_at: Option<Instant>,
     /// Times it paused or jumped.
     pub jump_count: u64,
-    /// When it first came to the end of its source and went on at the other end, which is a jump too.
+    /// When it first came to the end of its source and went on at the other end, which is a jump
+    /// too.
     pub wrapped_at: Option<Instant>,
 }
 
 /// Slack of all players over time, for tables.
 #[derive(Clone, Debug, Default)]
 pub struct SlackLog {
-    /// By second: least slack (negative: late) in ns of frames that came then, and how many were late.
+    /// By second: least slack (negative: late) in ns of frames that came then, and how many were
+    /// late.
     pub seconds: Vec<(i64, u64)>,
     /// The first late frames: client, its frame, when it was due, by how much it was late.
     pub late: Vec<(u32, u64, Instant, Duration)>,
@@ -443,7 +446,8 @@ impl Player {
                 self.note_late(frame.due, known, frame.after_jump);
             }
         }
-        // Those it never came to ask for, since earlier ones were missing: of these nobody else can know.
+        // Those it never came to ask for, since earlier ones were missing: of these nobody else can
+        // know.
         let clearly_late_count = self.count.clearly_late_count;
         while self.ordinal < self.plan.frame_count {
             let due = self.earliest(self.ordinal) + self.plan.preroll;

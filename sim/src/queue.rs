@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Coming events, in order of time; at one instant, in the order they were put in.
 //!
-//! A binary heap of small keys over a slab; nothing is allocated once both have reached their greatest
-//! size.
+//! A binary heap of small keys over a slab; nothing is allocated once both have reached their
+//! greatest size.
 
 use rushes_core::units::Instant;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Bits of a key that name the place in the slab; the others are the order. So 2^24 things may be to
-/// happen at once, and 2^40 in a run.
+/// Bits of a key that name the place in the slab; the others are the order. So 2^24 things may be
+/// to happen at once, and 2^40 in a run.
 const PLACE_BITS: u32 = 24;
 
 /// The queue.

@@ -14,8 +14,8 @@ const TWICE_EVERY: u64 = 8;
 /// Runs a scenario.
 #[derive(Clone, Debug, Args)]
 pub struct Run {
-    /// Its name, or a file. `swarm` is another scenario for every seed; `all` is every scenario but the
-    /// longest.
+    /// Its name, or a file. `swarm` is another scenario for every seed; `all` is every scenario but
+    /// the longest.
     pub scenario: String,
     /// First seed.
     #[arg(long, default_value_t = 1)]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A scenario: workload plus troublemakers plus expectations, as a small text file.
 //!
-//! Every key has a default, so that a file says only what matters to it; an unknown key is an error.
-//! With a seed a scenario is one run, the same for ever.
+//! Every key has a default, so that a file says only what matters to it; an unknown key is an
+//! error. With a seed a scenario is one run, the same for ever.
 
 use crate::client::{Kind, Latency};
 use crate::disk::volatile::{INTO_MEMORY, MemoryPlan};
@@ -133,8 +133,8 @@ pub struct DiskPlan {
     pub truth_percent: u64,
     /// Of the disk of Table 5: positioning of a write, in the mean; 0: 8000. Units: µs.
     pub write_way_us: u64,
-    /// Of the disk of Table 5: it moves so many times fewer bytes a second, and positions as quickly;
-    /// 0: 1.
+    /// Of the disk of Table 5: it moves so many times fewer bytes a second, and positions as
+    /// quickly; 0: 1.
     pub slower: u64,
     /// Its memory.
     pub memory: MemoryPlan,
@@ -183,7 +183,8 @@ pub struct PlayerGroup {
     pub in_flight: usize,
     /// One file a frame.
     pub sequence: bool,
-    /// Of a pool, whose members are the disks: its frames lie on one after the other. Then all players are clients of its door.
+    /// Of a pool, whose members are the disks: its frames lie on one after the other. Then all
+    /// players are clients of its door.
     pub pool: bool,
     /// From the last frame to the first.
     pub reverse: bool,
@@ -207,7 +208,8 @@ pub struct PlayerGroup {
     pub extent_mb: u64,
     /// The driver does not know where the file lies.
     pub unknown_extents: bool,
-    /// They play a timeline each: cuts, so far apart at least, between clips that all of them have. 0: no cuts. Units: ms.
+    /// They play a timeline each: cuts, so far apart at least, between clips that all of them have.
+    /// 0: no cuts. Units: ms.
     pub cut_ms_min: u64,
     /// And so far apart at most. Units: ms.
     pub cut_ms_max: u64,
@@ -217,7 +219,8 @@ pub struct PlayerGroup {
     pub closes_first: bool,
     /// Clips of the timelines.
     pub clips: u64,
-    /// Length of each clip; 0: as long as its place on the disk allows, a gigabyte at most. Units: MB.
+    /// Length of each clip; 0: as long as its place on the disk allows, a gigabyte at most. Units:
+    /// MB.
     pub clip_mb: u64,
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Readers of single frames: a hand on the mouse, and a conform.
 //!
-//! Both ask for one frame, wait until it is there, and ask for another, forwards or backwards, near or elsewhere. A hand is no
-//! faster than its period; a conform asks at once, and always elsewhere. Nothing of theirs is played, so nothing behind a frame
-//! is worth fetching.
+//! Both ask for one frame, wait until it is there, and ask for another, forwards or backwards, near
+//! or elsewhere. A hand is no faster than its period; a conform asks at once, and always elsewhere.
+//! Nothing of theirs is played, so nothing behind a frame is worth fetching.
 
 use crate::client::{Answer, Hand, Scene, Waiting};
 use crate::files::FileIndex;

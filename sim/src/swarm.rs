@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A scenario from a seed alone: which troubles exist varies, not only their order.
 //!
-//! Every kind of client and trouble is switched off as often as on, and its weight is drawn wildly, so
-//! that rare combinations are met. Where nothing in the world breaks the promise's premises (the disk is
-//! as told, nobody else uses it), no promised stream may ever be late; everywhere else all but the
-//! lateness must hold.
+//! Every kind of client and trouble is switched off as often as on, and its weight is drawn wildly,
+//! so that rare combinations are met. Where nothing in the world breaks the promise's premises (the
+//! disk is as told, nobody else uses it), no promised stream may ever be late; everywhere else all
+//! but the lateness must hold.
 
 use crate::disk::volatile::MemoryPlan;
 use crate::disk::{BadRange, Faults, SlowPhase};
@@ -379,7 +379,8 @@ impl PlayerGroup {
         (self.megabits * self.frame_ms / 8.0 * 1000.0 / 1024.0).ceil() as u64
     }
 
-    /// Requests that are shorter the wire does not carry fast enough, whatever the server does: each goes there and back. Units: KiB.
+    /// Requests that are shorter the wire does not carry fast enough, whatever the server does:
+    /// each goes there and back. Units: KiB.
     fn least_kib(&self, wire: &LatencyPlan) -> u64 {
         let way_us = 2 * (2 * wire.door_us + wire.reorder_us + self.jitter_us);
         let bytes = self.megabits / 8.0 * way_us as f64 / self.in_flight.max(1) as f64;

@@ -2,7 +2,8 @@
 //! The lab's figures played in the simulator: a tuning aid.
 //!
 //! The same players, copies and disk as `rushes lab play --disk table5`, without Samba and without
-//! waiting: 100 Mb/s in frames of 500 kB every 40 ms, files spread evenly over 40 GB, 1 GiB of cache.
+//! waiting: 100 Mb/s in frames of 500 kB every 40 ms, files spread evenly over 40 GB, 1 GiB of
+//! cache.
 
 use crate::client::{Kind, Latency};
 use crate::disk::{self, Faults};

@@ -181,7 +181,8 @@ pub struct World {
     pub digest: Digest,
     /// Print every event and action.
     pub trace: bool,
-    /// Stop when a client's first read was taken, so that somebody can look at the ledger right then.
+    /// Stop when a client's first read was taken, so that somebody can look at the ledger right
+    /// then.
     pub stop_at_first_reads: bool,
     /// Clients whose first read was taken since somebody looked.
     pub first_reads: Vec<u32>,
@@ -392,7 +393,8 @@ impl World {
             }
             What::StatTold { file, look } => {
                 if self.files.by_id(file) == Some(look.file) {
-                    // The size is told; which bytes a newer version means is not, until it is opened or a second has passed.
+                    // The size is told; which bytes a newer version means is not, until it is
+                    // opened or a second has passed.
                     self.checker.size_seen(self.now, look.file, look.serial);
                     self.step(Event::Stat {
                         file,
@@ -436,7 +438,8 @@ impl World {
         }
     }
 
-    /// A client's first read was taken when both it and what was found out about its file have come.
+    /// A client's first read was taken when both it and what was found out about its file have
+    /// come.
     fn taken(&mut self, client: u32) {
         let hand = &mut self.clients[client as usize].hand;
         if hand.half_taken {
@@ -456,8 +459,8 @@ impl World {
         }
     }
 
-    /// A file was opened: its version tells of all changes until it was looked at, so nobody may see older bytes or
-    /// sizes now.
+    /// A file was opened: its version tells of all changes until it was looked at, so nobody may
+    /// see older bytes or sizes now.
     fn facts(&mut self, look: Look) -> FileFacts {
         if self.files.seen_by(look.file, self.now) == self.now {
             for (range, serial) in self.files.take_untold(look.file, look.serial) {

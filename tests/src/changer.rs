@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A program on the server that changes a file of a share in every way there is, as it is told.
 //!
-//! Python, since half of these ways (mappings, requests handed to the kernel without waiting) want pointers.
+//! Python, since half of these ways (mappings, requests handed to the kernel without waiting) want
+//! pointers.
 
 use crate::needs;
 use crate::ring::RING;

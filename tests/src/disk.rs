@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file system to serve from: ext4 in an image over a loop device, so that direct I/O and extents are
-//! real; or on the lab's slow disk, which fails and stalls when it is told.
+//! A file system to serve from: ext4 in an image over a loop device, so that direct I/O and extents
+//! are real; or on the lab's slow disk, which fails and stalls when it is told.
 
 use crate::needs;
 use crate::scratch::Scratch;
@@ -39,8 +39,8 @@ impl Disk {
         Disk { mount, slow: None }
     }
 
-    /// Make and mount an XFS of blocks of 16 KiB on a disk of such, which takes no smaller direct request (Linux 6.12). None: this
-    /// kernel has no such disks.
+    /// Make and mount an XFS of blocks of 16 KiB on a disk of such, which takes no smaller direct
+    /// request (Linux 6.12). None: this kernel has no such disks.
     pub fn large_blocks(scratch: &Scratch, bytes: u64) -> Option<Disk> {
         let image = scratch.path().join("disk.img");
         File::create(&image)
@@ -79,7 +79,8 @@ impl Disk {
         mount_tmpfs(&inner, bytes);
     }
 
-    /// An ext4 on the lab's slow disk, its timing off: as fast as memory until it is told otherwise.
+    /// An ext4 on the lab's slow disk, its timing off: as fast as memory until it is told
+    /// otherwise.
     pub fn slow(scratch: &Scratch, bytes: u64) -> Disk {
         let disk = Disk::modelled(scratch, "ext4", bytes, &[]);
         disk.tell("timing off");
@@ -93,7 +94,8 @@ impl Disk {
         disk
     }
 
-    /// The same with a volatile write cache and its timing on: what is not flushed may be gone after [`Disk::lose_power`].
+    /// The same with a volatile write cache and its timing on: what is not flushed may be gone
+    /// after [`Disk::lose_power`].
     pub fn volatile(scratch: &Scratch, bytes: u64) -> Disk {
         Disk::modelled(scratch, "ext4", bytes, &["--write-back"])
     }
@@ -117,11 +119,11 @@ impl Disk {
         }
     }
 
-    /// Take a slow disk's power away, and mount what its medium has then elsewhere: its folder. The disk itself fails everything
-    /// from now on.
+    /// Take a slow disk's power away, and mount what its medium has then elsewhere: its folder. The
+    /// disk itself fails everything from now on.
     ///
-    /// A copy is mounted: smbd of this test and of others have this disk mounted in name spaces of their own, and would
-    /// have the kernel go on with what it remembers.
+    /// A copy is mounted: smbd of this test and of others have this disk mounted in name spaces of
+    /// their own, and would have the kernel go on with what it remembers.
     pub fn lose_power(&self, scratch: &Scratch, seed: u64) -> PathBuf {
         self.tell(&format!("power off {seed}"));
         let name = self
@@ -209,8 +211,9 @@ impl Drop for Disk {
     }
 }
 
-/// The kernel has nothing of a file in its cache but what it has still to write: what a disk did not take is gone. Only of this file: other tests,
-/// beside this one, count on what it has of theirs.
+/// The kernel has nothing of a file in its cache but what it has still to write: what a disk did
+/// not take is gone. Only of this file: other tests, beside this one, count on what it has of
+/// theirs.
 pub fn forget(path: &Path) {
     let file = File::open(path).expect("the file is there");
     rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("any file system");

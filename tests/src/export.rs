@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool export` of a test's pool, with the distribution's servers behind it, on ports of its own.
+//! `rushes pool export` of a test's pool, with the distribution's servers behind it, on ports of
+//! its own.
 
 use crate::disk::run;
 use crate::needs;

@@ -13,7 +13,8 @@ const BUCKETS: u64 = 2048;
 /// Where the key stands in the table. Units: bytes.
 const KEY_AT: u64 = 48;
 
-/// Of these files the ones of the bucket that has most of them, in their order. `runtime`: the daemon's folder.
+/// Of these files the ones of the bucket that has most of them, in their order. `runtime`: the
+/// daemon's folder.
 ///
 /// Shape    each file: whatever the caller calls it, its `st_dev`, its `st_ino`
 pub fn of_one_bucket<T>(runtime: &Path, files: impl IntoIterator<Item = (T, u64, u64)>) -> Vec<T> {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Random operations on files through the real door, compared with a model of them: what fsx is for a
-//! local file system, with what SMB adds (copies on the server, several clients, allocation sizes).
+//! Random operations on files through the real door, compared with a model of them: what fsx is for
+//! a local file system, with what SMB adds (copies on the server, several clients, allocation
+//! sizes).
 //!
 //! Each worker has two files of its own and does one thing at a time, so the bytes of a file are
 //! always known; many workers share a few connections, so that requests are pipelined and the
@@ -44,8 +45,9 @@ pub struct Plan {
     pub clients: usize,
     /// Say nothing on the way.
     pub quiet: bool,
-    /// The daemon dies meanwhile. Then times are not compared: one that a file has may be milliseconds older after that, which is an open
-    /// fault; bytes and lengths are compared as ever.
+    /// The daemon dies meanwhile. Then times are not compared: one that a file has may be
+    /// milliseconds older after that, which is an open fault; bytes and lengths are compared as
+    /// ever.
     pub daemon_dies: bool,
     /// Rises with each operation, for a thread that waits for them.
     pub steps: Arc<AtomicU64>,
@@ -112,7 +114,8 @@ pub fn client(world: &World) -> Connection {
 
 /// Do it.
 ///
-/// Errors   the first divergence: what differs, what was done to the file before, how to see it again
+/// Errors   the first divergence: what differs, what was done to the file before, how to see it
+/// again
 pub fn run(port: u16, folder: &Path, plan: &Plan) -> Result<Report, String> {
     let clients: Vec<Arc<Connection>> = (0..plan.clients)
         .map(|_| Connection::connect(port, crate::smbd::SHARE).map(Arc::new))
@@ -496,7 +499,8 @@ impl<'a> Worker<'a> {
             must("close", self.clients[client].close(handle))?;
             self.said(format!("{name} is made"));
         }
-        // Another smbd that has it open learns of a new name by and by only, and looks for the old one until then.
+        // Another smbd that has it open learns of a new name by and by only, and looks for the old
+        // one until then.
         for other in (0..self.clients.len()).filter(|&other| other != client) {
             self.close(file, other)?;
         }
@@ -641,7 +645,8 @@ impl<'a> Worker<'a> {
         Ok(())
     }
 
-    /// How Windows says how long a file will be: one byte an allocation unit, from the front to the end.
+    /// How Windows says how long a file will be: one byte an allocation unit, from the front to the
+    /// end.
     fn announce(&mut self, file: usize, client: usize) -> Step {
         let unit = 1 << (12 + self.random.below(5));
         let mut offset = self.size(file).next_multiple_of(unit) + unit - 1;

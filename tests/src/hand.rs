@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The other end of `smb-hand`: an SMB client that does one thing at a time, when it is told.
 //!
-//! Every answer is waited for with a bound: a hang is a failure with a name, not a test that never ends.
+//! Every answer is waited for with a bound: a hang is a failure with a name, not a test that never
+//! ends.
 
 use crate::smbd::{PASSWORD, SHARE, USER};
 use std::io::{BufRead, BufReader, Write};
@@ -29,7 +30,8 @@ pub struct Hand {
 }
 
 impl Hand {
-    /// Start a client; it connects at its first command. `program`: `env!("CARGO_BIN_EXE_smb-hand")`.
+    /// Start a client; it connects at its first command. `program`:
+    /// `env!("CARGO_BIN_EXE_smb-hand")`.
     pub fn connect(program: &str, port: u16) -> Hand {
         let mut child = Command::new(Path::new(program))
             .arg(format!("smb://127.0.0.1:{port}"))

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An iSCSI client that stays logged in: `qemu-io`, which is libiscsi with a command line. Every wait has a bound.
+//! An iSCSI client that stays logged in: `qemu-io`, which is libiscsi with a command line. Every
+//! wait has a bound.
 
 use crate::needs;
 use crate::random::Random;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A daemon that is killed again and again while clients work, and what their requests had to wait.
 //!
-//! The longest request is measured and printed, not judged: it also waits for its turn. A daemon that dies before anybody has had anything of it
-//! leaves requests waiting for the next one: those over several kills are measured by themselves.
+//! The longest request is measured and printed, not judged: it also waits for its turn. A daemon
+//! that dies before anybody has had anything of it leaves requests waiting for the next one: those
+//! over several kills are measured by themselves.
 
 use crate::daemon::Daemon;
 use crate::random::Random;
@@ -120,8 +121,9 @@ pub fn wanted() -> usize {
     text.parse().expect("RUSHES_TEST_KILLS is a number")
 }
 
-/// Kill the daemon so often and start it again. Before it is killed it `serves`, and then each client ends `least` steps, so that nobody is only kept
-/// waiting; but some daemons die before anybody has had anything of them.
+/// Kill the daemon so often and start it again. Before it is killed it `serves`, and then each
+/// client ends `least` steps, so that nobody is only kept waiting; but some daemons die before
+/// anybody has had anything of them.
 ///
 /// `now` says how many steps each client has ended.
 pub fn kill<const CLIENTS: usize>(

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Tests through the real doors, and tests of the source tree itself.
 //!
-//! This library holds what several of them need. It imports no other crate of the workspace: programs
-//! are driven as their users drive them, and the source is read as text.
+//! This library holds what several of them need. It imports no other crate of the workspace:
+//! programs are driven as their users drive them, and the source is read as text.
 
 pub mod changer;
 pub mod daemon;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An NFSv4.0 client of our own, as small as the tests allow (RFC 7530, 7531): it has handles, cookies and states in its hands, which
-//! a client library keeps to itself, and it says what the server said.
+//! An NFSv4.0 client of our own, as small as the tests allow (RFC 7530, 7531): it has handles,
+//! cookies and states in its hands, which a client library keeps to itself, and it says what the
+//! server said.
 
 mod extended;
 
@@ -207,7 +208,8 @@ impl Nfs4 {
             None,
         )
         .expect("a socket");
-        // As a kernel's client does: from a port that only root may use. Some are taken, or were until a moment ago.
+        // As a kernel's client does: from a port that only root may use. Some are taken, or were
+        // until a moment ago.
         let begin = std::process::id() as u16 % 400;
         let bound = (0..400)
             .map(|step| 600 + (begin + step) % 400)
@@ -243,7 +245,8 @@ impl Nfs4 {
         }
     }
 
-    /// Connect as the client of this name, which may open files. The same name and boot: the same client.
+    /// Connect as the client of this name, which may open files. The same name and boot: the same
+    /// client.
     pub fn connect(port: u16, name: &str, boot: u64) -> Nfs4 {
         let mut nfs = Nfs4::connect_from(IpAddr::from([127, 0, 0, 1]), port);
         let ops = Ops::default()
@@ -268,7 +271,8 @@ impl Nfs4 {
         nfs
     }
 
-    /// One COMPOUND as root of "test". `Err`: the connection is gone, which is 0, or what the RPC layer said.
+    /// One COMPOUND as root of "test". `Err`: the connection is gone, which is 0, or what the RPC
+    /// layer said.
     fn ask(&mut self, ops: &Ops) -> Result<Answer, u32> {
         self.xid += 1;
         let call = Ops::default()

@@ -49,7 +49,8 @@ pub struct PoolWorld {
 const END_PATIENCE: Duration = Duration::from_secs(300);
 
 impl PoolWorld {
-    /// Made and mounted: a catalogue on an ext4 of its own, members as asked. None: the machine lacks something, which was said.
+    /// Made and mounted: a catalogue on an ext4 of its own, members as asked. None: the machine
+    /// lacks something, which was said.
     pub fn build(members: &[Made]) -> Option<PoolWorld> {
         PoolWorld::build_with(members, false)
     }
@@ -194,8 +195,8 @@ impl PoolWorld {
         fs::read_to_string(self.scratch.path().join("daemon.log")).unwrap_or_default()
     }
 
-    /// How much the mount's process has read so far, of whatever: what a program reads through it is in it, what the kernel does by
-    /// passthrough is not. Units: bytes.
+    /// How much the mount's process has read so far, of whatever: what a program reads through it
+    /// is in it, what the kernel does by passthrough is not. Units: bytes.
     pub fn read_by_mount(&self) -> u64 {
         let pid = self.mount.as_ref().expect("it is mounted").id();
         let text = fs::read_to_string(format!("/proc/{pid}/io")).expect("ours");
@@ -203,7 +204,8 @@ impl PoolWorld {
         line.expect("the kernel counts").parse().expect("a number")
     }
 
-    /// A daemon that serves its members, so many, with a session of the mount for each. `rules`: more of its configuration.
+    /// A daemon that serves its members, so many, with a session of the mount for each. `rules`:
+    /// more of its configuration.
     pub fn served(&self, member_count: usize, rules: &str) -> Daemon {
         let daemon = self.serve(member_count, rules);
         daemon.wait_for_members(member_count);
@@ -219,7 +221,8 @@ impl PoolWorld {
         Daemon::start(&self.scratch, &spec)
     }
 
-    /// SIGKILL to the process that was started to mount it, and, where that is a keeper, with it to the one that serves: the mount is dead.
+    /// SIGKILL to the process that was started to mount it, and, where that is a keeper, with it to
+    /// the one that serves: the mount is dead.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.mount.take() {
             let serving = child_of(child.id());
@@ -240,7 +243,8 @@ impl PoolWorld {
         child.wait().expect("it is ours")
     }
 
-    /// The process that was started to mount it is the caller's from now on; another one may be started.
+    /// The process that was started to mount it is the caller's from now on; another one may be
+    /// started.
     pub fn take(&mut self) -> Child {
         self.mount.take().expect("it is mounted")
     }
@@ -352,7 +356,8 @@ impl PoolWorld {
             if is_read_only == options.contains("ro") {
                 return;
             }
-            // A loop device that was read-only goes a moment after its mount, and is used again until then.
+            // A loop device that was read-only goes a moment after its mount, and is used again
+            // until then.
             assert!(Instant::now() < end, "member {number} stays read-only");
             self.unplug(number);
             std::thread::sleep(Duration::from_millis(50));

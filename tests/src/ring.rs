@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Writes by io_uring, for the Python programs of these tests: Python's library has no word for it.
 
-/// A class that goes before such a program, which has `checked` and `libc`. Offsets are those of `struct io_uring_params` and `io_uring_sqe` (io_uring_setup(2)).
+/// A class that goes before such a program, which has `checked` and `libc`. Offsets are those of
+/// `struct io_uring_params` and `io_uring_sqe` (io_uring_setup(2)).
 pub(crate) const RING: &str = r#"
 import ctypes, mmap, struct
 

@@ -2,8 +2,8 @@
 //! Just enough Rust to ask "does the code, not a comment or a string, say this?"
 //!
 //! No parser: [`code_only`] blanks out comments and literals and keeps every line where it was, and
-//! [`without_tests`] cuts what stands behind `#[cfg(test)]`. A rule that needs more than words in code
-//! belongs into clippy, not here.
+//! [`without_tests`] cuts what stands behind `#[cfg(test)]`. A rule that needs more than words in
+//! code belongs into clippy, not here.
 
 /// The same text with comments, strings and character literals replaced by spaces. Newlines stay.
 pub fn code_only(text: &str) -> String {
@@ -114,7 +114,8 @@ fn character(chars: &[char], at: usize) -> usize {
     }
 }
 
-/// `code` (already [`code_only`]) with every item behind `#[cfg(test)]` or `#[cfg(all(test, …))]` blanked out.
+/// `code` (already [`code_only`]) with every item behind `#[cfg(test)]` or `#[cfg(all(test, …))]`
+/// blanked out.
 pub fn without_tests(code: &str) -> String {
     let mut out = code.to_owned();
     for marker in ["#[cfg(test)]", "#[cfg(all(test"] {
@@ -168,7 +169,8 @@ pub fn word_lines<'a>(code: &'a str, word: &'a str) -> impl Iterator<Item = usiz
     })
 }
 
-/// First names of the paths that start with `prefix` (such as `crate::`), groups included: `crate::{a::B, c}` is a, c.
+/// First names of the paths that start with `prefix` (such as `crate::`), groups included:
+/// `crate::{a::B, c}` is a, c.
 pub fn path_heads(code: &str, prefix: &str) -> Vec<String> {
     let mut heads = Vec::new();
     for (at, _) in code.match_indices(prefix) {

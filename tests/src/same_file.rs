@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Several SMB clients write over one another in one file while daemons and smbds are killed; each block says in the end which write it is from.
+//! Several SMB clients write over one another in one file while daemons and smbds are killed; each
+//! block says in the end which write it is from.
 //!
-//! A block may have the bytes of any write that was not over before another one of that block, which was acknowledged, began: clients that
-//! write at once have no order. A write whose connection broke was over when the client saw that: it is there by then, or never.
-//! A model that takes the order of answers for the order of writes finds a few blocks wrong in most rounds; these are printed as well.
+//! A block may have the bytes of any write that was not over before another one of that block,
+//! which was acknowledged, began: clients that write at once have no order. A write whose
+//! connection broke was over when the client saw that: it is there by then, or never. A model that
+//! takes the order of answers for the order of writes finds a few blocks wrong in most rounds;
+//! these are printed as well.
 
 use crate::random::Random;
 use crate::smb2::{Connection, Disposition, Handle};
@@ -155,7 +158,8 @@ fn check(found: &[u8], base: &[u8], writes: &[Write], block: u64, what: &str) ->
     wrong
 }
 
-/// Blocks that do not begin with the bytes of the write that was answered last: what a model would say that takes answers for an order.
+/// Blocks that do not begin with the bytes of the write that was answered last: what a model would
+/// say that takes answers for an order.
 fn otherwise(found: &[u8], writes: &[Write], block: u64) -> usize {
     let differs = |number: &u64| {
         let at = number * block;

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An SMB2 client in a few hundred lines, for what libsmbclient does not let us say: several requests
-//! under way in one connection, ranges made zero, copies on the server, allocation sizes.
+//! An SMB2 client in a few hundred lines, for what libsmbclient does not let us say: several
+//! requests under way in one connection, ranges made zero, copies on the server, allocation sizes.
 //!
-//! It comes as a guest (no keys, so no signing and no encryption), speaks the oldest dialect (2.0.2: at
-//! most 64 KiB a request, one credit each) unless leases are wanted (2.1), and keeps nothing for itself unless it is
-//! told to ([`Keeping`]). Any number of threads may use one connection: each waits for its own answers only, and every wait has a bound.
+//! It comes as a guest (no keys, so no signing and no encryption), speaks the oldest dialect
+//! (2.0.2: at most 64 KiB a request, one credit each) unless leases are wanted (2.1), and keeps
+//! nothing for itself unless it is told to ([`Keeping`]). Any number of threads may use one
+//! connection: each waits for its own answers only, and every wait has a bound.
 
 mod keeping;
 
@@ -168,7 +169,8 @@ impl Connection {
         Connection::speaking(OLDEST, port, share)
     }
 
-    /// The same to a server that may end meanwhile: what nobody answers fails with [`GONE`] or [`HANGS`].
+    /// The same to a server that may end meanwhile: what nobody answers fails with [`GONE`] or
+    /// [`HANGS`].
     pub fn connect_mortal(port: u16, share: &str) -> io::Result<Connection> {
         let mut connection = Connection::new(port)?;
         connection.is_mortal = true;

@@ -2,8 +2,8 @@
 //! A private smbd: the distribution's own, with folders, a port and a user list of its own.
 //!
 //! Our module is shown to this smbd alone, by a bind mount over Samba's module folder in a mount
-//! namespace of its own: Samba takes modules from that folder only, and nothing of the machine's Samba
-//! may change because somebody runs tests.
+//! namespace of its own: Samba takes modules from that folder only, and nothing of the machine's
+//! Samba may change because somebody runs tests.
 
 use crate::needs;
 use crate::scratch::Scratch;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that programs of the server change in every way there is, read over SMB meanwhile: from a second after the last
-//! change on each reader has its bytes and its length.
+//! Files that programs of the server change in every way there is, read over SMB meanwhile: from a
+//! second after the last change on each reader has its bytes and its length.
 //!
 //! Each worker has a file, a program that changes it ([`crate::changer`]) and a model. A round is a
 //! few changes in quick succession with reads beside them, so that there are blocks to become old;
@@ -22,7 +22,8 @@ use std::time::{Duration, Instant};
 
 /// From so long after the last change on reads must be right.
 const PROMISE: Duration = Duration::from_secs(1);
-/// And in a file to which a client of ours wrote less than so long before (docs/decisions/0038-looks.md).
+/// And in a file to which a client of ours wrote less than so long before
+/// (docs/decisions/0038-looks.md).
 const BESIDE_CLIENTS: Duration = Duration::from_secs(3);
 /// Bytes that are wrong for so long are wrong for good.
 const FOR_GOOD: Duration = Duration::from_secs(5);
@@ -73,7 +74,8 @@ pub struct Plan {
     pub only: Option<u64>,
     /// Only changes in these ways; empty: in all.
     pub ways: Vec<String>,
-    /// Reads that are wrong a second after the last change are a fault, and not only those that stay so.
+    /// Reads that are wrong a second after the last change are a fault, and not only those that
+    /// stay so.
     pub timed: bool,
     /// Go on after a fault.
     pub go_on: bool,
@@ -92,8 +94,8 @@ pub struct Report {
     pub faults: Vec<String>,
 }
 
-/// A server to do it on. A file of every second worker is read at a rate that is promised, and scattered reads are left to the
-/// kernel; without the analyser neither.
+/// A server to do it on. A file of every second worker is read at a rate that is promised, and
+/// scattered reads are left to the kernel; without the analyser neither.
 pub fn setup(backing: Backing, write_buffer: Option<&'static str>, analyser: bool) -> Setup {
     Setup {
         backing,

@@ -62,7 +62,8 @@ impl Stand {
         Stand::pool_of(&[(EXT4, 200), (XFS, 300)], false, false)
     }
 
-    /// The same of these members, perhaps with a keeper of the mount, perhaps with one more member on a disk that does what it is told and has most room.
+    /// The same of these members, perhaps with a keeper of the mount, perhaps with one more member
+    /// on a disk that does what it is told and has most room.
     pub fn pool_of(members: &[Made], is_kept: bool, has_slow_disk: bool) -> Option<Stand> {
         if !needs::all_there(&[Need::Program("smbd"), Need::Program("pdbedit")]) {
             return None;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The files of the project, as committed.
 //!
-//! Git is asked, so that scratch files and build output do not matter. Without git (a source archive)
-//! the folder is walked instead, leaving out what `.gitignore` names at the top.
+//! Git is asked, so that scratch files and build output do not matter. Without git (a source
+//! archive) the folder is walked instead, leaving out what `.gitignore` names at the top.
 
 use std::fs;
 use std::path::{Path, PathBuf};

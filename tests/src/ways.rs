@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A program that reads and writes files in each way a program can: through the kernel's cache, past it, by AIO, by io_uring, by mappings, by calls that change bytes
-//! without bringing any.
+//! A program that reads and writes files in each way a program can: through the kernel's cache,
+//! past it, by AIO, by io_uring, by mappings, by calls that change bytes without bringing any.
 
 use crate::needs;
 use crate::ring::RING;

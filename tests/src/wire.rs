@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The few requests of SMB 2.1 that no client here can send: file-system controls on an open file.
 //!
-//! Anonymous, and so without a signature or a password: the share needs `guest ok = yes` and the file must be
-//! everybody's to write. Reading and writing are the affair of [`crate::hand`].
+//! Anonymous, and so without a signature or a password: the share needs `guest ok = yes` and the
+//! file must be everybody's to write. Reading and writing are the affair of [`crate::hand`].
 
 use crate::smbd::SHARE;
 use std::io::{Read, Write};
@@ -106,7 +106,8 @@ impl Wire {
             &u16s(&[57, 0]),
             &u32s(&[code]),
             &file.0,
-            // Where the input is and how long, as few bytes of it back, then the same of the output.
+            // Where the input is and how long, as few bytes of it back, then the same of the
+            // output.
             &u32s(&[120, input.len() as u32, 0, 0, 0, 4096, 1, 0]),
             input,
         ]);

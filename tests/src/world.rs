@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Everything between a client's hand and the disk: a disk, a daemon, a private smbd with our module.
+//! Everything between a client's hand and the disk: a disk, a daemon, a private smbd with our
+//! module.
 //!
 //! Fields end in the order in which they stand, so the disk goes last.
 
@@ -206,7 +207,8 @@ impl World {
         })
     }
 
-    /// Wait until a file on the disk has these bytes: what was written through a lane gets there by and by.
+    /// Wait until a file on the disk has these bytes: what was written through a lane gets there by
+    /// and by.
     pub fn wait_for_file(&self, name: &str, bytes: &[u8]) {
         let end = Instant::now() + Duration::from_secs(15);
         loop {
@@ -267,7 +269,8 @@ impl World {
         assert_eq!(self.left_count(), 0);
     }
 
-    /// `rushes recover`, started by way of a program with its arguments if there is one, says these words and fails.
+    /// `rushes recover`, started by way of a program with its arguments if there is one, says these
+    /// words and fails.
     pub fn recover_fails(&self, by_way_of: &[&str], words: &[&str]) {
         let recover = self.rushes(&["recover"]);
         let mut command = Command::new(by_way_of.first().copied().unwrap_or("env"));

@@ -149,8 +149,8 @@ fn a_server_side_copy_in_the_place_of_a_cached_file_is_seen() {
     let (mut reader, held) = reader_of_clip(&world);
     reader.close(held);
     reader.unlink("clip.mov");
-    // `scopy` asks the server to copy: the bytes pass no read and no write of smbd. It only makes new files,
-    // and ext4 gives this one the inode number that was just freed.
+    // `scopy` asks the server to copy: the bytes pass no read and no write of smbd. It only makes
+    // new files, and ext4 gives this one the inode number that was just freed.
     run(Command::new(needs::path_of("smbclient"))
         .arg(format!("//127.0.0.1/{SHARE}"))
         .args(["-p", &world.smbd.port().to_string()])
@@ -160,8 +160,8 @@ fn a_server_side_copy_in_the_place_of_a_cached_file_is_seen() {
     pattern::check(2, 0, &reader.read(copied, 0, LENGTH), "the copy");
 }
 
-/// A world whose share also takes what [`Wire`] asks, and two clients that have read all of `clip.mov`, the second
-/// of them from the cache.
+/// A world whose share also takes what [`Wire`] asks, and two clients that have read all of
+/// `clip.mov`, the second of them from the cache.
 fn readers_of_a_share_for_all() -> Option<(World, [(Hand, Held); 2])> {
     let setup = Setup {
         share: vec![String::from("guest ok = yes")],
@@ -203,7 +203,8 @@ fn zeros_that_no_write_put_into_a_cached_file_are_seen_by_who_has_it_open() {
     };
     let mut wire = Wire::connect(world.smbd.port());
     let clip = wire.open("clip.mov");
-    // In a plain file smbd zeroes a range, in a sparse one it punches a hole; both are its fallocate.
+    // In a plain file smbd zeroes a range, in a sparse one it punches a hole; both are its
+    // fallocate.
     for (offset, length) in [(1_000_000, 1_500_000), (4_000_001, 1_000_000)] {
         wire.zero(clip, offset, length);
         for (hand, held) in &mut readers {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that make one file longer together: each sees the end as the other left it, and no byte of either is lost.
+//! Clients that make one file longer together: each sees the end as the other left it, and no byte
+//! of either is lost.
 //!
 //! An SMB server of Samba's kind writes where it is told, also for handles that may append alone: a
 //! client that appends beside others takes a lock, looks where the end is, writes there and gives
@@ -196,7 +197,8 @@ fn two_clients_that_lengthen_one_file_at_once_leave_no_hole() {
     pattern::check(9, 0, &found, "both clients'");
 }
 
-/// "At the end, wherever that is" is an offset of -1 to a Windows server; Samba refuses it, with our module as without.
+/// "At the end, wherever that is" is an offset of -1 to a Windows server; Samba refuses it, with
+/// our module as without.
 #[test]
 fn a_write_at_no_place_is_refused_and_changes_nothing() {
     let mut setup = setup("64MiB");

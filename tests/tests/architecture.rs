@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! ARCHITECTURE.md is held to the code: its tables of arrows equal the real graphs.
 //!
-//! Equal, not merely "at most": an arrow that nobody uses any more must leave the table, or the table
-//! stops being a map.
+//! Equal, not merely "at most": an arrow that nobody uses any more must leave the table, or the
+//! table stops being a map.
 
 use cargo_metadata::{DependencyKind, Metadata, MetadataCommand};
 use rushes_tests::rust_text::{code_only, has_word, path_heads, without_tests, word_lines};

@@ -85,7 +85,8 @@ fn a_client_that_waits_for_a_daemon_keeps_none_from_starting() {
     const WRITERS: u64 = 8;
     record(&fsx::client(&world), "take.mov");
     world.daemon().kill();
-    // Its smbd has never seen a daemon: cutting waits in its only thread for the bytes that the dead one had.
+    // Its smbd has never seen a daemon: cutting waits in its only thread for the bytes that the
+    // dead one had.
     let client = fsx::client(&world);
     let files: Vec<_> = (0..WRITERS)
         .map(|index| client.open(&format!("plain-{index}.mov"), Disposition::OpenIf))

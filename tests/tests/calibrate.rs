@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes calibrate` finds the model that the slow disk was made from, keeps it, and says why it cannot
-//! where it cannot. That the least squares are right is tested in the daemon, without a clock.
+//! `rushes calibrate` finds the model that the slow disk was made from, keeps it, and says why it
+//! cannot where it cannot. That the least squares are right is tested in the daemon, without a
+//! clock.
 //!
 //! It keeps time, so it runs alone (tests/doors.sh).
 
@@ -56,11 +57,12 @@ fn far_off(found: &serde_json::Value) -> Vec<String> {
     off
 }
 
-/// How often it is measured before it counts: a machine that has no processor to spare adds to each request what is not the
-/// disk's.
+/// How often it is measured before it counts: a machine that has no processor to spare adds to each
+/// request what is not the disk's.
 const TRIES: usize = 4;
 
-/// Bounds are wide for what a busy machine adds to each request; a wrong term would be off by far more.
+/// Bounds are wide for what a busy machine adds to each request; a wrong term would be off by far
+/// more.
 #[test]
 fn the_model_of_the_slow_disk_is_found_and_kept() {
     if !needs::all_there(&NEEDS) {
@@ -86,7 +88,8 @@ fn the_model_of_the_slow_disk_is_found_and_kept() {
     assert_eq!(found["source"], "whole_device");
     assert_eq!(found["identity"]["bytes"], 4u64 << 30);
     assert_eq!(found["write"]["estimated"], false);
-    // Its time may end, on a busy machine, before each of the 7 sizes had a request far from the last.
+    // Its time may end, on a busy machine, before each of the 7 sizes had a request far from the
+    // last.
     for table in ["read_table", "write_table"] {
         let rows = found[table].as_array().map(Vec::len);
         assert!(rows >= Some(5), "{table}: {:?}", found[table]);

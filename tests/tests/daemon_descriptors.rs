@@ -123,7 +123,8 @@ fn a_daemon_without_descriptors_leaves_reads_to_its_clients_and_serves_again() {
     let log = world.daemon().log();
     assert!(!log.contains("was closed by the daemon"), "{log}");
 
-    // Files that are closed make room for those that are opened, also with what was read of them in the cache.
+    // Files that are closed make room for those that are opened, also with what was read of them in
+    // the cache.
     let again = hand.open(&name(20));
     reads_right(&mut hand, again, 20);
     let status = world.daemon().wait_for("the file is served", |status| {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lane that nobody can trust: no daemon starts over it, an operator is told what can be told of it, and may give it up.
+//! A lane that nobody can trust: no daemon starts over it, an operator is told what can be told of
+//! it, and may give it up.
 
 use rushes_tests::disk::said;
 use rushes_tests::fsx::{self, client};
@@ -50,7 +51,8 @@ fn list(world: &World) -> Vec<Value> {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
 }
 
-/// A server over which two clients have written, each into a lane of its own, and whose daemon is dead.
+/// A server over which two clients have written, each into a lane of its own, and whose daemon is
+/// dead.
 struct Left {
     world: World,
     one: Connection,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! More files that are being written than one bucket of the facts takes: those that find no place there are written by their clients, and each
-//! answer about any of them is true.
+//! More files that are being written than one bucket of the facts takes: those that find no place
+//! there are written by their clients, and each answer about any of them is true.
 
 use rushes_tests::facts::{WAYS, of_one_bucket, told};
 use rushes_tests::fsx::{client, setup};
@@ -15,7 +15,8 @@ const LENGTH: usize = 20_000;
 /// Enough for forty in one of the 2,048 buckets; ext4 of a gigabyte has inodes for 65,536.
 const MADE: usize = 60_000;
 
-/// Many files are made by a program on the server, and those that meet named `0.mov` and so on. Their inodes.
+/// Many files are made by a program on the server, and those that meet named `0.mov` and so on.
+/// Their inodes.
 fn meeting(world: &World) -> Vec<u64> {
     let folder = world.path("many");
     fs::create_dir(&folder).expect("our own disk");

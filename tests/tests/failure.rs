@@ -361,7 +361,8 @@ fn newer_daemon(socket: &Path) -> Receiver<()> {
         let door = accept(&listener).expect("the door connects");
         let mut packet = [0; 4096];
         let (count, _) = recv(&door, &mut packet, RecvFlags::empty()).expect("the door says hello");
-        // Magic, version, message, zero: CONNECT (1) in its version becomes WELCOME (2) in the next.
+        // Magic, version, message, zero: CONNECT (1) in its version becomes WELCOME (2) in the
+        // next.
         assert!(count >= 64 && packet[8] == 1, "{:?}", &packet[..count]);
         packet[4] += 1;
         packet[8] = 2;

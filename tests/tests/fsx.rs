@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Random operations through a real smbd, compared with a model of the files; `make fsx` does a million.
+//! Random operations through a real smbd, compared with a model of the files; `make fsx` does a
+//! million.
 
 use rushes_tests::fsx::{Plan, run, setup};
 use rushes_tests::world::{Setup, World};

@@ -246,8 +246,8 @@ fn what_one_has_reserved_ahead_is_another_s_when_the_disk_is_full() {
     }
 }
 
-/// A local program shares the blocks of bytes that were acknowledged before: no server can know. It is said at the flush, nothing
-/// is lost, and it is written when there is room.
+/// A local program shares the blocks of bytes that were acknowledged before: no server can know. It
+/// is said at the flush, nothing is lost, and it is written when there is room.
 #[test]
 fn blocks_that_are_shared_behind_our_back_are_told_and_nothing_is_lost() {
     let Some(mut world) = world(Backing::SlowXfs) else {

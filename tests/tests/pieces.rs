@@ -165,8 +165,9 @@ fn a_stop_does_not_wait_for_long_for_a_file_that_cannot_be_written() {
     assert!(fs::read(world.path("a.mov")).expect("there") == bytes);
 }
 
-/// A file system whose blocks are larger than our pages (Linux 6.12) takes no request of a page past the kernel's cache. Its files are left to
-/// their clients; were one taken, it would go through that cache.
+/// A file system whose blocks are larger than our pages (Linux 6.12) takes no request of a page
+/// past the kernel's cache. Its files are left to their clients; were one taken, it would go
+/// through that cache.
 #[test]
 fn a_file_system_of_large_blocks_is_written() {
     let Some(mut world) = world(Backing::LargeBlocks) else {

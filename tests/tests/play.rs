@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes lab play` from end to end, small: it plays, says what it must, and leaves nothing behind. How late
-//! frames are is measured elsewhere; machines that test are busy.
+//! `rushes lab play` from end to end, small: it plays, says what it must, and leaves nothing
+//! behind. How late frames are is measured elsewhere; machines that test are busy.
 
 use rushes_tests::disk::Disk;
 use rushes_tests::needs::{self, Need, all_there};

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! POSIX ACLs on the mount of a pool: given, inherited and enforced as on a plain ext4, and kept over all that a pool goes through.
+//! POSIX ACLs on the mount of a pool: given, inherited and enforced as on a plain ext4, and kept
+//! over all that a pool goes through.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{EXT4, PoolWorld, XFS};

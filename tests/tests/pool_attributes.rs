@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attributes that users give a file of a pool leave its record the room to go on on another member, and a catalogue with little of that is warned of.
+//! Attributes that users give a file of a pool leave its record the room to go on on another
+//! member, and a catalogue with little of that is warned of.
 
 use rushes_tests::disk::run;
 use rushes_tests::needs;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Members that are not there when their pool is mounted, or are others than they should be; and files that are just larger than a member.
+//! Members that are not there when their pool is mounted, or are others than they should be; and
+//! files that are just larger than a member.
 //!
 //! It keeps time, so it runs alone (tests/doors.sh).
 

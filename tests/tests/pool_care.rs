@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool that is looked after: killed at every step of what changes it, looked through, mended, and its lost catalogue made anew, on real file systems.
+//! A pool that is looked after: killed at every step of what changes it, looked through, mended,
+//! and its lost catalogue made anew, on real file systems.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check, killed_at, put};
@@ -235,7 +236,8 @@ fn create_may_be_killed_at_every_step_and_is_finished_by_repeating_it() {
         }
         let mut create = Command::new(needs::path_of("rushes"));
         create.args(["pool", "create"]).args(&folders);
-        // Some kills, at later and later steps, then one that is not; each goes on where the one before it was.
+        // Some kills, at later and later steps, then one that is not; each goes on where the one
+        // before it was.
         for count in [1, 2, 3, 5, 9, 300] {
             if !killed_at(&create, call, count) {
                 break;
@@ -356,7 +358,8 @@ fn mending_may_be_killed_at_every_step_and_is_finished_by_repeating_it() {
             put(&world.path(format!("f{seed}")), seed, MIB + seed as usize).expect("room");
         }
         world.end();
-        // A stub that is gone without its objects, a record damaged by hand, an object that nobody ever wrote to, a file on its way out.
+        // A stub that is gone without its objects, a record damaged by hand, an object that nobody
+        // ever wrote to, a file on its way out.
         let tree = world.catalogue().join("tree");
         fs::remove_file(tree.join(format!("f{}", seeds[0]))).expect("our own disk");
         let stub = tree.join(format!("f{}", seeds[1]));

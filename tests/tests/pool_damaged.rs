@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk that does not give some of what it has, and a tree in which the name is taken under which a repair puts what it found.
+//! A disk that does not give some of what it has, and a tree in which the name is taken under which
+//! a repair puts what it found.
 
 use rushes_tests::disk::run;
 use rushes_tests::needs;
@@ -44,7 +45,8 @@ fn a_disk_that_does_not_give_one_file_is_emptied_of_all_others_and_rescued_with_
         .collect();
     assert!(there.len() >= 3, "{there:?}");
     world.end();
-    // Its inode is damaged, as by a bad block of the disk: the file system does not open it (EBADMSG or EIO).
+    // Its inode is damaged, as by a bad block of the disk: the file system does not open it
+    // (EBADMSG or EIO).
     let inode = fs::metadata(&object).expect("ours").ino();
     world.unplug(member);
     let image = world.scratch.path().join(format!("m{member}.img"));

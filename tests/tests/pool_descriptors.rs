@@ -59,7 +59,8 @@ fn who_opens_too_many_files_hears_it_and_nobody_else() {
         options.read(true).write(true).create(true).truncate(false);
         options
     };
-    // Opened before, and nothing done with them: the objects are to be opened, or made, when there is no room.
+    // Opened before, and nothing done with them: the objects are to be opened, or made, when there
+    // is no room.
     let empty = writable().open(world.path("empty")).expect("made");
     put(&world.path("written"), 1, BYTES).expect("there is room");
     let written = writable().open(world.path("written")).expect("there");
@@ -138,7 +139,8 @@ const LIMIT_OF_WIDE: u32 = 1024;
 const WIDTH: usize = 8;
 const UNIT: usize = 64 << 10;
 
-/// Files in many objects: each costs two descriptors when it is opened, and one for each object when it is read or written.
+/// Files in many objects: each costs two descriptors when it is opened, and one for each object
+/// when it is read or written.
 fn wide_files_that_are_all_used(is_served: bool) {
     if !needs::all_there(&[Need::Program("python3"), Need::Program("sh")]) {
         return;
@@ -253,7 +255,8 @@ fn files_in_many_objects_take_none_beside_a_daemon_either() {
 const QUICK: usize = 5;
 /// Files on these alone.
 const QUICK_COUNT: usize = 7;
-/// Files in an object on each member: with so many open there are more than may be, and with fewer not yet.
+/// Files in an object on each member: with so many open there are more than may be, and with fewer
+/// not yet.
 const OPEN_COUNT: usize = 12;
 const OPEN_LENGTH: usize = (QUICK + 1) * UNIT;
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -401,7 +404,8 @@ fn objects_that_cannot_be_closed_on_a_disk_that_hangs_keep_nobody_from_others() 
         }
         let finished = opening.is_finished();
         if finished {
-            // The first of each opened has none of its objects closed; the rest of the quick ones make room.
+            // The first of each opened has none of its objects closed; the rest of the quick ones
+            // make room.
             until("others are closed", PATIENCE, || {
                 open_objects(&world).0 < quick
             });

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool destroy` undoes a create and takes nothing else with it; a pool inside of a pool is not made.
+//! `rushes pool destroy` undoes a create and takes nothing else with it; a pool inside of a pool is
+//! not made.
 
 use rushes_tests::disk::run;
 use rushes_tests::pool::{EXT4, PoolWorld, XFS, put};

@@ -510,7 +510,8 @@ fn what_is_removed_by_one_door_is_whole_for_who_has_it_open_at_another() {
     };
     let (mut nfs, root) = doors.nfs("removed");
     let (smb, other) = (doors.smb(), doors.smb());
-    // Removed by a program, and by NFS, while SMB has it open; the name is free for another file at once.
+    // Removed by a program, and by NFS, while SMB has it open; the name is free for another file at
+    // once.
     for (seed, by_nfs) in [(1, false), (2, true)] {
         doors.put("take.mov", seed);
         let (file, _) = smb.open("take.mov", Disposition::Open).expect("opened");
@@ -876,13 +877,15 @@ fn layouts_are_neither_seen_nor_set_by_smb_and_nfs_whatever_they_are_called() {
     let (mut nfs, root) = doors.nfs("forger");
     let handle = nfs.lookup(&root, b"a.mov").expect("there");
     let mut extended = Extended::connect(doors.export.port, "forger").expect("NFSv4.2");
-    // An attribute of a user's goes through by SMB, so that what does not is refused for its name. Ganesha 4.3 hands on none at all.
+    // An attribute of a user's goes through by SMB, so that what does not is refused for its name.
+    // Ganesha 4.3 hands on none at all.
     smb.set_attribute(file, "colour", b"blue").expect("set");
     let seen = smb.attributes(file).expect("listed");
     assert_eq!(seen, [(String::from("colour"), b"blue".to_vec())]);
     assert_eq!(extended.get(&handle, "colour"), Err(NFS4ERR_NOTSUPP));
     for name in names {
-        // Taken or not: it may become an attribute of users, of which there are many, and nothing else.
+        // Taken or not: it may become an attribute of users, of which there are many, and nothing
+        // else.
         let _ = smb.set_attribute(file, name, &forged);
         let _ = extended.set(&handle, name, &forged);
         let stream = format!("a.mov:{name}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A member whose device fails, or whose file system's quota is used up: the others take what is new, and nobody is told that something is
-//! durable that is not.
+//! A member whose device fails, or whose file system's quota is used up: the others take what is
+//! new, and nobody is told that something is durable that is not.
 //!
 //! It keeps time, so it runs alone (tests/doors.sh).
 
@@ -35,7 +35,8 @@ enum Broken {
     Both,
 }
 
-/// Whether the file system has a journal, without which it would be read-only after its first write that failed.
+/// Whether the file system has a journal, without which it would be read-only after its first write
+/// that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Journal {
     Kept,
@@ -83,7 +84,8 @@ fn remount(world: &PoolWorld, meanwhile: impl FnOnce(&str)) {
     run(Command::new("mount").arg(&device).arg(folder));
 }
 
-/// A pool of a sound member, number 0, and one whose disk may be broken, number 1, which has more room.
+/// A pool of a sound member, number 0, and one whose disk may be broken, number 1, which has more
+/// room.
 fn world_with(journal: Journal) -> Option<PoolWorld> {
     if !needs::all_there(&[Need::Program("rushes-lab"), Need::Program("tune2fs")]) {
         return None;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A clip of which the kernel has the head in its cache: the daemon sees none of its first reads, and keeps what the header promises all the same. And
-//! a sequence of which the kernel has the first frames.
+//! A clip of which the kernel has the head in its cache: the daemon sees none of its first reads,
+//! and keeps what the header promises all the same. And a sequence of which the kernel has the
+//! first frames.
 
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, check, put};

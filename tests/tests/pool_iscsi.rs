@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file of a pool as a disk, through Debian's tgt, and the same bytes behind iSCSI, NFS and the mount at once.
+//! A file of a pool as a disk, through Debian's tgt, and the same bytes behind iSCSI, NFS and the
+//! mount at once.
 
 use rushes_tests::disk::run;
 use rushes_tests::export::{self, Export, ISCSI, NFS};

@@ -38,7 +38,8 @@ fn wish(folder: &Path, words: &str) {
     setxattr(folder, name, words.as_bytes(), XattrFlags::empty()).expect("a wish");
 }
 
-/// Nothing is wrong but what each death may leave: an object that was made and got no byte, because nobody has named it yet.
+/// Nothing is wrong but what each death may leave: an object that was made and got no byte, because
+/// nobody has named it yet.
 fn is_sound(world: &PoolWorld) {
     let (report, _) = world.json(&["fsck"], &[]);
     for finding in report["findings"].as_array().expect("a list") {
@@ -405,7 +406,8 @@ fn each_byte_is_what_was_written_whichever_of_daemon_and_mount_dies() {
     }
 }
 
-/// Have the process that serves killed as it is about to answer something; when this returns, whatever it answers next.
+/// Have the process that serves killed as it is about to answer something; when this returns,
+/// whatever it answers next.
 fn die_before_answering(world: &PoolWorld) -> (u32, Child) {
     let serving = world.serving().expect("it serves");
     let tracer = Command::new(needs::path_of("strace"))

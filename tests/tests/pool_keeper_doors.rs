@@ -74,7 +74,8 @@ impl Clients {
         }
     }
 
-    /// A take is recorded and read behind its writer, and read whole at its end; then the next one over it.
+    /// A take is recorded and read behind its writer, and read whole at its end; then the next one
+    /// over it.
     fn record(&self, port: u16) {
         let client = Connection::connect(port, SHARE).expect("smbd lets guests in");
         for take in 1.. {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file that was read by passthrough, once nobody has it open any more: the kernel is asked whether somebody has it mapped wherever that matters, and
-//! it is as any other file as soon as nobody has.
+//! A file that was read by passthrough, once nobody has it open any more: the kernel is asked
+//! whether somebody has it mapped wherever that matters, and it is as any other file as soon as
+//! nobody has.
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::mapper::{Mapper, hex};
@@ -70,7 +71,8 @@ fn pass(world: &PoolWorld) {
     }
 }
 
-/// Has a lease of a file for half a second from when it says so, as a daemon has that gives blocks back, or a mount that asks whether somebody has it open.
+/// Has a lease of a file for half a second from when it says so, as a daemon has that gives blocks
+/// back, or a mount that asks whether somebody has it open.
 const LEASED: &str = r#"
 import fcntl, os, signal, sys, time
 signal.signal(signal.SIGIO, signal.SIG_IGN)

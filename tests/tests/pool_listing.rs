@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Folders of a pool listed through its mount: by readers with little room, from offsets, with and without looking at what is listed, and while names
-//! come and go.
+//! Folders of a pool listed through its mount: by readers with little room, from offsets, with and
+//! without looking at what is listed, and while names come and go.
 
 use rushes_tests::pool::{EXT4, PoolWorld, XFS};
 use rustix::fs::{AtFlags, Mode, OFlags, RawDir, SeekFrom, fstat, open, seek, statat};
@@ -87,7 +87,8 @@ fn made(folder: &Path, count: usize) -> BTreeSet<String> {
     names
 }
 
-/// Small ones, one of several chunks, and a large one of which the beginning alone is told with attributes.
+/// Small ones, one of several chunks, and a large one of which the beginning alone is told with
+/// attributes.
 const COUNTS: [usize; 4] = [0, 100, 1000, 5000];
 
 #[test]

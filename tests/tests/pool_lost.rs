@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A member whose disk is dead is given up with what it had, while the pool is in use and while it is not.
+//! A member whose disk is dead is given up with what it had, while the pool is in use and while it
+//! is not.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{EXT4, PoolWorld, XFS, check, killed_at, put};
@@ -134,7 +135,8 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
     assert!(bytes[..sevens].iter().all(|byte| *byte == 7));
     assert!(bytes[sevens..].iter().all(|byte| *byte == 8));
     drop((file, tail));
-    // Cut within what is lost it is not whole, and does not pretend to be: no zeroes where bytes were.
+    // Cut within what is lost it is not whole, and does not pretend to be: no zeroes where bytes
+    // were.
     let cut = OpenOptions::new().write(true).open(world.path(gone));
     let cut = cut.expect("opened");
     cut.set_len(LENGTH as u64 / 2).expect("cut");
@@ -145,7 +147,8 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
     // Written anew from a backup it is a file like others.
     put(&world.path(whole), 200, LENGTH).expect("written anew");
     check(&world.path(whole), 200, LENGTH);
-    // One that somebody has open goes with its last close; the folder of removed files is empty then.
+    // One that somebody has open goes with its last close; the folder of removed files is empty
+    // then.
     let mut held = fs::File::open(world.path(open)).expect("opened");
     for name in [gone, open] {
         fs::remove_file(world.path(name)).expect("removed");

@@ -2,8 +2,9 @@
 //! The cost of a pool's names and attributes for its disks: the catalogue's has them all, members
 //! are for bytes.
 //!
-//! Requests are counted by the kernel, of our own loop devices. Something else may read there at that moment (a member is looked at now and
-//! then), so that a look counts when it was quiet; one that needs a member's disk is never quiet.
+//! Requests are counted by the kernel, of our own loop devices. Something else may read there at
+//! that moment (a member is looked at now and then), so that a look counts when it was quiet; one
+//! that needs a member's disk is never quiet.
 
 use rushes_tests::pool::{EXT4, PoolWorld, put};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
@@ -40,7 +41,8 @@ fn reads_of(world: &PoolWorld, work: impl FnOnce()) -> (u64, u64) {
 /// Nothing of the pool's names, attributes and bytes is in memory, as far as the kernel lets it go.
 fn forget() {
     rustix::fs::sync();
-    // Once for what the mount's clients know, which lets the mount let go of it; once for what that has known.
+    // Once for what the mount's clients know, which lets the mount let go of it; once for what that
+    // has known.
     for _ in 0..2 {
         fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
     }

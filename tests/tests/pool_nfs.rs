@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool by NFS, through Debian's Ganesha: both ways, names, long folders that change, restarts, locks, and what must not be reached.
+//! A pool by NFS, through Debian's Ganesha: both ways, names, long folders that change, restarts,
+//! locks, and what must not be reached.
 
 use rushes_tests::disk::run;
 use rushes_tests::export::{self, Export, GRACE_S, NFS};
@@ -154,7 +155,8 @@ fn a_long_folder_that_changes_is_listed_whole_and_without_doubles() {
         let mut serial = 0;
         let names = nfs
             .list(&handle, bytes_max, || {
-                // Between two pages, so that every page meets another folder: some come, some go, some change their name.
+                // Between two pages, so that every page meets another folder: some come, some go,
+                // some change their name.
                 for _ in 0..20 {
                     serial += 1;
                     let name = folder.join(format!("comes {serial}"));
@@ -500,7 +502,8 @@ fn handles_that_a_client_makes_up_reach_nothing_but_the_tree() {
     let real = node_of(&catalogue.join("tree/a.mov"));
     let other = node_of(&catalogue.join("tree/b.mov"));
     let folder = node_of(&catalogue.join("tree/d"));
-    // The handle is understood: another file's node in it is that file, also when nobody looked that up.
+    // The handle is understood: another file's node in it is that file, also when nobody looked
+    // that up.
     world.kill();
     assert!(export.says("waiting"));
     world.start();

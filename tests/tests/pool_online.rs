@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool that is looked after while it is mounted: members come, are emptied and go beside whoever reads, writes, renames and removes; the
-//! command is interrupted, the mount is killed, and every byte is where it belongs.
+//! A pool that is looked after while it is mounted: members come, are emptied and go beside whoever
+//! reads, writes, renames and removes; the command is interrupted, the mount is killed, and every
+//! byte is where it belongs.
 
 use rushes_tests::fsx;
 use rushes_tests::needs::{self, Need};
@@ -367,7 +368,8 @@ fn a_mount_that_is_killed_while_it_moves_files_loses_nothing_and_the_drain_goes_
     }
     let mut random = Random(0x51ab);
     let mut interrupted_count = 0;
-    // Somewhere in a drain: how long one takes depends on the machine, so whoever ended first shows the way.
+    // Somewhere in a drain: how long one takes depends on the machine, so whoever ended first shows
+    // the way.
     let mut longest_ms = 340;
     for round in 0..30 {
         if round >= 6 && interrupted_count > 2 {
@@ -548,7 +550,8 @@ fn a_file_that_is_played_under_contract_moves_and_the_player_gets_every_byte() {
     assert_eq!(world.members_of("clip.mov"), [1 - home]);
     fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
     check(&world.path("clip.mov"), 9, length);
-    // A member that comes while the daemon is there is read by way of it, when it is a share; without one it is read all the same.
+    // A member that comes while the daemon is there is read by way of it, when it is a share;
+    // without one it is read all the same.
     let new = world.disk("new", (EXT4, 400));
     let (report, code) = world.json(&["add"], &[new]);
     assert_eq!(code, Some(0), "{report}");

@@ -168,7 +168,8 @@ fn row(hands: &mut Hands, path: &Path, writer: &str, range: Range, byte: u8) {
     hands.close("new open");
 }
 
-/// The table: each way to write, each way to read. `is_passed`: readers came first, and the kernel reads the object itself.
+/// The table: each way to write, each way to read. `is_passed`: readers came first, and the kernel
+/// reads the object itself.
 fn table(hands: &mut Hands, world: &PoolWorld, is_passed: bool) {
     let path = world.path("f");
     put(&path, 1, LENGTH as usize).expect("there is room");

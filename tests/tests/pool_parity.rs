@@ -3,7 +3,8 @@
 //! table says otherwise. A call that the guide says is refused (docs/guide/pool.md, "Mount it") is
 //! refused here.
 //!
-//! POSIX as such is pjdfstest's (tests/fuse/posix.sh); here is what Linux has besides: fallocate, ioctls, attributes, flags of open and rename.
+//! POSIX as such is pjdfstest's (tests/fuse/posix.sh); here is what Linux has besides: fallocate,
+//! ioctls, attributes, flags of open and rename.
 
 use rushes_tests::needs;
 use rushes_tests::pattern;
@@ -403,7 +404,8 @@ fn calls_come_to_the_same_by_way_of_a_daemon() {
     compare(&world, "a pool with a daemon");
 }
 
-/// pjdfstest asks the C library for the limit, which knows none for FUSE: it is that of the catalogue.
+/// pjdfstest asks the C library for the limit, which knows none for FUSE: it is that of the
+/// catalogue.
 #[test]
 fn a_file_has_as_many_names_as_on_ext4() {
     let Some(world) = beside(&[(EXT4, 100)]) else {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where files of a mounted pool go: classes of members, folders that say so, rules, users, and devices of which much is promised.
+//! Where files of a mounted pool go: classes of members, folders that say so, rules, users, and
+//! devices of which much is promised.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::run;

@@ -2,7 +2,8 @@
 //! The disks of a pool when the power goes at a chosen instant: a copy of what the kernel has sent
 //! to a disk until then is mounted beside it.
 //!
-//! At random instants, of all disks at once, it goes in lab/tests/pool_power.rs, which found what is held here.
+//! At random instants, of all disks at once, it goes in lab/tests/pool_power.rs, which found what
+//! is held here.
 
 use rushes_tests::disk::run;
 use rushes_tests::pattern;
@@ -146,7 +147,8 @@ fn direct_write_that_is_sent_by_aio_is_durable_when_it_is_answered() {
     assert!(kept == fs::read(&path).expect("read"), "not all is there");
 }
 
-/// A stub goes when its objects are gone for good: no power cut brings back an object that nobody knows.
+/// A stub goes when its objects are gone for good: no power cut brings back an object that nobody
+/// knows.
 fn removed_objects_stay_removed(made: Made, kind: &str) {
     let Some(world) = PoolWorld::build(&[made]) else {
         return;

@@ -300,7 +300,8 @@ fn what_does_not_fit_takes_no_room(is_served: bool) {
         let found = rustix::fs::statvfs(world.member(number)).expect("mounted");
         found.f_bfree * found.f_frsize
     };
-    // Far too much; and what may just fit, as far as anybody can say before: ext4 keeps some blocks for itself.
+    // Far too much; and what may just fit, as far as anybody can say before: ext4 keeps some blocks
+    // for itself.
     let just = unused(0) + unused(1) + 5 * MIB_U64;
     for (name, length) in [
         ("file", 1 << 30),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Image sequences on a pool: frames of one sequence on several members are one stream, with one contract, and the next ones are fetched
-//! before they are opened (docs/decisions/0034).
+//! Image sequences on a pool: frames of one sequence on several members are one stream, with one
+//! contract, and the next ones are fetched before they are opened (docs/decisions/0034).
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::pattern;

@@ -21,7 +21,8 @@ const BLOCK: usize = 65_536;
 /// Of a frame of 100 Mb/s at 25 a second, in whole blocks.
 const FRAME_BLOCKS: u64 = 8;
 
-/// The pool, a daemon that serves its members, and smbd over the mount; stock, or with our module before it.
+/// The pool, a daemon that serves its members, and smbd over the mount; stock, or with our module
+/// before it.
 fn shared(
     modules: Option<&str>,
     write_buffer: Option<&'static str>,

@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 const FILE_BYTES: usize = 4 * MIB;
-/// Files on the disk that stalls. Each is read at four places at once: more requests than the mount has threads.
+/// Files on the disk that stalls. Each is read at four places at once: more requests than the mount
+/// has threads.
 const FILE_COUNT: usize = 48;
 /// Small files there that nobody has open before it stalls.
 const CLOSED_COUNT: usize = 140;

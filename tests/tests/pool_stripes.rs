@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that are striped over members, through the mount: every byte is where it was written, whatever fills, is emptied, is killed or is lost.
+//! Files that are striped over members, through the mount: every byte is where it was written,
+//! whatever fills, is emptied, is killed or is lost.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool that is tidied: files in several places come together, scattered ones are written anew, stripes grow with the members, also by itself
-//! when nobody asks for anything; killed at every step, and beside those who read and write.
+//! A pool that is tidied: files in several places come together, scattered ones are written anew,
+//! stripes grow with the members, also by itself when nobody asks for anything; killed at every
+//! step, and beside those who read and write.
 
 use rushes_tests::local::Model;
 use rushes_tests::needs::{self, Need};
@@ -400,7 +401,8 @@ fn what_a_killed_defrag_had_reserved_and_copied_is_given_back() {
         });
         world.end();
         let (mut at, mut is_killed) = (count, false);
-        // Later and later, back from where there is none: as many blocks were asked for singly as the old object has extents.
+        // Later and later, back from where there is none: as many blocks were asked for singly as
+        // the old object has extents.
         while !is_killed && at > 2 {
             is_killed = killed_at(&world.command(&["defrag"], &[]), call, at);
             at -= 1;
@@ -463,7 +465,8 @@ fn what_is_left_in_objects_of_a_stripe_that_are_named_is_given_back() {
         held_by_objects(world, 4) + objects.map(held).sum::<u64>()
     };
     let (mut found_count, mut more) = (0, 0);
-    // Six marks and a record, then a record for each piece; holes in the new objects come before it, in the old ones behind it.
+    // Six marks and a record, then a record for each piece; holes in the new objects come before
+    // it, in the old ones behind it.
     for (call, count) in [
         ("fsetxattr", 8),
         ("fallocate", 6),
@@ -646,7 +649,8 @@ fn stripes(world: &PoolWorld, name: &str) -> Vec<(String, usize)> {
     segments.iter().map(shape).collect()
 }
 
-/// Two groups of two members, a folder whose files go over three groups when there are as many, and members for a third.
+/// Two groups of two members, a folder whose files go over three groups when there are as many, and
+/// members for a third.
 fn two_groups_of_three() -> Option<(PoolWorld, [PathBuf; 2])> {
     let world = build(&[(EXT4, 100), (EXT4, 100), (EXT4, 100), (EXT4, 100)])?;
     fs::create_dir(world.path("reels")).expect("made");
@@ -885,7 +889,8 @@ fn files_that_cannot_be_read_are_named_and_keep_nobody_from_the_others() {
     fs::remove_file(others).expect("ours");
     let object = world.object_of(&world.where_is("s1")["segments"][1]);
     world.end();
-    // One has a damaged record, one an object that does not say whose it is, one is on a member that is away.
+    // One has a damaged record, one an object that does not say whose it is, one is on a member
+    // that is away.
     damage_record(&world, "damaged");
     rustix::fs::removexattr(object, "trusted.rushes.object").expect("our own disk");
     world.unplug(2);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool that tidies itself beside those who use it (`--tidy always`): something is moved, every byte is right, and the lab that measures whether
-//! anybody is late says what it must. How late frames are is measured elsewhere; machines that test are busy.
+//! A pool that tidies itself beside those who use it (`--tidy always`): something is moved, every
+//! byte is right, and the lab that measures whether anybody is late says what it must. How late
+//! frames are is measured elsewhere; machines that test are busy.
 
 use rushes_tests::needs::{self, Need, all_there};
 use rushes_tests::pattern;

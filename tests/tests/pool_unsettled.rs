@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that nobody has synced: making them waits for no disk, and a power cut that takes their objects alone takes nothing that was promised.
+//! Files that nobody has synced: making them waits for no disk, and a power cut that takes their
+//! objects alone takes nothing that was promised.
 
 use rushes_tests::disk::run;
 use rushes_tests::needs::{self, Need};

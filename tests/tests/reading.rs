@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes that come out of SMB are the bytes of the file, on every path that smbd has for reading, and
-//! they come through the daemon (else these tests would pass on plain Samba).
+//! Bytes that come out of SMB are the bytes of the file, on every path that smbd has for reading,
+//! and they come through the daemon (else these tests would pass on plain Samba).
 
 use rushes_tests::disk::run;
 use rushes_tests::hand::Hand;

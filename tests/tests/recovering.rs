@@ -236,7 +236,8 @@ fn daemons_that_are_killed_while_they_take_over_lose_nothing() {
                 "serve"
             };
             with_dirt += u64::from(left(&world) > 0);
-            // Most of what is to be hit happens early: half of them live for a hundredth of a second or less.
+            // Most of what is to be hit happens early: half of them live for a hundredth of a
+            // second or less.
             let span = if random.below(2) == 0 {
                 10_000
             } else {

@@ -431,7 +431,8 @@ fn a_journal_fails(end: impl FnOnce(&mut World)) {
     all_have_their_bytes(&world, 0..6);
 }
 
-/// A piece of less than a page goes through the kernel's cache, which takes it each time, and says afterwards that the disk does not.
+/// A piece of less than a page goes through the kernel's cache, which takes it each time, and says
+/// afterwards that the disk does not.
 #[test]
 fn a_disk_that_refuses_what_the_kernel_took_ends_a_recovery_and_newer_bytes_stay() {
     let mut setup = fsx::setup("64MiB");

@@ -51,7 +51,8 @@ fn wait_for_log(world: &mut World, words: &str) {
     }
 }
 
-/// Keeps no other file of any client, neither while the daemon lives nor when `rushes recover` writes what it left, which names this one.
+/// Keeps no other file of any client, neither while the daemon lives nor when `rushes recover`
+/// writes what it left, which names this one.
 fn nobody_else_suffers(world: &mut World, client: &Connection, name: &str, words: &[&str]) {
     let other = record(client, "other.mov", 7);
     client.flush(other).expect("another file gets on");
@@ -227,7 +228,8 @@ fn a_file_made_append_only_is_kept_by_the_next_daemon_until_it_is_not() {
     assert!(has_bytes_at(&world, "a.mov", 2, 0));
 }
 
-/// A daemon over two pools has bytes for the one that it cannot write: the other one is looked through all the same.
+/// A daemon over two pools has bytes for the one that it cannot write: the other one is looked
+/// through all the same.
 #[test]
 fn a_pool_that_is_not_concerned_is_looked_through_meanwhile() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 100)]) else {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Samba module against a client library that does everything its header allows, as nastily as it
-//! may (`doors/smb/test/chaos_client.c`): its cache forgets only what the module tells it to forget, its
-//! answers come late and in any order, and its daemon dies and returns several times a second.
+//! The Samba module against a client library that does everything its header allows, as nastily as
+//! it may (`doors/smb/test/chaos_client.c`): its cache forgets only what the module tells it to
+//! forget, its answers come late and in any order, and its daemon dies and returns several times a
+//! second.
 
 use rushes_tests::disk::run;
 use rushes_tests::hand::{Hand, Held};
@@ -278,8 +279,8 @@ fn check(global: &[&str], fate: Fate, seed: u64) {
             ),
             25..29 => players[by].reopen(which),
             29..31 => {
-                // sendfile fills up with zeros what another client has cut off: smbd trusts the size
-                // it saw last.
+                // sendfile fills up with zeros what another client has cut off: smbd trusts the
+                // size it saw last.
                 let unlink = sendfile || step % 2 == 0;
                 replace(&mut players, by, which, unlink);
                 models[which].clear();

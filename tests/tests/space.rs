@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks before bytes: which way a share goes and how one knows it, what a daemon that is killed leaves
-//! reserved, and what clients see of all that.
+//! Blocks before bytes: which way a share goes and how one knows it, what a daemon that is killed
+//! leaves reserved, and what clients see of all that.
 
 use rushes_tests::disk::run;
 use rushes_tests::fsx::{self, client, world};

@@ -149,7 +149,8 @@ fn who_asks_for_nothing_may_lose_it() {
     check(Asks::Nobody);
 }
 
-/// A device that fails is the answer to a write that asks for stable storage, and not something for a later one.
+/// A device that fails is the answer to a write that asks for stable storage, and not something for
+/// a later one.
 fn check_failure(asks: Asks) {
     let Some(mut world) = World::build(&setup(Backing::Slow, asks)) else {
         return;

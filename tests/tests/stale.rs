@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that local programs change in every way there is, read over SMB meanwhile; `make hunt-stale` does it for long.
+//! Files that local programs change in every way there is, read over SMB meanwhile; `make
+//! hunt-stale` does it for long.
 
 use rushes_tests::needs::{Need, all_there};
 use rushes_tests::stale::{self, Plan, XFS};

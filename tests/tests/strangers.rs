@@ -51,7 +51,8 @@ fn a_write_through_a_share_without_the_module_is_seen_through_the_one_with_it() 
     pattern::check(1, 0, &reader.read(held, 0, LENGTH), "before");
     let new = world.scratch.folder("new").join("new.mov");
     fs::write(&new, pattern::bytes(2, 0, LENGTH)).expect("scratch is writable");
-    // One client, one smbd: it has a session with the daemon through the one share, and writes through the other.
+    // One client, one smbd: it has a session with the daemon through the one share, and writes
+    // through the other.
     let commands = format!(
         "get clip.mov /dev/null; tcon plain; put {} clip.mov",
         new.display()
@@ -104,7 +105,8 @@ fn a_file_removed_beside_every_door_gives_its_space_back() {
     reader.close(held);
     wait_until("the daemon lets go of it too", || held_by_daemon() == 0);
 
-    // Removed while it is open and before anybody has read of it: the daemon never knew it under a name.
+    // Removed while it is open and before anybody has read of it: the daemon never knew it under a
+    // name.
     world.put("clip.mov", 4, LENGTH);
     let held = reader.open("clip.mov");
     fs::remove_file(world.path("clip.mov")).expect("it is there");

@@ -9,6 +9,8 @@ use std::path::Path;
 /// Lines without tests; past it there are two nouns in one file.
 const LINES_MAX: usize = 1500;
 
+const COMMENT_COLUMNS_MAX: usize = 100;
+
 fn rust_files() -> Vec<SourceFile> {
     source_files()
         .into_iter()
@@ -132,7 +134,8 @@ fn nothing_is_left_unfinished() {
 
 #[test]
 fn blocks_are_reserved_by_the_kernel_or_not_at_all() {
-    // Where the kernel refuses, the C library writes a zero into each block: into the file, and at the disk's pace.
+    // Where the kernel refuses, the C library writes a zero into each block: into the file, and at
+    // the disk's pace.
     let word = concat!("posix_", "fallocate");
     let mut complaints = Complaints::default();
     for file in source_files() {
@@ -301,6 +304,26 @@ const HEADLESS_WHO_MAX: usize = 7;
 const HEADLESS_WHAT_MAX: usize = 47;
 /// Lines whose prose uses a personal pronoun for a program, client or device. May only fall.
 const PRONOUN_MAX: usize = 12;
+
+#[test]
+fn comments_are_wrapped() {
+    let mut complaints = Complaints::default();
+    for file in rust_files() {
+        for (line, number) in file.text.lines().zip(1..) {
+            let text = line.trim_start();
+            let columns = line.chars().count();
+            // A link, a table, or a drawing cannot be broken.
+            let is_prose = text.starts_with("//") && !text.contains("http") && !text.contains('|');
+            if is_prose && columns > COMMENT_COLUMNS_MAX {
+                complaints.add(format!(
+                    "{}:{number}: a comment of {columns} columns; wrap it at {COMMENT_COLUMNS_MAX}",
+                    file.path
+                ));
+            }
+        }
+    }
+    complaints.none();
+}
 
 /// Comments and string literals of a file; every other character is a blank.
 fn prose_only(text: &str) -> String {

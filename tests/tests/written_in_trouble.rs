@@ -402,7 +402,8 @@ fn what_a_device_still_has_of_a_killed_daemon_never_lands_on_newer_bytes() {
 
 #[test]
 fn a_quota_is_told_before_bytes_are_acknowledged() {
-    // Limits of a kind that this kernel keeps: of a subvolume. Users' limits of ext4 need CONFIG_QFMT_V2.
+    // Limits of a kind that this kernel keeps: of a subvolume. Users' limits of ext4 need
+    // CONFIG_QFMT_V2.
     let Some(mut world) = world(Backing::Small(&["mkfs.btrfs", "-q", "-f"])) else {
         return;
     };
@@ -436,8 +437,9 @@ fn a_quota_is_told_before_bytes_are_acknowledged() {
     pattern::check(5, 0, &found, "within the limit");
 }
 
-/// The kernel says once that it could not write what was in its cache, to each who has the file open, and takes it for written from then
-/// on. The bytes are less than a page, so that they go that way.
+/// The kernel says once that it could not write what was in its cache, to each who has the file
+/// open, and takes it for written from then on. The bytes are less than a page, so that they go
+/// that way.
 #[test]
 fn what_the_kernel_could_not_write_is_on_the_disk_when_a_flush_is_answered_well() {
     let Some(mut world) = world(Backing::Slow) else {
@@ -571,7 +573,8 @@ fn what_xfs_writes_through_its_cache_unasked_and_loses_is_written_again() {
     falls_back(Backing::SlowXfs);
 }
 
-/// Nor does it matter by which name the file is known when the kernel could not write what was in its cache.
+/// Nor does it matter by which name the file is known when the kernel could not write what was in
+/// its cache.
 #[test]
 fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_goes() {
     let Some(mut world) = world(Backing::Slow) else {
@@ -654,8 +657,8 @@ fn who_reads_what_the_kernel_lost_on_xfs_gets_it_from_us() {
     lets_go(Backing::SlowXfs);
 }
 
-/// The kernel loses a few acknowledged bytes of a.mov that only the daemon has now, which nobody has
-/// told it; and where they lie.
+/// The kernel loses a few acknowledged bytes of a.mov that only the daemon has now, which nobody
+/// has told it; and where they lie.
 fn lost_by_the_kernel(
     world: &mut World,
     client: &Connection,
@@ -927,7 +930,8 @@ fn a_full_runtime_folder_costs_no_byte_and_nobody_his_life() {
     }
 }
 
-/// The first daemon takes the memory of its table from the runtime folder, all of it when it starts.
+/// The first daemon takes the memory of its table from the runtime folder, all of it when it
+/// starts.
 #[test]
 fn a_daemon_without_room_for_its_table_says_so_and_starts_when_there_is_room() {
     let made = World::build(&Setup {

@@ -36,8 +36,8 @@ const EASE_CHUNKS: u64 = 4;
 const EASE_PROMISED: Duration = Duration::from_ms(500);
 const EASE_PART: u64 = 4;
 
-/// The next request outside the read-ahead of contracts. A demand may have a promise: a hole that its
-/// contract will not fetch.
+/// The next request outside the read-ahead of contracts. A demand may have a promise: a hole that
+/// its contract will not fetch.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
     /// Index into the device's demands.

@@ -12,12 +12,12 @@
 //!   `headers` when the header of a file is read; `flow` how streams follow their reader; `frames`
 //!   sequences of one file a frame; `copies` readers that play nothing; `glances` single frames;
 //!   `fetch` the requests to the devices; `gaps` the moments left to others behind them.
-//! - *Promises:* `contracts` admission and refusal; `seats` where contracts go; `kept` those of seats
-//!   that have nothing open; `clock` when a read is due.
+//! - *Promises:* `contracts` admission and refusal; `seats` where contracts go; `kept` those of
+//!   seats that have nothing open; `clock` when a read is due.
 //! - *Writes:* `writes` a client's write until its grant; `blocks` a full disk; `line` writes that
 //!   wait for room; `commits` acknowledgement and the end of pieces; `writeback` their way to the
-//!   device, `bridge` over which gaps; `syncs` flushes; `loose` bytes that went through the kernel's
-//!   cache.
+//!   device, `bridge` over which gaps; `syncs` flushes; `loose` bytes that went through the
+//!   kernel's cache.
 //! - *Records:* `ledger` for people; `check` whether all of it agrees.
 
 mod api;

@@ -180,8 +180,8 @@ pub struct ShareStatus {
     /// It is configured, and its folder is not there: nothing of it is served.
     #[serde(default)]
     pub is_absent: bool,
-    /// The fault of the place where it lies, a sentence: absent, or not on the disk that it should be
-    /// on.
+    /// The fault of the place where it lies, a sentence: absent, or not on the disk that it should
+    /// be on.
     #[serde(default)]
     pub trouble: Option<String>,
 }

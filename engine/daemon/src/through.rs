@@ -35,11 +35,11 @@ use std::sync::Arc;
 const LITTLE: u64 = 1 << 20;
 
 impl Daemon {
-    /// By which descriptor a read goes, and whether it goes through the kernel's cache where that has
-    /// pages that are not written yet. None: the file is not open.
+    /// By which descriptor a read goes, and whether it goes through the kernel's cache where that
+    /// has pages that are not written yet. None: the file is not open.
     ///
-    /// To read past the cache would write such pages, and protect them: the next store into a mapping
-    /// of one then gives the file a new version. To read through it does not.
+    /// To read past the cache would write such pages, and protect them: the next store into a
+    /// mapping of one then gives the file a new version. To read through it does not.
     pub(super) fn reads_by(&mut self, read: &IoRead) -> Option<(Arc<OwnedFd>, bool)> {
         let file = self.files.get(read.file)?;
         let cached = cached_pages(&*file.fd, read.range).ok();

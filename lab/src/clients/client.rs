@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Client processes of the lab: start with a job, wait until connected, say when to begin, collect.
 //!
-//! They are this program again with a hidden subcommand. libsmbclient keeps state per process, and a real
-//! client is a process (and an smbd child) of its own.
+//! They are this program again with a hidden subcommand. libsmbclient keeps state per process, and
+//! a real client is a process (and an smbd child) of its own.
 
 use crate::clients::door::{Address, Door};
 use crate::servers::server::Server;
@@ -133,7 +133,8 @@ impl Drop for Client {
     }
 }
 
-/// Clients at work, each waited for on a thread of its own; killed when dropped before they are done.
+/// Clients at work, each waited for on a thread of its own; killed when dropped before they are
+/// done.
 #[derive(Debug)]
 pub struct Crowd<R> {
     waiting: Vec<Waiting>,
@@ -196,8 +197,8 @@ impl<R: DeserializeOwned + Send + 'static> Crowd<R> {
 impl<R> Drop for Crowd<R> {
     fn drop(&mut self) {
         for one in &self.waiting {
-            // The thread reaps its child before it sets the flag, so the number may be free again only
-            // after that; the window in between is a few instructions, on the way out.
+            // The thread reaps its child before it sets the flag, so the number may be free again
+            // only after that; the window in between is a few instructions, on the way out.
             if !one.done.load(Ordering::SeqCst)
                 && let Some(pid) = rustix::process::Pid::from_raw(one.pid as i32)
             {

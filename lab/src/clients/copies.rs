@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that copy while others play: real `smbclient` processes, which keep 2 × 8 MiB in flight; over NFS threads with as many bytes
-//! in flight, in requests of 1 MiB: Ganesha takes none that are larger. Each is a connection of its own, where smbclient has one.
+//! Clients that copy while others play: real `smbclient` processes, which keep 2 × 8 MiB in flight;
+//! over NFS threads with as many bytes in flight, in requests of 1 MiB: Ganesha takes none that are
+//! larger. Each is a connection of its own, where smbclient has one.
 //!
-//! Each downloads files of its own, one after the other, into a pipe whose other end is the lab: it compares
-//! every byte, counts them as they arrive, and keeps nothing. Files are larger than the cache, and each
-//! copier has several, so that none is met warm.
+//! Each downloads files of its own, one after the other, into a pipe whose other end is the lab: it
+//! compares every byte, counts them as they arrive, and keeps nothing. Files are larger than the
+//! cache, and each copier has several, so that none is met warm.
 
 use crate::clients::door::Address;
 use crate::clients::nfs::Nfs;
@@ -154,8 +155,8 @@ fn copy(shared: &Shared, address: &Address, fifo: &Path, reel: &Reel) -> Result<
     if let Address::Nfs { port, export } = address {
         return copy_over_nfs(shared, (*port, export), reel);
     }
-    // Opened for both directions so that neither end waits for the other; it is drained without blocking
-    // only in the sense that end of file never comes: the child's exit ends the copy.
+    // Opened for both directions so that neither end waits for the other; it is drained without
+    // blocking only in the sense that end of file never comes: the child's exit ends the copy.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let pipe = File::from(rustix::fs::open(fifo, flags, Mode::empty())?);
     rustix::fs::fcntl_setfl(&pipe, OFlags::empty())?;

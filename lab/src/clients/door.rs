@@ -2,7 +2,8 @@
 //! How a client of the lab reaches files: over SMB (libsmbclient, as many programs do), over NFS (a
 //! small client of our own), on the mount itself, or on the disk past every cache.
 //!
-//! One process has one door: libsmbclient keeps state for the whole process, so clients are processes.
+//! One process has one door: libsmbclient keeps state for the whole process, so clients are
+//! processes.
 
 use crate::clients::direct::DirectFile;
 use crate::clients::nfs::{Nfs, NfsFile};
@@ -192,7 +193,8 @@ impl Door {
                 let client = SmbClient::new(credentials, options)
                     .context("libsmbclient could not be set up")?;
                 client.set_timeout(SMB_TIMEOUT)?;
-                // The connection is made at the first call; a player's first frame must not pay for it.
+                // The connection is made at the first call; a player's first frame must not pay for
+                // it.
                 client
                     .stat("/")
                     .with_context(|| format!("share {share} on 127.0.0.1:{port} refused us"))?;

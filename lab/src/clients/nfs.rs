@@ -3,8 +3,9 @@
 //! an export and reads or writes them, one request at a time. Bytes that it writes are not stable
 //! until it asks for that ([`Nfs::commit`]), as a kernel's client does at fsync and close.
 //!
-//! It keeps nothing: no cache, no reading ahead. A thread with a connection of its own renews its lease, as a request may take longer than
-//! that lasts (a COMMIT of all that a slow disk has to write).
+//! It keeps nothing: no cache, no reading ahead. A thread with a connection of its own renews its
+//! lease, as a request may take longer than that lasts (a COMMIT of all that a slow disk has to
+//! write).
 
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{Read, Write};
@@ -236,7 +237,8 @@ impl Nfs {
     /// Become a client that may open files. Not before the first open: a client that then waited
     /// for its beginning would lose its lease.
     fn register(&mut self) -> Result<()> {
-        // A process may be several clients; one that comes by the name of another would end what that has open.
+        // A process may be several clients; one that comes by the name of another would end what
+        // that has open.
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let serial = COUNT.fetch_add(1, Ordering::Relaxed);
         let name = format!("rushes-lab {} {serial}", std::process::id());
@@ -262,7 +264,8 @@ impl Nfs {
         Ok(())
     }
 
-    /// Open a file below the export for reading. While clients of an earlier server may claim what they had, it waits.
+    /// Open a file below the export for reading. While clients of an earlier server may claim what
+    /// they had, it waits.
     pub fn open(&mut self, path: &str) -> Result<NfsFile> {
         self.opened(path, false)
     }
@@ -371,7 +374,8 @@ impl Nfs {
         Ok(Some(file))
     }
 
-    /// Bytes of an open file; fewer than asked where the server gives no more at once, 0 at its end.
+    /// Bytes of an open file; fewer than asked where the server gives no more at once, 0 at its
+    /// end.
     pub fn read(&mut self, file: &NfsFile, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let length = buffer.len().min(IO_BYTES_MAX);
         let ops = Ops::default()

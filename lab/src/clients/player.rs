@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A player: one process that asks for frames when an editing station would, and tells how late they came.
+//! A player: one process that asks for frames when an editing station would, and tells how late
+//! they came.
 //!
-//! It asks for frame *k* not before `start + k·period`, one frame at a time; the frame is late when it is
-//! there past `start + preroll + k·period`. `start` is when its open returned. Bytes are checked after
-//! the clock was read, so checking makes nothing late. The process ends at a hard limit whatever the
-//! server does: frames that did not come by then are late.
+//! It asks for frame *k* not before `start + k·period`, one frame at a time; the frame is late when
+//! it is there past `start + preroll + k·period`. `start` is when its open returned. Bytes are
+//! checked after the clock was read, so checking makes nothing late. The process ends at a hard
+//! limit whatever the server does: frames that did not come by then are late.
 
 use crate::clients::client;
 use crate::clients::door::{Address, Door, Opened};
@@ -64,8 +65,8 @@ pub struct Playback {
     pub open_ms: f64,
     /// From its open being asked for to its first frame being there.
     pub first_frame_ms: f64,
-    /// When each frame came, relative to its deadline (negative: before it). Units: ms. Shorter than the
-    /// clip when the limit was reached.
+    /// When each frame came, relative to its deadline (negative: before it). Units: ms. Shorter
+    /// than the clip when the limit was reached.
     pub lateness_ms: Vec<f32>,
     /// Bytes that differ from what was written, or were missing.
     pub bytes_wrong: u64,
@@ -97,7 +98,8 @@ pub fn sleep_until_ns(then: u64) {
     }
 }
 
-/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at, plays.
+/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin
+/// at, plays.
 pub fn main() -> Result<()> {
     let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     let shared = Arc::new(Mutex::new(Playback {

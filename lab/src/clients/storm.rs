@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A metadata storm: clients that list a folder of 100,000 entries and look entries up at a stated rate,
-//! as render farms, browsers and backup programs do beside those who play.
+//! A metadata storm: clients that list a folder of 100,000 entries and look entries up at a stated
+//! rate, as render farms, browsers and backup programs do beside those who play.
 
 use crate::clients::door::{Address, Door};
 use crate::clients::player::{now_ns, sleep_until_ns};
@@ -42,7 +42,8 @@ pub struct Done {
     pub error: Option<String>,
 }
 
-/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at.
+/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin
+/// at.
 pub fn main() -> Result<()> {
     let mut lines = std::io::stdin().lock().lines();
     let job: Job = serde_json::from_str(&lines.next().context("no job was given")??)?;

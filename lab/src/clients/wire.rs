@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The two requests of SMB 2.1 that clients send and no safe binding of libsmbclient can: set the end of a file, and flush it.
+//! The two requests of SMB 2.1 that clients send and no safe binding of libsmbclient can: set the
+//! end of a file, and flush it.
 //!
-//! Anonymous, and so without signature or password: the share then needs `guest ok` and `force user`. Everything
-//! else that clients do goes over libsmbclient ([`crate::clients::door`]).
+//! Anonymous, and so without signature or password: the share then needs `guest ok` and `force
+//! user`. Everything else that clients do goes over libsmbclient ([`crate::clients::door`]).
 
 use anyhow::{Context, Result, bail, ensure};
 use std::io::{Read, Write};

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client that works instead of playing: sequential, random and metadata loads, one request at a time.
+//! A client that works instead of playing: sequential, random and metadata loads, one request at a
+//! time.
 //!
-//! Every byte read is compared with what was written, by whomever: pages that the client overwrote carry a
-//! generation of their own.
+//! Every byte read is compared with what was written, by whomever: pages that the client overwrote
+//! carry a generation of their own.
 
 use crate::clients::door::{Address, Door, Opened};
 use crate::clients::player::{now_ns, sleep_until_ns};
@@ -49,7 +50,8 @@ pub enum Load {
         /// Times.
         rounds: u64,
     },
-    /// Read it all, or make it anew and write it all, once; of what is read one page of each block is compared.
+    /// Read it all, or make it anew and write it all, once; of what is read one page of each block
+    /// is compared.
     Pass {
         /// Whole pages. Units: bytes.
         block: u64,
@@ -90,8 +92,9 @@ pub enum Load {
     },
 }
 
-/// Writes of several clients that never meet: the file is cut into cells as large as the largest write, and each client
-/// has every so-many-th of them. So anybody can tell later what the file must hold.
+/// Writes of several clients that never meet: the file is cut into cells as large as the largest
+/// write, and each client has every so-many-th of them. So anybody can tell later what the file
+/// must hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scattered {
     /// Which client.
@@ -154,7 +157,8 @@ pub struct Done {
     pub error: Option<String>,
 }
 
-/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at.
+/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin
+/// at.
 pub fn main() -> Result<()> {
     let mut lines = std::io::stdin().lock().lines();
     let job: Job = serde_json::from_str(&lines.next().context("no job was given")??)?;
@@ -386,7 +390,8 @@ impl Worker {
     }
 }
 
-/// Content that costs next to nothing to make: the same block again and again, but for its first page.
+/// Content that costs next to nothing to make: the same block again and again, but for its first
+/// page.
 #[derive(Clone, Debug)]
 pub struct Pattern {
     clip: Clip,

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A writer: one process that records as a camera's ingest station does, or copies in as fast as it can.
+//! A writer: one process that records as a camera's ingest station does, or copies in as fast as it
+//! can.
 //!
-//! Recording, it sends frame *k* not before `start + k·period`, one frame at a time, and notes when the server has
-//! acknowledged it. `start` is when its open returned. Frames are made before the clock is waited for, so making
-//! them delays nothing. The process ends at a hard limit whatever the server does.
+//! Recording, it sends frame *k* not before `start + k·period`, one frame at a time, and notes when
+//! the server has acknowledged it. `start` is when its open returned. Frames are made before the
+//! clock is waited for, so making them delays nothing. The process ends at a hard limit whatever
+//! the server does.
 //!
 //! libsmbclient has no flush. A writer closes its file, and bringing the bytes to the disk is the
 //! affair of the process that started it; a writer that is to flush does so over a connection of
@@ -57,7 +59,8 @@ pub enum Extend {
     /// Nothing.
     #[default]
     None,
-    /// One byte at the end of each so many, as the redirector of Windows does so that no request takes long. Units: bytes.
+    /// One byte at the end of each so many, as the redirector of Windows does so that no request
+    /// takes long. Units: bytes.
     OneByte(u64),
     /// The end of file is set.
     SetEof,
@@ -107,7 +110,8 @@ pub struct Recorded {
     pub closed_ns: u64,
 }
 
-/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at, writes.
+/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin
+/// at, writes.
 pub fn main() -> Result<()> {
     let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     let shared = Arc::new(Mutex::new(Done::default()));

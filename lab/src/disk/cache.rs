@@ -97,7 +97,8 @@ impl WriteCache {
         self.bytes >= self.capacity / 4 * 3 && self.bytes > 0
     }
 
-    /// Whether a write of `length` can be taken now. One larger than all of it can when it is empty.
+    /// Whether a write of `length` can be taken now. One larger than all of it can when it is
+    /// empty.
     pub fn fits(&self, length: u64) -> bool {
         self.capacity > 0 && (self.bytes + length <= self.capacity || self.is_empty())
     }
@@ -138,8 +139,8 @@ impl WriteCache {
         self.remove(offset, length);
     }
 
-    /// The run that a head at `head` should write next: the nearest ahead, else the first of the disk, as far as it goes on
-    /// without a gap, at most `most` bytes. Offset and length.
+    /// The run that a head at `head` should write next: the nearest ahead, else the first of the
+    /// disk, as far as it goes on without a gap, at most `most` bytes. Offset and length.
     pub fn next_run(&self, head: u64, most: u64) -> Option<(u64, u64)> {
         // A run whose middle the head stands in begins there.
         let ahead = self
@@ -196,8 +197,8 @@ impl WriteCache {
         taken
     }
 
-    /// Draw a line: what is written from now on is after it. Returns the epoch that must be gone for everything
-    /// before it to be on the medium.
+    /// Draw a line: what is written from now on is after it. Returns the epoch that must be gone
+    /// for everything before it to be on the medium.
     pub fn close_epoch(&mut self) -> u64 {
         self.epoch += 1;
         self.epoch - 1
@@ -210,7 +211,8 @@ impl WriteCache {
             .is_none_or(|(&oldest, _)| oldest > epoch)
     }
 
-    /// The power goes. Returns what had reached the medium all the same: `keeps` is asked for each page.
+    /// The power goes. Returns what had reached the medium all the same: `keeps` is asked for each
+    /// page.
     pub fn lose(&mut self, mut keeps: impl FnMut() -> bool) -> Vec<(u64, Bytes)> {
         let mut kept = Vec::new();
         for (at, piece) in std::mem::take(&mut self.pieces) {

@@ -46,8 +46,9 @@ pub enum DiskCommand {
         /// Its name; all disks without.
         name: Option<String>,
     },
-    /// Tell a disk something: `timing on|off`, `fail read|write START LENGTH [COUNT]`, `slow FACTOR`,
-    /// `stall MS`, `clear`, `reset`, `power off SEED`, `power on`, `stamps on KEY`, `stamps off`, `record on|off`, `mark N`.
+    /// Tell a disk something: `timing on|off`, `fail read|write START LENGTH [COUNT]`, `slow
+    /// FACTOR`, `stall MS`, `clear`, `reset`, `power off SEED`, `power on`, `stamps on KEY`,
+    /// `stamps off`, `record on|off`, `mark N`.
     Tell {
         /// Its name.
         name: String,

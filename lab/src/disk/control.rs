@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Commands to a running slow disk and its answers: the two faces of the `control` file.
 //!
-//! Commands are lines of text, so that a shell can give them (`echo timing off > …/control`); the answer
-//! to a read is one JSON object. No command waits for the disk.
+//! Commands are lines of text, so that a shell can give them (`echo timing off > …/control`); the
+//! answer to a read is one JSON object. No command waits for the disk.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -62,11 +62,13 @@ pub(super) enum Command {
     Clear,
     /// `reset`: statistics start at zero.
     Reset,
-    /// `power off SEED`: what is not on the medium may vanish, page by page as the seed has it; every request fails from now on.
+    /// `power off SEED`: what is not on the medium may vanish, page by page as the seed has it;
+    /// every request fails from now on.
     PowerOff(u64),
     /// `power on`: requests are served again.
     PowerOn,
-    /// `stamps on KEY`: from now on it is noted when pages stamped with this key come; `stamps off`: no more.
+    /// `stamps on KEY`: from now on it is noted when pages stamped with this key come; `stamps
+    /// off`: no more.
     Stamps(Option<NonZeroU64>),
     /// `record on`, `record off`: every change from now on goes into a log as well.
     Record(bool),

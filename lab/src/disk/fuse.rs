@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The door to the kernel: a FUSE file system of one big file, its control file and its log of stamps.
+//! The door to the kernel: a FUSE file system of one big file, its control file and its log of
+//! stamps.
 //!
-//! Everything that knows the crate `fuser` is here, behind [`OneFile`], since its API breaks between
-//! releases. It decides nothing: replies travel with the requests and may be answered from any thread.
+//! Everything that knows the crate `fuser` is here, behind [`OneFile`], since its API breaks
+//! between releases. It decides nothing: replies travel with the requests and may be answered from
+//! any thread.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -27,8 +29,8 @@ pub(super) const REQUEST_BYTES_MAX: u32 = 1 << 20;
 /// Threads that take requests from the kernel. They only queue them (and copy what is written).
 const THREAD_COUNT: usize = 2;
 
-/// Requests that the kernel may have under way: more than the loop device's queue depth of 128, so that
-/// the order among them is ours.
+/// Requests that the kernel may have under way: more than the loop device's queue depth of 128, so
+/// that the order among them is ours.
 const UNDER_WAY_MAX: u16 = 512;
 
 /// Names in the mounted folder.
@@ -179,8 +181,8 @@ impl Door {
 
 impl Filesystem for Door {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Without asynchronous direct I/O the loop device would have one request under way and every
-        // decision about order would be made above us.
+        // Without asynchronous direct I/O the loop device would have one request under way and
+        // every decision about order would be made above us.
         config
             .add_capabilities(InitFlags::FUSE_ASYNC_DIO)
             .map_err(|_| {

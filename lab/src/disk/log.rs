@@ -2,8 +2,9 @@
 //! The requests to a disk, in order: every write with its bytes, every flush and discard, and marks
 //! that the workload sets.
 //!
-//! From it any state can be made that a power cut may leave ([`crate::power`]). It knows nothing of what the bytes mean. Each record says when,
-//! by a clock that all disks of a machine share: so the logs of several have one order.
+//! From it any state can be made that a power cut may leave ([`crate::power`]). It knows nothing of
+//! what the bytes mean. Each record says when, by a clock that all disks of a machine share: so the
+//! logs of several have one order.
 //!
 //! The file, all numbers little-endian, version 2:
 //!

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Table 5 again: direct random reads and writes of 64 KiB to 16 MiB, beside the paper's figures and
-//! beside what the timing model says on a virtual clock.
+//! Table 5 again: direct random reads and writes of 64 KiB to 16 MiB, beside the paper's figures
+//! and beside what the timing model says on a virtual clock.
 //!
-//! The difference between measured and model is what this machine adds (loop device, FUSE, scheduling);
-//! the difference between model and paper is the error of the fit. The paper's writes were absorbed
-//! by the memory of its array: a disk with a write cache is measured with that memory full, and one without parts company
-//! from the paper where requests are small.
+//! The difference between measured and model is what this machine adds (loop device, FUSE,
+//! scheduling); the difference between model and paper is the error of the fit. The paper's writes
+//! were absorbed by the memory of its array: a disk with a write cache is measured with that memory
+//! full, and one without parts company from the paper where requests are small.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -241,7 +241,8 @@ fn fill_cache(file: &File, buffer: &[u8], size: u64, capacity: u64) -> io::Resul
     Ok(())
 }
 
-/// One request after the other at random places, at least three. Returns how many, in how many seconds.
+/// One request after the other at random places, at least three. Returns how many, in how many
+/// seconds.
 fn time_random(
     file: &File,
     direction: Direction,
@@ -328,7 +329,8 @@ struct Aligned {
 
 impl Aligned {
     fn new(length: usize) -> Aligned {
-        // Never grown, so its start stays where it is; not zeros, which would leave no trace on the disk.
+        // Never grown, so its start stays where it is; not zeros, which would leave no trace on the
+        // disk.
         let memory = vec![0x5a; length + BLOCK_BYTES as usize];
         let start = memory.as_ptr().align_offset(BLOCK_BYTES as usize);
         Aligned {
@@ -381,7 +383,8 @@ mod tests {
         }
     }
 
-    /// Below 1 MiB the paper's array absorbed writes in its memory, so only larger ones are compared.
+    /// Below 1 MiB the paper's array absorbed writes in its memory, so only larger ones are
+    /// compared.
     #[test]
     fn model_writes_from_1_mib_within_45_percent_of_table_5() {
         for (kib, paper) in TABLE5_WRITE_MBPS.into_iter().skip(2) {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The process behind a slow disk: takes requests from the kernel and answers each when the model says.
+//! The process behind a slow disk: takes requests from the kernel and answers each when the model
+//! says.
 //!
-//! It is a process of its own so that its processor time can be told from everybody else's and so that it
-//! cannot wait for a file system that waits for it. One thread is the disk: it takes one request, fetches
-//! the bytes, sleeps until the model's instant, answers. Without a write cache what is written goes to the backing
-//! file when it comes and only its answer waits; with one ([`super::cache`]) it is answered when it comes, and goes to the
-//! backing file when the head has been there. The backing file is sparse, and pages of zeros are holes in it.
+//! It is a process of its own so that its processor time can be told from everybody else's and so
+//! that it cannot wait for a file system that waits for it. One thread is the disk: it takes one
+//! request, fetches the bytes, sleeps until the model's instant, answers. Without a write cache
+//! what is written goes to the backing file when it comes and only its answer waits; with one
+//! ([`super::cache`]) it is answered when it comes, and goes to the backing file when the head has
+//! been there. The backing file is sparse, and pages of zeros are holes in it.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -32,7 +34,8 @@ use crate::servers::daemon::TMPFS_MAGIC;
 /// Granularity of holes. Units: bytes.
 const PAGE_BYTES: u64 = 4096;
 
-/// Longest run that goes from the write cache to the medium before anybody else gets a turn. Units: bytes.
+/// Longest run that goes from the write cache to the medium before anybody else gets a turn. Units:
+/// bytes.
 pub(super) const DESTAGE_BYTES: u64 = 4 << 20;
 
 /// After so long without a request the disk begins to empty its write cache. A write that goes into
@@ -50,7 +53,8 @@ pub(super) struct Server {
     backing: File,
     size: ByteCount,
     timing: DiskTiming,
-    /// Pages stamped with it are noted when they come; 0: none are. Beside the lock, since bytes are looked at outside it.
+    /// Pages stamped with it are noted when they come; 0: none are. Beside the lock, since bytes
+    /// are looked at outside it.
     stamp_key: AtomicU64,
     /// Where the log goes when changes are recorded.
     log_path: PathBuf,
@@ -83,7 +87,8 @@ struct State {
     powerless: bool,
     faults: Vec<Fault>,
     stalled_until: Instant,
-    /// When faults were cleared or the timing switched off last: nothing that began before waits on.
+    /// When faults were cleared or the timing switched off last: nothing that began before waits
+    /// on.
     released_at: Instant,
     stamps: stamps::Log,
     statistics: Statistics,
@@ -292,8 +297,9 @@ impl State {
         self.cache.is_pressing() || !self.stalled.is_empty() || !self.flushes.is_empty()
     }
 
-    /// Notes since when the head has had a reason to go to the cache: to be called whenever that may have changed. It begins
-    /// then, and not when the disk's thread has woken up, or that delay would be added to every run.
+    /// Notes since when the head has had a reason to go to the cache: to be called whenever that
+    /// may have changed. It begins then, and not when the disk's thread has woken up, or that delay
+    /// would be added to every run.
     fn note_reasons(&mut self, now: Instant) {
         let since = |is_so: bool, since: Option<Instant>| is_so.then(|| since.unwrap_or(now));
         self.filled_since = since(!self.cache.is_empty(), self.filled_since);
@@ -343,8 +349,9 @@ impl Server {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A backing file on a real disk, which may be larger than the machine's memory, is written out as it comes, and what was
-    /// is not kept in memory: else the kernel would make room for seconds in the middle of a measurement.
+    /// A backing file on a real disk, which may be larger than the machine's memory, is written out
+    /// as it comes, and what was is not kept in memory: else the kernel would make room for seconds
+    /// in the middle of a measurement.
     fn keep_memory_free(&self) {
         loop {
             std::thread::sleep(KEEP_FREE);
@@ -614,7 +621,8 @@ impl Server {
         }
     }
 
-    /// Takes a write into the cache, or lets it wait for room there; gives it back when it is to go to the medium.
+    /// Takes a write into the cache, or lets it wait for room there; gives it back when it is to go
+    /// to the medium.
     fn write_cached(
         &self,
         offset: u64,
@@ -660,8 +668,8 @@ impl Server {
         None
     }
 
-    /// Does something and notes it. One lock around both, so that the log has changes in the order in which they
-    /// happened; without a recorder nobody waits for anybody.
+    /// Does something and notes it. One lock around both, so that the log has changes in the order
+    /// in which they happened; without a recorder nobody waits for anybody.
     fn recorded(&self, change: Change, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let mut recorder = self.recorder();
         let Some(recorder) = recorder.as_mut() else {
@@ -806,7 +814,8 @@ impl OneFile for Server {
     }
 
     fn sync(&self, reply: SyncedReply) {
-        // The backing file is gone with the disk: nothing of it has to survive a crash of the machine.
+        // The backing file is gone with the disk: nothing of it has to survive a crash of the
+        // machine.
         let mut state = self.lock();
         state.statistics.flush_count += 1;
         if state.powerless {

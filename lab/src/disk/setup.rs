@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Puts a slow disk up and takes it down: server process, FUSE mount, loop device, file systems on it.
+//! Puts a slow disk up and takes it down: server process, FUSE mount, loop device, file systems on
+//! it.
 //!
 //! Nothing may stay behind, however a run ends. So each disk has a folder below [`ROOT`] that says
 //! what belongs to it, and three parties can take it down: the owner (`close`, drop), the server
@@ -272,8 +273,8 @@ impl Room {
         }
     }
 
-    /// Unmounts what is on the disk, detaches it, unmounts it, ends its server, removes its files; goes on
-    /// after a failure and reports the first.
+    /// Unmounts what is on the disk, detaches it, unmounts it, ends its server, removes its files;
+    /// goes on after a failure and reports the first.
     ///
     /// `inside` is true in the server itself, which must outlive its mount.
     pub(super) fn take_down(&self, inside: bool) -> Result<(), DiskError> {
@@ -489,14 +490,16 @@ pub struct SlowDisk {
     room: Room,
     device: PathBuf,
     server_pid: u32,
-    /// The server and the pipe whose end tells it that we are gone; `None` when nobody owns the disk.
+    /// The server and the pipe whose end tells it that we are gone; `None` when nobody owns the
+    /// disk.
     owned: Option<(Child, ChildStdin)>,
 }
 
 impl SlowDisk {
     /// Puts a disk up that goes when it is dropped, or when this process dies.
     ///
-    /// Errors   a missing right (root is needed), tool (losetup) or device (`/dev/fuse`), or no memory
+    /// Errors   a missing right (root is needed), tool (losetup) or device (`/dev/fuse`), or no
+    /// memory
     pub fn create(spec: &DiskSpec) -> Result<SlowDisk, DiskError> {
         SlowDisk::put_up(spec, true)
     }
@@ -670,7 +673,8 @@ impl SlowDisk {
         self.room.command(&[control::Command::Clear])
     }
 
-    /// Cuts its power: what is not flushed may be lost, page by page as `seed` has it, and every request fails.
+    /// Cuts its power: what is not flushed may be lost, page by page as `seed` has it, and every
+    /// request fails.
     pub fn power_off(&self, seed: u64) -> Result<(), DiskError> {
         self.room.command(&[control::Command::PowerOff(seed)])
     }
@@ -712,7 +716,8 @@ impl SlowDisk {
         let mut command = match kind {
             FileSystem::Ext4 => {
                 let mut command = Command::new("mkfs.ext4");
-                // Initialised now: otherwise a kernel thread would do it later, during the measurement.
+                // Initialised now: otherwise a kernel thread would do it later, during the
+                // measurement.
                 command.args(["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"]);
                 command
             }
@@ -769,7 +774,8 @@ pub struct Marker {
 }
 
 impl Marker {
-    /// When this returns, the mark stands after everything that the disk had answered before it was called.
+    /// When this returns, the mark stands after everything that the disk had answered before it was
+    /// called.
     pub fn mark(&mut self, number: u64) -> io::Result<()> {
         let line = control::Command::Mark(number).to_string();
         // One write is one command.
@@ -818,8 +824,8 @@ fn attach(room: &Room) -> Result<PathBuf, DiskError> {
 pub(super) fn serve(name: &str, detached: bool) -> Result<(), DiskError> {
     let room = Room::named(name)?;
     let record = room.record()?;
-    // A session of its own: Ctrl-C in the owner's terminal must not reach the disk before the owner.
-    // It fails for a group leader, that is when started by hand, and then does not matter.
+    // A session of its own: Ctrl-C in the owner's terminal must not reach the disk before the
+    // owner. It fails for a group leader, that is when started by hand, and then does not matter.
     let _ = rustix::process::setsid();
     // A real disk needs no processor to be in time. Not fatal: the statistics tell the oversleep.
     let _ = rustix::process::setpriority_process(None, -20);
@@ -846,8 +852,8 @@ pub(super) fn serve(name: &str, detached: bool) -> Result<(), DiskError> {
         let _ = fs::remove_file(&record.backing);
         failed("mount", room.mount())(error)
     })?;
-    // The server attaches, not the owner: were the owner killed meanwhile, its losetup would go on and
-    // attach to a file that has been taken down.
+    // The server attaches, not the owner: were the owner killed meanwhile, its losetup would go on
+    // and attach to a file that has been taken down.
     match attach(&room) {
         // An owner who is gone does not listen; the end of our standard input tells it below.
         Ok(device) => drop(writeln!(io::stdout(), "{READY}{}", device.display())),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When stamped pages (`crate::stage::take`) came to the disk: a log that grows while somebody wants it.
+//! When stamped pages (`crate::stage::take`) came to the disk: a log that grows while somebody
+//! wants it.
 //!
 //! A page has come when the disk has answered for it: from then on it is the disk's affair. The
 //! later way of the page in the disk's own memory is not asked here. One entry for each run of
@@ -13,7 +14,8 @@ use rushes_core::units::Instant;
 use super::cache::ATOM_BYTES;
 use crate::stage::take::read_stamp;
 
-/// Most entries of a log, 40 bytes each. Twelve recordings of 100 Mb/s make some ten thousand a minute.
+/// Most entries of a log, 40 bytes each. Twelve recordings of 100 Mb/s make some ten thousand a
+/// minute.
 const ENTRIES_MAX: usize = 2 << 20;
 
 /// A run of pages in one request.

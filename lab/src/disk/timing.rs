@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How long the slow disk takes: its mechanics, its queue and its read-ahead, on any clock.
 //!
-//! Nothing here sleeps, reads a clock or knows FUSE: instants come in as arguments, so that the same
-//! code runs on a virtual clock in the tests and on the monotonic clock in [`super::server`].
+//! Nothing here sleeps, reads a clock or knows FUSE: instants come in as arguments, so that the
+//! same code runs on a virtual clock in the tests and on the monotonic clock in [`super::server`].
 //!
-//! The trick is that the head has a place *and an instant* ([`Mechanics::head_at`]). Requests that queue
-//! up start at the instant the last one ended, whenever the sleeper woke: oversleep does not add up. A
-//! contiguous read that comes later starts there as well, since the drive went on reading into its own
-//! memory: the idle gap is its credit, bounded by the size of that memory.
+//! The trick is that the head has a place *and an instant* ([`Mechanics::head_at`]). Requests that
+//! queue up start at the instant the last one ended, whenever the sleeper woke: oversleep does not
+//! add up. A contiguous read that comes later starts there as well, since the drive went on reading
+//! into its own memory: the idle gap is its credit, bounded by the size of that memory.
 
 use rushes_core::units::{ByteCount, BytesPerSecond, Duration, Instant};
 use serde::{Deserialize, Serialize};
@@ -99,8 +99,8 @@ impl DiskTiming {
         patience_ms: 100,
     };
 
-    /// The same array with the memory that its write row tells of: among the many writes that wait in it,
-    /// destaged in order of position, the next is near, and a short way costs little.
+    /// The same array with the memory that its write row tells of: among the many writes that wait
+    /// in it, destaged in order of position, the next is near, and a short way costs little.
     pub const TABLE5_WRITE_BACK: DiskTiming = DiskTiming {
         write: DirectionTiming {
             positioning_ms: 14.0,
@@ -116,7 +116,8 @@ impl DiskTiming {
         ..DiskTiming::TABLE5
     };
 
-    /// A drive without moving parts behind a serial link: any place costs as much as any other, and little.
+    /// A drive without moving parts behind a serial link: any place costs as much as any other, and
+    /// little.
     pub const SSD: DiskTiming = DiskTiming {
         read: DirectionTiming {
             positioning_ms: 0.1,
@@ -179,8 +180,8 @@ impl DiskTiming {
         }
     }
 
-    /// Time to move the head over `distance` bytes of a disk of `size` bytes and wait for the platter;
-    /// nothing for a distance of 0.
+    /// Time to move the head over `distance` bytes of a disk of `size` bytes and wait for the
+    /// platter; nothing for a distance of 0.
     pub fn positioning(&self, direction: Direction, distance: u64, size: ByteCount) -> Duration {
         if distance == 0 {
             return Duration::ZERO;
@@ -268,7 +269,8 @@ impl Mechanics {
         self.head
     }
 
-    /// Serves `request` next, with everything that comes before it ended; `slow` multiplies its cost.
+    /// Serves `request` next, with everything that comes before it ended; `slow` multiplies its
+    /// cost.
     ///
     /// Assumes  requests are served in the order of these calls, and one that is served has arrived
     /// Errors   none
@@ -347,8 +349,8 @@ impl<T> Queue<T> {
         self.waiting.is_empty()
     }
 
-    /// Takes the next: one that has waited longer than `patience` (the longest first), else the nearest
-    /// ahead of the head, else the one nearest to the start of the disk.
+    /// Takes the next: one that has waited longer than `patience` (the longest first), else the
+    /// nearest ahead of the head, else the one nearest to the start of the disk.
     pub fn take_next(
         &mut self,
         head: u64,
@@ -461,7 +463,8 @@ mod tests {
             1.0,
         );
         assert!((ms(short.done) - ms(first.done) - 6.096).abs() < 0.01);
-        // A second of idleness is 8 MB of it: eight requests at once (8.39 MB less 8 MB remain to be read).
+        // A second of idleness is 8 MB of it: eight requests at once (8.39 MB less 8 MB remain to
+        // be read).
         let later = short.done + Duration::from_s(1);
         let mut done = later;
         for index in 0..8u64 {

@@ -31,10 +31,12 @@ pub struct EditArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "8", conflicts_with = "mix",
           value_parser = clap::value_parser!(u64).range(1..=256))]
     pub clients: Vec<u64>,
-    /// Clients of several kinds at once, such as "timeline=6,scrub=1,copy=2"; may be repeated, then in turn
+    /// Clients of several kinds at once, such as "timeline=6,scrub=1,copy=2"; may be repeated, then
+    /// in turn
     #[arg(long, value_name = "NAME=N,…")]
     pub mix: Vec<String>,
-    /// Against which servers, in turn: rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring, io_uring, absent
+    /// Against which servers, in turn: rushes, rushes-no-analyser, stock, stock-tuned,
+    /// stock-strict, stock-uring, io_uring, absent
     #[arg(long, value_delimiter = ',', default_value = "rushes")]
     pub server: Vec<Contender>,
     /// How often each, interleaved; each time with other cuts
@@ -53,7 +55,8 @@ pub struct EditArgs {
     /// Cuts of a timeline as in this CMX 3600 list; files of the lab stand in for its clips
     #[arg(long, value_name = "FILE")]
     pub edl: Option<PathBuf>,
-    /// Files of this folder are the clips of --edl, by clip name or reel, with any extension; copied onto the disk and played from there
+    /// Files of this folder are the clips of --edl, by clip name or reel, with any extension;
+    /// copied onto the disk and played from there
     #[arg(long, value_name = "DIR", requires = "edl", conflicts_with_all = ["mix", "files", "file_bytes", "keep", "layers"])]
     pub media: Option<PathBuf>,
     /// Files that are cut from
@@ -83,7 +86,8 @@ pub struct EditArgs {
     /// Names, inodes and extents are cold too, as after a restart of the machine
     #[arg(long)]
     pub cold_metadata: bool,
-    /// Keep the modelled disk with its footage in this folder, and use it again when it fits; only where nobody writes
+    /// Keep the modelled disk with its footage in this folder, and use it again when it fits; only
+    /// where nobody writes
     #[arg(long, value_name = "DIR")]
     pub keep: Option<PathBuf>,
     /// Where the report of each run, the table and pictures go

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An editor: one process, one connection, that works through its script and tells how late each frame came.
+//! An editor: one process, one connection, that works through its script and tells how late each
+//! frame came.
 //!
-//! By the clock it asks for frame *k* not before `begin + k · period`, one piece at a time, all layers of a frame one after the other (libsmbclient has
-//! one request of a program under way), and the frame is there when the last of them is. Its own lateness moves nothing: the clock goes on from
-//! `begin`, through every cut. Each pass over the list has a beginning of its own, and a client
-//! that is behind then leaves the rest of the last pass out, so that no pass pays for the one
-//! before it. The cost of a cut is counted from asking for its first frame, an open that it needs
-//! included. Bytes are checked after the clock was read. The process ends at a hard limit whatever
-//! the server does; frames that did not come by then are late.
+//! By the clock it asks for frame *k* not before `begin + k · period`, one piece at a time, all
+//! layers of a frame one after the other (libsmbclient has one request of a program under way), and
+//! the frame is there when the last of them is. Its own lateness moves nothing: the clock goes on
+//! from `begin`, through every cut. Each pass over the list has a beginning of its own, and a
+//! client that is behind then leaves the rest of the last pass out, so that no pass pays for the
+//! one before it. The cost of a cut is counted from asking for its first frame, an open that it
+//! needs included. Bytes are checked after the clock was read. The process ends at a hard limit
+//! whatever the server does; frames that did not come by then are late.
 
 use super::script::{Pace, Script, Source};
 use crate::clients::client;
@@ -50,9 +52,11 @@ pub struct Edited {
     pub end_ns: u64,
     /// Frames that came.
     pub frame_count: u64,
-    /// Of each frame of the clock: when it was due and how much later than that it came (negative: before). Units: ms after the beginning, ms.
+    /// Of each frame of the clock: when it was due and how much later than that it came (negative:
+    /// before). Units: ms after the beginning, ms.
     pub lateness_ms: Vec<(f32, f32)>,
-    /// Of each run: when its first frame was asked for and how long that took. Units: ms after the beginning, ms.
+    /// Of each run: when its first frame was asked for and how long that took. Units: ms after the
+    /// beginning, ms.
     pub first_frame_ms: Vec<(f32, f32)>,
     /// The counts when each pass of a clock began.
     pub pass_starts: Vec<PassStart>,
@@ -98,7 +102,8 @@ pub struct Hashed {
     pub hash: u64,
 }
 
-/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at, works.
+/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin
+/// at, works.
 pub fn main() -> Result<()> {
     let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     let shared = Arc::new(Mutex::new(Edited {
@@ -418,7 +423,8 @@ mod tests {
         }
     }
 
-    /// The outcome of a script in a folder that has two clips, the first of them with one wrong byte in its frame 3.
+    /// The outcome of a script in a folder that has two clips, the first of them with one wrong
+    /// byte in its frame 3.
     fn work(pace: Pace, files: Vec<Source>, runs: Vec<Run>, length_ns: u64) -> (Room, Edited) {
         let script = Script {
             pace,

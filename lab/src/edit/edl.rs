@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! CMX 3600 edit decision lists: which stretch of which clip a timeline shows, one after the other.
 //!
-//! Read are events with picture (`V`, `B`, `AA/V` …), their reels and the comment `FROM CLIP NAME`, which goes before the reel where there is
-//! one. Not read are sound, effects (a dissolve or wipe is played as the cut to its new clip) and speed (`M2`): their load on a disk is
-//! little or unknown. Drop-frame time code is counted as if it dropped none; that moves places, not lengths worth speaking of.
+//! Read are events with picture (`V`, `B`, `AA/V` …), their reels and the comment `FROM CLIP NAME`,
+//! which goes before the reel where there is one. Not read are sound, effects (a dissolve or wipe
+//! is played as the cut to its new clip) and speed (`M2`): their load on a disk is little or
+//! unknown. Drop-frame time code is counted as if it dropped none; that moves places, not lengths
+//! worth speaking of.
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -40,8 +42,8 @@ const LINES_MAX: usize = 100_000;
 
 /// Events with picture, in the order of the list.
 ///
-/// Units    rate: time code's frames a second
-/// Errors   a line that should be an event and is none, or no event at all: the line, what was read, what was expected, what to do
+/// Units    rate: time code's frames a second Errors   a line that should be an event and is none,
+/// or no event at all: the line, what was read, what was expected, what to do
 pub fn parse(bytes: &[u8], rate: u64) -> Result<Vec<Event>> {
     ensure!(
         !bytes.contains(&0),

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Real files behind the clips of an EDL: found by name in a folder, copied onto the stage, and compared with the pieces that clients got.
+//! Real files behind the clips of an EDL: found by name in a folder, copied onto the stage, and
+//! compared with the pieces that clients got.
 //!
-//! A client notes a hash of each piece; the files themselves are read when everybody is gone, so that looking at them costs nobody a frame.
+//! A client notes a hash of each piece; the files themselves are read when everybody is gone, so
+//! that looking at them costs nobody a frame.
 
 use super::editor::Hashed;
 use super::edl::Event;
@@ -24,7 +26,8 @@ pub struct Original {
 
 /// The file of each clip, in the order in which clips appear.
 ///
-/// Errors   one is not there, or too short for the stretch that the list shows of it: the line, what was read, what was expected, what to do
+/// Errors   one is not there, or too short for the stretch that the list shows of it: the line,
+/// what was read, what was expected, what to do
 pub fn find(events: &[Event], folder: &Path, frame_bytes: u64) -> Result<Vec<Original>> {
     let mut known: BTreeMap<String, PathBuf> = BTreeMap::new();
     let entries = fs::read_dir(folder)

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! People at work: timelines, scrubbing, shuttling, conforming, and mixes of them, against several servers in turn.
+//! People at work: timelines, scrubbing, shuttling, conforming, and mixes of them, against several
+//! servers in turn.
 //!
-//! A way of working is data ([`workload`]), drawn from a seed into a list of one client's reads and writes ([`script`]); a process for each client
-//! works through its list ([`editor`]). All servers of a round get the same lists, one server after the other, each over a cold stage; the next
+//! A way of working is data ([`workload`]), drawn from a seed into a list of one client's reads and
+//! writes ([`script`]); a process for each client works through its list ([`editor`]). All servers
+//! of a round get the same lists, one server after the other, each over a cold stage; the next
 //! round draws others. Not done here: saying which seats are admitted. An editor sees frames.
 
 pub mod args;
@@ -361,7 +363,8 @@ impl Edit {
             pause(STATUS_EVERY.min(marks.wait().unwrap_or(STATUS_EVERY)))?;
             marks.look(stage)?;
             if let Some(daemon) = server.daemon() {
-                // A daemon that cannot answer now is asked again; that it died shows in the figures.
+                // A daemon that cannot answer now is asked again; that it died shows in the
+                // figures.
                 match daemon.status() {
                     Ok(said) => status = said,
                     Err(error) => errors = vec![format!("{error:#}")],
@@ -546,7 +549,8 @@ fn add_copies(run: &mut EditRun, clients: u64, tally: Tally) {
     });
 }
 
-/// Read the files that clients wrote from the stage itself; differences count as the client's wrong bytes.
+/// Read the files that clients wrote from the stage itself; differences count as the client's wrong
+/// bytes.
 fn check_written(stage: &Stage, parts: &[Part], edited: &mut [Edited]) -> Result<()> {
     let seed = stage.plan().seed;
     for (part, edited) in parts.iter().zip(edited) {

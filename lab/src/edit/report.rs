@@ -2,8 +2,8 @@
 //! The report of an edit: one JSON object of all runs whose field names are promised, and a table
 //! for people.
 //!
-//! Of several runs counts are told as medians with the lowest and the highest; waits of all runs are thrown together before a percentile is taken of
-//! them. Percentiles are never averaged.
+//! Of several runs counts are told as medians with the lowest and the highest; waits of all runs
+//! are thrown together before a percentile is taken of them. Percentiles are never averaged.
 
 use super::editor::Edited;
 use super::passes::{self, ClientPass, KindPass, MedianPass, RunPass};
@@ -126,11 +126,13 @@ pub struct KindRow {
     pub frames_done: u64,
     /// Clients with a late frame.
     pub late_clients: u64,
-    /// Of all frames with a time, after the deadline; negative when each was early. Units: ms. Null: none has one.
+    /// Of all frames with a time, after the deadline; negative when each was early. Units: ms.
+    /// Null: none has one.
     pub worst_lateness_ms: Option<f64>,
     /// First frames that came, of runs from one cut to the next.
     pub cuts: u64,
-    /// From asking for the first frame of a run to its being there, an open included: half of them. Units: ms. Null: there was none.
+    /// From asking for the first frame of a run to its being there, an open included: half of them.
+    /// Units: ms. Null: there was none.
     pub first_frame_ms_p50: Option<f64>,
     /// The same, 95 of 100.
     pub first_frame_ms_p95: Option<f64>,
@@ -169,9 +171,11 @@ pub struct ClientRow {
     pub frames_done: u64,
     /// As in the row of its kind. Units: ms.
     pub worst_lateness_ms: Option<f64>,
-    /// Of each run from cut to cut: when after the client's start, and how long until its first frame. Units: ms, ms.
+    /// Of each run from cut to cut: when after the client's start, and how long until its first
+    /// frame. Units: ms, ms.
     pub first_frame_ms: Vec<(f32, f32)>,
-    /// With `--timeline`, of each frame: its time after the client's start, and how long after its deadline it came. Units: ms, ms.
+    /// With `--timeline`, of each frame: its time after the client's start, and how long after its
+    /// deadline it came. Units: ms, ms.
     pub lateness_ms: Option<Vec<(f32, f32)>>,
     /// Bytes that differ, or are missing.
     pub bytes_wrong: u64,

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The work of one client, as a list: which bytes of which files, how many frames long, by which clock.
+//! The work of one client, as a list: which bytes of which files, how many frames long, by which
+//! clock.
 //!
-//! Every way of working comes down to this list ([`super::workload`] draws it), so that the client process ([`super::editor`]) knows
-//! nothing of timelines or thumbnails. A list is drawn from a seed: all servers of a comparison are asked for the same bytes.
+//! Every way of working comes down to this list ([`super::workload`] draws it), so that the client
+//! process ([`super::editor`]) knows nothing of timelines or thumbnails. A list is drawn from a
+//! seed: all servers of a comparison are asked for the same bytes.
 
 use crate::stage::footage::Clip;
 use serde::{Deserialize, Serialize};
@@ -14,7 +16,8 @@ pub enum Pace {
     /// Frame *k* not before its time, and late when it comes long after that: a player.
     #[default]
     Clock,
-    /// The next so long after the last was asked for, or when that has come: a hand on the mouse waits for the picture.
+    /// The next so long after the last was asked for, or when that has come: a hand on the mouse
+    /// waits for the picture.
     Hand,
     /// The next when the last has come.
     Free,
@@ -65,7 +68,8 @@ pub struct Head {
 }
 
 impl Head {
-    /// Where the piece of this frame of the run begins; `None`: this frame needs none. Units: bytes.
+    /// Where the piece of this frame of the run begins; `None`: this frame needs none. Units:
+    /// bytes.
     pub fn place(&self, frame: u64) -> Option<u64> {
         let every = self.every.max(1);
         frame.is_multiple_of(every).then(|| {

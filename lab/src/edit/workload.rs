@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ways of working, as data: a small TOML file each, built in or the user's own, drawn into a [`Script`] a client.
+//! Ways of working, as data: a small TOML file each, built in or the user's own, drawn into a
+//! [`Script`] a client.
 //!
-//! A file has one line on what it is and one table, whose name says which way of working it describes. A length is drawn between two bounds so
-//! that the mean is what the file says. Nothing here knows of servers, doors or processes.
+//! A file has one line on what it is and one table, whose name says which way of working it
+//! describes. A length is drawn between two bounds so that the mean is what the file says. Nothing
+//! here knows of servers, doors or processes.
 
 use super::edl::{self, Event};
 use super::media::Original;
@@ -210,7 +212,8 @@ pub struct Part {
 impl Workload {
     /// A built-in one by its name, or one from a file.
     ///
-    /// Errors   neither is there, or the file does not say what it should (line, what was found, what was expected)
+    /// Errors   neither is there, or the file does not say what it should (line, what was found,
+    /// what was expected)
     pub fn find(name: &str) -> Result<Workload> {
         if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
             return Workload::parse(name, text);
@@ -722,7 +725,8 @@ impl Shuttle {
     /// All steps once, in a place where they fit.
     fn round(&self, scene: &Scene<'_>, dice: &mut Dice) -> Vec<Run> {
         let rate = scene.plan.frames_per_kilosecond as f64 / 1000.0;
-        // At each step: its first frame, from where the round begins; frames from one that is shown to the next; how many are shown.
+        // At each step: its first frame, from where the round begins; frames from one that is shown
+        // to the next; how many are shown.
         let mut at = 0i64;
         let mut legs = Vec::new();
         for step in &self.steps {

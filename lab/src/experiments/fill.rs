@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that write until a pool is full, while others play: is every write taken as long as any disk has room, and who is late?
+//! Clients that write until a pool is full, while others play: is every write taken as long as any
+//! disk has room, and who is late?
 //!
 //! Each writes file after file as fast as it goes and ends with the first write or open that is
 //! refused for want of room. The bytes that are written after the first refusal of all say how much
@@ -228,7 +229,8 @@ fn folder(filler: u64) -> String {
     format!("filled/filler{filler:02}")
 }
 
-/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin at, fills.
+/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin
+/// at, fills.
 pub fn main() -> Result<()> {
     let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     sleep_until_ns(begin);

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names and what is known of them: how many files a second are made, looked at, listed, renamed and removed in some folders, in turn.
+//! Names and what is known of them: how many files a second are made, looked at, listed, renamed
+//! and removed in some folders, in turn.
 //!
-//! Each client has a folder of its own, as each project has, or several; all folders are measured in each round, so that what the machine does
-//! meanwhile meets all of them. Files are empty, but for some if so wished: bytes are other experiments' affair.
+//! Each client has a folder of its own, as each project has, or several; all folders are measured
+//! in each round, so that what the machine does meanwhile meets all of them. Files are empty, but
+//! for some if so wished: bytes are other experiments' affair.
 
 use crate::reports::head::Head;
 use crate::reports::outcome::Outcome;

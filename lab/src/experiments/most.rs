@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How many streams does a server keep without a late frame?
 //!
-//! A server that refuses what does not fit is asked for more than that once: those of its promises that were kept to the last
-//! frame count. Of one that promises nothing the number is looked for by halving.
+//! A server that refuses what does not fit is asked for more than that once: those of its promises
+//! that were kept to the last frame count. Of one that promises nothing the number is looked for by
+//! halving.
 
 use crate::experiments::compare::Contender;
 use crate::experiments::play::Play;
@@ -80,7 +81,8 @@ impl Outcome for MostReport {
     }
 }
 
-/// The largest number from `least` to `most` that is kept, where more are not kept either; `least` - 1 when none is.
+/// The largest number from `least` to `most` that is kept, where more are not kept either; `least`
+/// - 1 when none is.
 pub fn largest(least: u64, most: u64, keeps: &mut dyn FnMut(u64) -> Result<bool>) -> Result<u64> {
     let (mut kept, mut lost) = (least.saturating_sub(1), most + 1);
     while lost - kept > 1 {

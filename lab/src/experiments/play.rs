@@ -21,7 +21,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Files that each copier has to itself; both larger than the cache, so the first is cold again after the second.
+/// Files that each copier has to itself; both larger than the cache, so the first is cold again
+/// after the second.
 pub const REELS_PER_COPIER: u64 = 2;
 /// How much larger than the cache a copier's file is. Units: bytes.
 pub const REEL_BYTES_OVER_CACHE: u64 = 128 << 20;
@@ -32,7 +33,8 @@ pub const COPIES_LEAD: Duration = Duration::from_millis(1500);
 /// A pool tidies itself for so long before the first player starts: it comes to disks that are at
 /// work.
 const TIDY_LEAD: Duration = Duration::from_secs(3);
-/// Storms rage for so long before the first player starts: what they take from the disk can be known.
+/// Storms rage for so long before the first player starts: what they take from the disk can be
+/// known.
 const STORM_LEAD: Duration = Duration::from_secs(10);
 const STATUS_EVERY: Duration = Duration::from_millis(1000);
 
@@ -376,7 +378,8 @@ impl Play {
             pause(STATUS_EVERY)?;
             bar.inc(STATUS_EVERY.as_millis() as u64);
             if let Some(daemon) = server.daemon() {
-                // A daemon that cannot answer now is asked again; that it died shows in the figures.
+                // A daemon that cannot answer now is asked again; that it died shows in the
+                // figures.
                 match daemon.status() {
                     Ok(status) => ledger.note(status),
                     Err(error) => ledger.complaint = Some(format!("{error:#}")),
@@ -556,7 +559,8 @@ impl Ledger {
                 stream["promised_count"].as_u64(),
             ) && reads > 0
             {
-                // Once admitted it counts as such: a promise withdrawn later was a promise all the same.
+                // Once admitted it counts as such: a promise withdrawn later was a promise all the
+                // same.
                 *self.admitted.entry(name.clone()).or_default() |=
                     standing == "contract" && promised > 0 && promised + LOOKS >= reads;
             }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How long must players wait before their first deadline, when all start at once?
 //!
-//! A player asks at the same instants whatever its preroll is, so for a server that is not told the preroll, one run
-//! says what would have been enough. Rushes is told and plans by it, so there the smallest is looked
-//! for by halving.
+//! A player asks at the same instants whatever its preroll is, so for a server that is not told the
+//! preroll, one run says what would have been enough. Rushes is told and plans by it, so there the
+//! smallest is looked for by halving.
 
 use crate::experiments::compare::Contender;
 use crate::experiments::play::{Play, Start};

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writers at work against one server, and what came of it: in time, on the disk in time, in one piece, right.
+//! Writers at work against one server, and what came of it: in time, on the disk in time, in one
+//! piece, right.
 //!
-//! A run has four parts. Writers write. Then everything is brought to the disk (`syncfs` on the file system below), which counts
-//! as the final sync. Then the server is stopped and each file read cold, past every
-//! cache, and compared. At last acknowledgements are compared with what the disk saw ([`crate::reports::arrival`]).
+//! A run has four parts. Writers write. Then everything is brought to the disk (`syncfs` on the
+//! file system below), which counts as the final sync. Then the server is stopped and each file
+//! read cold, past every cache, and compared. At last acknowledgements are compared with what the
+//! disk saw ([`crate::reports::arrival`]).
 
 use crate::clients::client::{Client, Crowd};
 use crate::clients::player::{now_ns, sleep_until_ns};
@@ -349,7 +351,8 @@ impl Record {
         sync(stage)?;
         let mut synced_ns = now_ns();
         let mut arrivals = stage.arrivals()?;
-        // A server may keep acknowledged bytes where no sync of the file system reaches them; it has to bring them all the same.
+        // A server may keep acknowledged bytes where no sync of the file system reaches them; it
+        // has to bring them all the same.
         while let Some(log) = &arrivals
             && now_ns() - asked_ns < MISSING_MAX.as_nanos() as u64
             && self.missing(&Arrived::new(log), &writers, synced_ns) > 0
@@ -543,7 +546,8 @@ impl Record {
         row
     }
 
-    /// Of what was acknowledged; a file that is longer or shorter than it should be is wrong by the difference.
+    /// Of what was acknowledged; a file that is longer or shorter than it should be is wrong by the
+    /// difference.
     fn wrong_bytes(
         &self,
         path: &std::path::Path,
@@ -611,7 +615,8 @@ pub fn sync(stage: &Stage) -> Result<()> {
             }
         }
         if let Err(error) = go_on() {
-            // The slow disk becomes a fast one, so this ends soon; until then the file system is in use.
+            // The slow disk becomes a fast one, so this ends soon; until then the file system is in
+            // use.
             stage.timing(false)?;
             let _ = done.recv_timeout(MISSING_MAX);
             return Err(error);

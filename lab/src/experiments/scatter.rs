@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Small writes anywhere in a file that exists, then everything to the disk: what a server makes of chaos.
+//! Small writes anywhere in a file that exists, then everything to the disk: what a server makes of
+//! chaos.
 //!
-//! Clients come over SMB, or fio stands in for them: threads that write the same kind of load into the same file, buffered,
-//! on the file system itself. Where clients wrote, the file is read cold and compared afterwards; fio's content
-//! is its own.
+//! Clients come over SMB, or fio stands in for them: threads that write the same kind of load into
+//! the same file, buffered, on the file system itself. Where clients wrote, the file is read cold
+//! and compared afterwards; fio's content is its own.
 
 use crate::clients::client::{Client, Crowd};
 use crate::clients::player::now_ns;
@@ -91,7 +92,8 @@ pub struct ScatterReport {
     pub mb_per_s_synced: f64,
     /// Write requests that the block device was sent.
     pub device_write_count: Option<u64>,
-    /// Of the bytes that were written, what the disk had already: gaps that the server went over; null of others.
+    /// Of the bytes that were written, what the disk had already: gaps that the server went over;
+    /// null of others.
     pub bytes_bridged: Option<u64>,
     /// 99 of 100 acknowledgements took no longer (of the slowest client).
     pub response_ms_p99: f64,

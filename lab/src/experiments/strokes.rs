@@ -2,8 +2,9 @@
 //! The cost of one call: frames and small writes of one program, one after the other, in some
 //! folders, in turn.
 //!
-//! Nobody else works there and disks are to be quick, so that what is measured is the way to them: crossings, copies, turns. All folders are measured in each
-//! round, another one first each time, so that what the machine does meanwhile meets all of them.
+//! Nobody else works there and disks are to be quick, so that what is measured is the way to them:
+//! crossings, copies, turns. All folders are measured in each round, another one first each time,
+//! so that what the machine does meanwhile meets all of them.
 
 use crate::experiments::metadata::LabelledFolder;
 use crate::reports::head::Head;
@@ -102,7 +103,8 @@ pub struct StrokesReport {
 pub struct StrokeRow {
     /// Which folder.
     pub label: String,
-    /// `write direct`, `read direct`, `write buffered`, `read buffered`, `write at 24/s` (frames); `write 4 B`, `write 1 B` (calls).
+    /// `write direct`, `read direct`, `write buffered`, `read buffered`, `write at 24/s` (frames);
+    /// `write 4 B`, `write 1 B` (calls).
     pub way: String,
     /// The mean of each round. Units: µs.
     pub mean_us: Vec<f64>,
@@ -115,7 +117,8 @@ pub struct StrokeRow {
 impl Strokes {
     /// Do it.
     ///
-    /// Errors   a folder cannot be written to; files of a former run are there; its file system has no direct I/O
+    /// Errors   a folder cannot be written to; files of a former run are there; its file system has
+    /// no direct I/O
     pub fn run(&self) -> Result<StrokesReport> {
         let mut rows: Vec<StrokeRow> = Vec::new();
         let mut memory = Memory::new(self.frame_bytes as usize);

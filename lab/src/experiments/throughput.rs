@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that read and write files of their own from end to end, as fast as it goes, all at once: how much is that together, how
-//! even, and what does it cost?
+//! Clients that read and write files of their own from end to end, as fast as it goes, all at once:
+//! how much is that together, how even, and what does it cost?
 //!
 //! The timed reads compare one page of each block, so that the lab does not measure itself.
 //! Afterwards everything that was read is read once more through the same door, and what was

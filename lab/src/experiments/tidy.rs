@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool that needs tidying, and tidies itself while others play and record: who is late, how much is moved, and is it right afterwards?
+//! A pool that needs tidying, and tidies itself while others play and record: who is late, how much
+//! is moved, and is it right afterwards?
 //!
 //! Before the run files are put on the pool beside the footage: cut in pieces that lie among each
 //! other (to be defragmented), or whole before members are added (to be spread, or striped wider).

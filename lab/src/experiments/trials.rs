@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Trials of cost rather than of deadlines: from cache, mixed random, and with the daemon absent.
 //!
-//! Two servers are up at once and take turns, so that both meet the same machine; only ratios of medians count.
-//! Where the disk is in play it cannot be shared, and they take turns as a whole.
+//! Two servers are up at once and take turns, so that both meet the same machine; only ratios of
+//! medians count. Where the disk is in play it cannot be shared, and they take turns as a whole.
 
 use crate::clients::client::{Client, Crowd};
 use crate::clients::copies::{get, smbclient};
@@ -208,7 +208,8 @@ pub fn hits(
     Ok(trial)
 }
 
-/// How many bytes of a downloaded file differ from its clip; missing and surplus ones are among them.
+/// How many bytes of a downloaded file differ from its clip; missing and surplus ones are among
+/// them.
 fn wrong_bytes(path: &Path, clip: Clip, length: u64) -> Result<u64> {
     let mut file = File::open(path).with_context(|| format!("{}", path.display()))?;
     let mut buffer = vec![0u8; COMPARE_BYTES];
@@ -307,8 +308,8 @@ pub fn absent(room: &Room, stage: &mut Stage, base: &Play, runs: u64) -> Result<
     let mut pairs = vec![Vec::new(); loads.len()];
     let mut left = runs;
     while left > 0 {
-        // Servers anew every few runs: two of the same kind differ by more than is asked about here (where
-        // their databases and processes happen to lie), and for as long as they live.
+        // Servers anew every few runs: two of the same kind differ by more than is asked about here
+        // (where their databases and processes happen to lie), and for as long as they live.
         let turns = left.min(RUNS_OF_A_PAIR);
         left -= turns;
         stage.rewrite_copies()?;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Is what was found after a power cut what may be there?
 //!
-//! Three promises: what was synced is there; what was renamed into place is whole, the old or the new; no file ever shows a byte that
-//! was never its own. It compares a [`Tree`] that was read with the [`History`] that was played, knows nothing of disks
-//! and mounts, and gives the file system no benefit of a doubt beyond what the history allows.
+//! Three promises: what was synced is there; what was renamed into place is whole, the old or the
+//! new; no file ever shows a byte that was never its own. It compares a [`Tree`] that was read with
+//! the [`History`] that was played, knows nothing of disks and mounts, and gives the file system no
+//! benefit of a doubt beyond what the history allows.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -159,7 +160,8 @@ fn wrong_at(history: &History, done: usize, path: &str, node: Option<&Node>) -> 
             (Occupant::File(file), Some(Node::File(bytes))) => {
                 match content_of(&history.files[&file], done, path, bytes) {
                     None => return None,
-                    // Of several the one that comes closest says most: a size that is wrong before bytes that are another's.
+                    // Of several the one that comes closest says most: a size that is wrong before
+                    // bytes that are another's.
                     Some(new) => {
                         let closer = complaint
                             .as_ref()
@@ -194,8 +196,8 @@ fn in_words(occupants: &[Occupant]) -> String {
     words.join(" or ")
 }
 
-/// A file whose name is safe and that nobody removed is at one of its possible paths: each path by itself might
-/// be explained while the file is at none of them.
+/// A file whose name is safe and that nobody removed is at one of its possible paths: each path by
+/// itself might be explained while the file is at none of them.
 fn vanished(
     file: &FileHistory,
     done: usize,
@@ -311,7 +313,8 @@ mod tests {
         }
     }
 
-    /// One file of two pages, synced; then its second page is written again; then another file is renamed over it.
+    /// One file of two pages, synced; then its second page is written again; then another file is
+    /// renamed over it.
     fn steps() -> Vec<Step> {
         vec![
             create(OLD, "l/a"),

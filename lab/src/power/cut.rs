@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A power cut: what disks have on their media when the power goes at some record of their logs.
 //!
-//! It goes for all at one instant. Before the last flush that a disk answered everything is there that came to this disk. Of what came after it any part may be, sector by sector, in any order:
-//! since a later write may be kept where an earlier one is lost, keeping any subset gives all orders.
+//! It goes for all at one instant. Before the last flush that a disk answered everything is there
+//! that came to this disk. Of what came after it any part may be, sector by sector, in any order:
+//! since a later write may be kept where an earlier one is lost, keeping any subset gives all
+//! orders.
 //!
-//! One thing is never torn: ext4's superblock. It is two sectors with one checksum, written in place and read before the journal is, so that
-//! no ext4 survives a disk that writes half of it (`--lie superblock` shows that). Disks with physical sectors of 4 KiB do not.
+//! One thing is never torn: ext4's superblock. It is two sectors with one checksum, written in
+//! place and read before the journal is, so that no ext4 survives a disk that writes half of it
+//! (`--lie superblock` shows that). Disks with physical sectors of 4 KiB do not.
 
 use std::ops::Range;
 
@@ -33,7 +36,8 @@ pub enum Lie {
     Superblock,
     /// Two writes of different files' content change places.
     Misdirect,
-    /// The disk does nothing, the door does: it syncs files and does not ask the daemon who has their bytes.
+    /// The disk does nothing, the door does: it syncs files and does not ask the daemon who has
+    /// their bytes.
     Door,
 }
 
@@ -57,8 +61,8 @@ pub struct Loss {
 }
 
 impl Cut {
-    /// Somewhere in the logs. A quarter of them just after something was acknowledged, where promises are youngest; half
-    /// of them just before a flush, where most is at stake.
+    /// Somewhere in the logs. A quarter of them just after something was acknowledged, where
+    /// promises are youngest; half of them just before a flush, where most is at stake.
     pub fn random(seed: u64, recording: &Recording) -> Cut {
         let mut chance = Chance::new(seed, 0);
         let all = recording.len();
@@ -113,7 +117,8 @@ impl Cut {
         (0..recording.disks.len()).map(barrier).collect()
     }
 
-    /// Makes each of `images` what the medium of that disk has; tells what became of the writes that were not safe.
+    /// Makes each of `images` what the medium of that disk has; tells what became of the writes
+    /// that were not safe.
     pub fn images(&self, recording: &Recording, lie: Lie, images: &mut Vec<Vec<u8>>) -> Fate {
         images.resize_with(recording.disks.len(), Vec::new);
         for (image, disk) in images.iter_mut().zip(&recording.disks) {
@@ -174,7 +179,8 @@ enum Keep<'a> {
 }
 
 impl Keep<'_> {
-    /// Asked in order, for each sector of the disk that is written. The joined ones share the fate of the first of them.
+    /// Asked in order, for each sector of the disk that is written. The joined ones share the fate
+    /// of the first of them.
     fn keeps(&mut self, sector: u64, joined: &Range<u64>) -> bool {
         match self {
             Keep::Whole => true,
@@ -295,7 +301,8 @@ mod tests {
         vec![number as u8 + 1; BLOCK as usize]
     }
 
-    /// Two blocks, a flush, the rest of the blocks, of each sector the number of its block plus one.
+    /// Two blocks, a flush, the rest of the blocks, of each sector the number of its block plus
+    /// one.
     fn recording() -> Recording {
         let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block_of).collect();
         let mut told: Vec<(u64, u64, &[u8])> = Vec::new();

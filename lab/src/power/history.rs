@@ -2,9 +2,10 @@
 //! The state of each file and each path after every step of a lane, and from which step on a power
 //! cut may not take it back.
 //!
-//! It is computed from the steps alone. `done` is how many steps had been acknowledged before the cut; the step after
-//! those may have begun. So at a cut every file has a *floor*, its last sync among the done, and may show that
-//! or whatever later steps made of it; and every path has one, the last change of it that was made safe.
+//! It is computed from the steps alone. `done` is how many steps had been acknowledged before the
+//! cut; the step after those may have begun. So at a cut every file has a *floor*, its last sync
+//! among the done, and may show that or whatever later steps made of it; and every path has one,
+//! the last change of it that was made safe.
 //!
 //! A change of a name is made safe by a sync of its folder; by fsync of the file itself; for a file
 //! that is new, by fdatasync as well, since nobody could get at the data otherwise. That is more
@@ -72,7 +73,8 @@ impl<T> Since<T> {
 /// The states that may be true after a cut, of something that changed so: the last that is safe,
 /// and all after it that may have begun.
 ///
-/// Returns these, and whether the first of them is safe; if not, what was before all of them is possible as well.
+/// Returns these, and whether the first of them is safe; if not, what was before all of them is
+/// possible as well.
 pub fn possible<T>(changes: &[Since<T>], done: usize) -> (&[Since<T>], bool) {
     let end = changes.partition_point(|change| change.step <= done);
     let begun = &changes[..end];
@@ -171,8 +173,9 @@ impl FileHistory {
         versions
     }
 
-    /// Whether a sector, or the first part of it that a file ends with, is one of these versions. Of a pool it may be one up to a byte at which
-    /// something began or ended, and another one from there: bytes and length are on two disks, and a full disk parts a file at any byte.
+    /// Whether a sector, or the first part of it that a file ends with, is one of these versions.
+    /// Of a pool it may be one up to a byte at which something began or ended, and another one from
+    /// there: bytes and length are on two disks, and a full disk parts a file at any byte.
     pub fn is_one_of<'a>(
         &'a self,
         index: u64,

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Power cuts: what is on a disk when the power goes at any instant, and whether that is what was promised.
+//! Power cuts: what is on a disk when the power goes at any instant, and whether that is what was
+//! promised.
 //!
-//! Lanes of random [`script`]s work on a real file system, through a daemon ([`served`]) or by themselves ([`writer`]), or on the mount of a pool ([`pooled`]), while the disks are
-//! [`record`]ed. Each point is a [`cut`] of those logs: images that the kernel mounts and recovers ([`mounted`], [`recovery`]), read whole and compared ([`check`]) with what the
-//! scripts allow ([`history`]), byte by byte, since every [`sector`] says whose it is. Nothing here takes its time: timing is for other experiments.
+//! Lanes of random [`script`]s work on a real file system, through a daemon ([`served`]) or by
+//! themselves ([`writer`]), or on the mount of a pool ([`pooled`]), while the disks are
+//! [`record`]ed. Each point is a [`cut`] of those logs: images that the kernel mounts and recovers
+//! ([`mounted`], [`recovery`]), read whole and compared ([`check`]) with what the scripts allow
+//! ([`history`]), byte by byte, since every [`sector`] says whose it is. Nothing here takes its
+//! time: timing is for other experiments.
 
 pub mod chance;
 pub mod check;
@@ -44,7 +48,8 @@ use crate::stage::room::{self, Room};
 /// Points of one recording: enough to be quick, few enough that 100 points see several workloads.
 const POINTS_OF_RECORDING: u64 = 25;
 
-/// Small, because each point of a power cut is a copy of it; large enough for XFS with a log. Units: MiB.
+/// Small, because each point of a power cut is a copy of it; large enough for XFS with a log.
+/// Units: MiB.
 const DISK_MIB: u64 = 48;
 
 /// Every so many points the file system's own checker has a look.
@@ -232,7 +237,8 @@ impl Plan {
 
 /// Does it; `progress` is told after each point how many are done.
 ///
-/// Errors   the disk, a file system or a tool is missing or fails; violations are no error, they are the answer
+/// Errors   the disk, a file system or a tool is missing or fails; violations are no error, they
+/// are the answer
 pub fn cut_power(plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<PowerReport> {
     ensure!(
         plan.lie != Lie::Door || plan.server == Server::Rushes,

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! File systems that are mounted as long as somebody looks at them, and reading what is on them after a cut.
+//! File systems that are mounted as long as somebody looks at them, and reading what is on them
+//! after a cut.
 //!
-//! An image is mounted with `mount -o loop`: the kernel then detaches the loop device with the mount, so that nothing stays
-//! behind even if we are killed and somebody else unmounts.
+//! An image is mounted with `mount -o loop`: the kernel then detaches the loop device with the
+//! mount, so that nothing stays behind even if we are killed and somebody else unmounts.
 
 use std::fs;
 use std::io;
@@ -51,7 +52,8 @@ pub struct How {
     pub options: String,
 }
 
-/// A disk's size, what is on it, and where that is mounted, as long as lanes work on it and after each cut.
+/// A disk's size, what is on it, and where that is mounted, as long as lanes work on it and after
+/// each cut.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// Which file system.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool under power cuts: lanes work on its mount, with a daemon or without one, while all of its disks are recorded; after a cut our
-//! own tools look at what is left.
+//! A pool under power cuts: lanes work on its mount, with a daemon or without one, while all of its
+//! disks are recorded; after a cut our own tools look at what is left.
 //!
 //! Meanwhile somebody disturbs it: members are filled, so that files go on elsewhere, and emptied,
 //! files are moved and brought together, and the command that does that is interrupted. Folders
@@ -36,8 +36,9 @@ use crate::stage::room::{self, Room};
 /// Enough for names, a journal and a copy of neither. Units: MiB.
 const CATALOGUE_MIB: u64 = 24;
 
-/// Enough for all that lanes have at once on one of them while another is full and a third is emptied, and so much that files are striped over
-/// them (core/src/pool/place.rs asks those with less than 64 MiB last). Units: MiB.
+/// Enough for all that lanes have at once on one of them while another is full and a third is
+/// emptied, and so much that files are striped over them (core/src/pool/place.rs asks those with
+/// less than 64 MiB last). Units: MiB.
 const MEMBER_MIB: u64 = 84;
 
 const MEMBER_COUNT: usize = 3;
@@ -99,7 +100,8 @@ impl PoolGround {
         &self.folder
     }
 
-    /// The catalogue's disk, which is ext4, and those of the members: of `kind`, but for one that is ext4.
+    /// The catalogue's disk, which is ext4, and those of the members: of `kind`, but for one that
+    /// is ext4.
     pub fn places(&self, kind: FileSystem, options: &str) -> Result<Vec<Place>> {
         let place = |point: PathBuf, kind, mib| -> Result<Place> {
             fs::create_dir_all(&point)?;
@@ -509,7 +511,8 @@ impl Disturber {
         Ok(())
     }
 
-    /// And after 5 s: one of the file systems makes durable what it knows, whatever the others have.
+    /// And after 5 s: one of the file systems makes durable what it knows, whatever the others
+    /// have.
     fn commit(&mut self) -> Result<()> {
         let number = self.chance.below(MEMBER_COUNT as u64 + 1) as usize;
         let folder = match number {

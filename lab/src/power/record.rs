@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A recording: small disks, one or those of a pool, each with a fresh file system, and the log of everything that each was told while lanes worked on them.
+//! A recording: small disks, one or those of a pool, each with a fresh file system, and the log of
+//! everything that each was told while lanes worked on them.
 //!
 //! A disk is written full before its file system is made, with sectors that are nobody's: a file
 //! system that shows a block that it has not written shows them. Changes of several disks have one
@@ -184,7 +185,8 @@ struct Stand {
 }
 
 impl Studio {
-    /// Puts the disks up. `furnish` puts on the mounted file systems what is there before any recording.
+    /// Puts the disks up. `furnish` puts on the mounted file systems what is there before any
+    /// recording.
     pub fn open(
         places: &[Place],
         program: Option<&Path>,
@@ -326,8 +328,8 @@ fn play_all(lanes: Vec<Lane>, host: &dyn Host) -> Result<()> {
     results.into_iter().collect()
 }
 
-/// Exclusively, so that it fails as long as the device is mounted anywhere, a copied mount namespace included: what that file
-/// system remembers must not get into the next recording.
+/// Exclusively, so that it fails as long as the device is mounted anywhere, a copied mount
+/// namespace included: what that file system remembers must not get into the next recording.
 fn write_whole(device: &Path, bytes: &[u8]) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let file: File = OpenOptions::new()
@@ -361,7 +363,8 @@ fn make_file_system(kind: FileSystem, device: &Path) -> Result<()> {
         }
         FileSystem::Xfs => {
             let mut command = Command::new("mkfs.xfs");
-            // Not supported below 300 MB, says mkfs, and means people; XFS's own tests do it all the time.
+            // Not supported below 300 MB, says mkfs, and means people; XFS's own tests do it all
+            // the time.
             let small = ["--unsupported", "-d", "agcount=2", "-s", "size=512"];
             command.args(["-q", "-f", "-K"]).args(small);
             command

@@ -42,8 +42,8 @@ pub struct Looking<'a> {
 
 /// Where images are made and mounted.
 ///
-/// Each is a file of its own: mount may take a loop device again that somebody has kept open over the same file, and nothing that
-/// the kernel remembers of one point may reach the next.
+/// Each is a file of its own: mount may take a loop device again that somebody has kept open over
+/// the same file, and nothing that the kernel remembers of one point may reach the next.
 #[derive(Debug)]
 pub struct Scratch {
     folder: PathBuf,

@@ -24,7 +24,8 @@ pub struct PowerReport {
     pub seed: u64,
     /// Mount options beside the usual ones.
     pub mount_options: String,
-    /// How the disk or the door lied, on purpose: `none`, `flush`, `flushes`, `superblock`, `misdirect`, `door`.
+    /// How the disk or the door lied, on purpose: `none`, `flush`, `flushes`, `superblock`,
+    /// `misdirect`, `door`.
     pub lie: &'static str,
     /// The workloads wrote through a daemon.
     pub served: bool,

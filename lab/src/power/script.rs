@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The steps of a workload: decided by a seed before anything is done.
 //!
-//! Several lanes work side by side, each in a folder of its own, so that one syncs while another is in the middle
-//! of something; within a lane steps follow each other. Each lane has its own taste: some kinds of step never happen in it, others often.
+//! Several lanes work side by side, each in a folder of its own, so that one syncs while another is
+//! in the middle of something; within a lane steps follow each other. Each lane has its own taste:
+//! some kinds of step never happen in it, others often.
 
 use super::chance::Chance;
 
@@ -48,7 +49,8 @@ pub enum Step {
         /// By direct I/O; whole pages then.
         direct: bool,
     },
-    /// The same, told to be durable when it is answered (O_DSYNC), with all that was written before.
+    /// The same, told to be durable when it is answered (O_DSYNC), with all that was written
+    /// before.
     WriteThrough {
         /// Of this file.
         file: u64,
@@ -294,7 +296,8 @@ impl Author {
         }
     }
 
-    /// As clients copy files in: the length first, then the bytes, and only these are synced at the end.
+    /// As clients copy files in: the length first, then the bytes, and only these are synced at the
+    /// end.
     fn copy_in(&mut self, which: usize) {
         let size = self.length().max(4 * PAGE);
         self.truncate(which, size);
@@ -366,7 +369,8 @@ impl Author {
         });
     }
 
-    /// As programs save: a new file beside the old one, synced, renamed over it, and the folder synced (mostly).
+    /// As programs save: a new file beside the old one, synced, renamed over it, and the folder
+    /// synced (mostly).
     fn replace(&mut self, which: usize) {
         let to = self.live[which].path.clone();
         self.names_made += 1;

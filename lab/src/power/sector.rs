@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Content that says of itself what it is: each sector of a file carries the file, its place and its generation.
+//! Content that says of itself what it is: each sector of a file carries the file, its place and
+//! its generation.
 //!
 //! Layout, little-endian, version 1:
 //!

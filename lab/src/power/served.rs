@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lanes whose bytes go through a daemon: what the recorded disk is told is that daemon's write-back, reservations and syncs.
+//! Lanes whose bytes go through a daemon: what the recorded disk is told is that daemon's
+//! write-back, reservations and syncs.
 //!
 //! Names are changed by system calls, as smbd does; around each call the daemon is asked and told
 //! what the module for Samba asks and tells it (doors/smb/rushes_write.c): held before a file is
@@ -43,7 +44,8 @@ const MEMORY_BYTES: u64 = 1 << 30;
 /// The bytes that the daemon may keep: more than all that a recording writes. Units: bytes.
 const WRITE_BUFFER_BYTES: u64 = 64 << 20;
 
-/// The least age that it can be told: what nobody syncs is to be under way too, when the power goes.
+/// The least age that it can be told: what nobody syncs is to be under way too, when the power
+/// goes.
 pub const WRITE_AGE: Duration = Duration::from_millis(500);
 
 /// Of the steps that let go of pages one in so many lets bytes grow so old instead.
@@ -61,7 +63,8 @@ pub struct House<'a> {
 }
 
 impl<'a> House<'a> {
-    /// In this room. `careless`: syncs are asked of the file system alone, as by a door that has forgotten who has the bytes.
+    /// In this room. `careless`: syncs are asked of the file system alone, as by a door that has
+    /// forgotten who has the bytes.
     pub fn new(room: &'a Room, careless: bool) -> Result<House<'a>> {
         Ok(House {
             room,
@@ -239,7 +242,8 @@ impl Lane<'_> {
         Ok(&self.open[&file])
     }
 
-    /// Changes a file on its own descriptor: the daemon has no byte of it left before, and knows of the change when it is done.
+    /// Changes a file on its own descriptor: the daemon has no byte of it left before, and knows of
+    /// the change when it is done.
     fn plainly<T>(
         &mut self,
         file: u64,
@@ -343,7 +347,8 @@ impl Lane<'_> {
         Ok(rustix::fs::syncfs(File::open(&self.host.root)?)?)
     }
 
-    /// A name goes: the daemon holds files open, and one that has lost its last name would keep its space.
+    /// A name goes: the daemon holds files open, and one that has lost its last name would keep its
+    /// space.
     fn lose_name(&mut self, path: &Path, lose: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let victim = fs::symlink_metadata(path)
             .ok()
@@ -369,7 +374,8 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Somebody reads the file on its own descriptor, and its pages are let go of; now and then a while passes.
+    /// Somebody reads the file on its own descriptor, and its pages are let go of; now and then a
+    /// while passes.
     fn let_go(&mut self, number: usize, file: u64) -> io::Result<()> {
         if number.is_multiple_of(NAP_EVERY) {
             std::thread::sleep(WRITE_AGE + WRITE_AGE / 4);

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When acknowledged bytes were on the disk: what writers were told, compared with what the disk saw.
+//! When acknowledged bytes were on the disk: what writers were told, compared with what the disk
+//! saw.
 //!
-//! A page is judged by the youngest acknowledgement of its bytes. Of a page that two frames share the first counts as
-//! there when the page's head has come, the second when its end has ([`crate::stage::take`]). The last page of a file
-//! seldom has an end: it is judged by its head, and not at all when it is shorter than that.
+//! A page is judged by the youngest acknowledgement of its bytes. Of a page that two frames share
+//! the first counts as there when the page's head has come, the second when its end has
+//! ([`crate::stage::take`]). The last page of a file seldom has an end: it is judged by its head,
+//! and not at all when it is shorter than that.
 
 use crate::disk::Arrival;
 use crate::stage::footage::PAGE_BYTES;
@@ -88,7 +90,8 @@ impl Arrived {
 
     /// Compare with what a writer was told.
     ///
-    /// Units    limit_ns: age from which a page is late · end_ns: instant up to which a missing page ages
+    /// Units    limit_ns: age from which a page is late · end_ns: instant up to which a missing
+    /// page ages
     pub fn ages(&self, told: &Told, limit_ns: u64, end_ns: u64) -> Ages {
         let mut ages = Ages::default();
         let mut worst_ns = 0;
@@ -190,7 +193,8 @@ mod tests {
 
     #[test]
     fn each_part_of_a_shared_page_has_its_own_acknowledgement() {
-        // The first frame's half of page 1 came only with the second's, 14 s after its acknowledgement.
+        // The first frame's half of page 1 came only with the second's, 14 s after its
+        // acknowledgement.
         let arrived = Arrived::new(&[came(11, 0, 1, true), came(24, 1, 2, true)]);
         let wanted = Ages {
             late_blocks: 1,

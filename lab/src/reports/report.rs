@@ -31,7 +31,8 @@ pub struct Report {
     pub frames: u64,
     /// Frames past their deadline, of all players; those that never came are among them.
     pub late_frames: u64,
-    /// The same of admitted streams only; of a stream that got its contract later they are in `late_frames` alone.
+    /// The same of admitted streams only; of a stream that got its contract later they are in
+    /// `late_frames` alone.
     pub late_frames_admitted: u64,
     /// Players with a late frame.
     pub late_streams: u64,
@@ -43,7 +44,8 @@ pub struct Report {
     pub copy_bytes: u64,
     /// CPU time of smbd and daemon while players played.
     pub server_cpu_s: f64,
-    /// Bytes that differ from what was written (players and copiers), or were missing in a player's frame.
+    /// Bytes that differ from what was written (players and copiers), or were missing in a player's
+    /// frame.
     pub bytes_wrong: u64,
     /// `staggered` or `together`.
     pub start: String,
@@ -77,9 +79,11 @@ pub struct Report {
     pub wall_s: f64,
     /// CPU time of all players: must be small, or the lab measures itself.
     pub players_cpu_s: f64,
-    /// CPU time of the whole machine meanwhile: server, clients, modelled disk, and what the kernel does for them by itself.
+    /// CPU time of the whole machine meanwhile: server, clients, modelled disk, and what the kernel
+    /// does for them by itself.
     pub machine_cpu_s: f64,
-    /// CPU time that its host gave to others meanwhile: figures of a run with much of it are worth little.
+    /// CPU time that its host gave to others meanwhile: figures of a run with much of it are worth
+    /// little.
     pub stolen_cpu_s: f64,
     /// Longest open.
     pub open_ms_max: f64,
@@ -143,7 +147,8 @@ pub struct Timeline {
 pub struct StreamRow {
     /// Stream of the stage.
     pub stream: u64,
-    /// Under contract from its first read on: every read was due. A promise withdrawn later was one all the same.
+    /// Under contract from its first read on: every read was due. A promise withdrawn later was one
+    /// all the same.
     pub admitted: bool,
     /// Its standing when it was last seen, as the daemon says it.
     pub standing: Option<String>,
@@ -440,7 +445,8 @@ impl Processors {
     }
 }
 
-/// A kernel's release without what follows its numbers, which names who built it and sometimes where it runs.
+/// A kernel's release without what follows its numbers, which names who built it and sometimes
+/// where it runs.
 fn numbers_of(release: &str) -> &str {
     let end = release.find(|c: char| c != '.' && !c.is_ascii_digit());
     &release[..end.unwrap_or(release.len())]

@@ -52,7 +52,8 @@ pub struct WriteReport {
     pub bytes: u64,
     /// From the first open to the last close.
     pub wall_s: f64,
-    /// Final sync: asked for right after the last close (in a mixed run when players were done, too), until the disk had everything.
+    /// Final sync: asked for right after the last close (in a mixed run when players were done,
+    /// too), until the disk had everything.
     pub final_sync_s: f64,
     /// Acknowledged bytes by `wall_s`.
     pub mb_per_s: f64,
@@ -60,7 +61,8 @@ pub struct WriteReport {
     pub mb_per_s_synced: f64,
     /// Age from which a block is late on the device. Units: s.
     pub device_late_limit_s: f64,
-    /// Blocks of 4 KiB that the device got later than that after their acknowledgement; null where the disk cannot tell.
+    /// Blocks of 4 KiB that the device got later than that after their acknowledgement; null where
+    /// the disk cannot tell.
     pub device_late_blocks: Option<u64>,
     /// Acknowledged bytes in them.
     pub device_late_bytes: Option<u64>,
@@ -72,15 +74,18 @@ pub struct WriteReport {
     pub fragments_max: u64,
     /// Fragments of all files together.
     pub fragments: u64,
-    /// Bytes that differ from what was written, or are missing, read cold from the file system below.
+    /// Bytes that differ from what was written, or are missing, read cold from the file system
+    /// below.
     pub bytes_wrong: u64,
     /// CPU time of smbd and daemon while writers wrote and until the disk had everything.
     pub server_cpu_s: f64,
     /// CPU time of all writers: must be small, or the lab measures itself.
     pub writers_cpu_s: f64,
-    /// CPU time of the whole machine meanwhile: server, writers, modelled disk, and what the kernel does for them by itself.
+    /// CPU time of the whole machine meanwhile: server, writers, modelled disk, and what the kernel
+    /// does for them by itself.
     pub machine_cpu_s: f64,
-    /// CPU time that its host gave to others meanwhile: figures of a run with much of it are worth little.
+    /// CPU time that its host gave to others meanwhile: figures of a run with much of it are worth
+    /// little.
     pub stolen_cpu_s: f64,
     /// The most memory that smbd and daemon held together, cache included.
     pub server_memory_bytes_peak: u64,
@@ -121,7 +126,8 @@ pub struct FileRow {
     pub late_frames: u64,
     /// Null without pacing. Units: ms.
     pub worst_lateness_ms: Option<f64>,
-    /// Half of its frames were acknowledged at least so early (negative) or late. Null without pacing.
+    /// Half of its frames were acknowledged at least so early (negative) or late. Null without
+    /// pacing.
     pub lateness_ms_p50: Option<f64>,
     /// 99 of 100. Null without pacing.
     pub lateness_ms_p99: Option<f64>,
@@ -148,7 +154,8 @@ pub struct FileRow {
     pub lateness_ms: Option<Vec<f32>>,
 }
 
-/// A frame's acknowledgement, relative to its deadline: negative when it came before. Units: all ns, but the result ms.
+/// A frame's acknowledgement, relative to its deadline: negative when it came before. Units: all
+/// ns, but the result ms.
 pub fn lateness_ms(
     start_ns: u64,
     preroll_ns: u64,
@@ -161,7 +168,8 @@ pub fn lateness_ms(
 }
 
 impl FileRow {
-    /// Fill in what follows from the lateness of frames; those that were never acknowledged are late by `limit_ms`.
+    /// Fill in what follows from the lateness of frames; those that were never acknowledged are
+    /// late by `limit_ms`.
     pub fn add_lateness(&mut self, lateness: &[f64], limit_ms: f64) {
         let missing = self.frames.saturating_sub(lateness.len() as u64);
         let mut sorted = lateness.to_vec();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A control group around a server: a limit on its memory, page cache included, and its CPU time.
 //!
-//! Both kinds of hierarchy are known: version 1 (memory and cpuacct are folders of their own) and version 2.
+//! Both kinds of hierarchy are known: version 1 (memory and cpuacct are folders of their own) and
+//! version 2.
 
 use crate::stage::room::Room;
 use anyhow::{Context, Result, ensure};

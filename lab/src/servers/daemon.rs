@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A private `rushes serve`: configuration, folders and sockets of its own, driven from outside as a user would.
+//! A private `rushes serve`: configuration, folders and sockets of its own, driven from outside as
+//! a user would.
 //!
 //! The lab links nothing of the daemon. It asks `rushes status --json` and reads field names that
 //! docs/reference promises.
@@ -147,7 +148,8 @@ impl Daemon {
         serde_json::from_slice(&out.stdout).context("rushes status printed no JSON")
     }
 
-    /// Until so many doors of the mount of a pool have a session; `said` is what that says meanwhile.
+    /// Until so many doors of the mount of a pool have a session; `said` is what that says
+    /// meanwhile.
     pub fn wait_for_doors(&self, count: u64, said: &dyn Fn() -> String) -> Result<()> {
         let end = Instant::now() + READY_MAX;
         loop {
@@ -243,7 +245,8 @@ impl Drop for Daemon {
     }
 }
 
-/// As `/run` is: lanes lie there, and on a disk the kernel would write them down. The room takes it away again.
+/// As `/run` is: lanes lie there, and on a disk the kernel would write them down. The room takes it
+/// away again.
 fn in_memory(folder: &Path) -> Result<()> {
     if rustix::fs::statfs(folder)?.f_type as u64 == TMPFS_MAGIC {
         return Ok(());
@@ -273,11 +276,13 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
     writeln!(text, "[server]")?;
     writeln!(text, "runtime_dir = \"{}\"", runtime.display())?;
     writeln!(text, "state_dir = \"{}\"", state.display())?;
-    // The server counts on 100 ms at least; a player who waits less is promised no less than others.
+    // The server counts on 100 ms at least; a player who waits less is promised no less than
+    // others.
     let preroll_ms = spec.preroll.as_millis().max(100);
     writeln!(text, "preroll = \"{preroll_ms}ms\"")?;
     writeln!(text, "analyser = {}", spec.analyser)?;
-    // The lab says itself, for all servers alike, whether names and extents are known before players come.
+    // The lab says itself, for all servers alike, whether names and extents are known before
+    // players come.
     writeln!(text, "warm_metadata = false")?;
     for (key, value) in &spec.rushes_options {
         writeln!(text, "{key} = {value}")?;
@@ -332,7 +337,8 @@ fn shares(stage: &Stage) -> Vec<(String, PathBuf)> {
     }
 }
 
-/// Let the daemon's own tool measure the devices, all at once, once for a stage, and return what it wrote.
+/// Let the daemon's own tool measure the devices, all at once, once for a stage, and return what it
+/// wrote.
 fn calibrate(
     binary: &Path,
     config: &Path,
@@ -385,7 +391,8 @@ pub fn find_rushes() -> Result<PathBuf> {
     let beside = std::env::current_exe()
         .ok()
         .and_then(|path| Some(path.parent()?.join("rushes")));
-    // The folder of what is built may lie elsewhere and be called anything; a test's program is in it.
+    // The folder of what is built may lie elsewhere and be called anything; a test's program is in
+    // it.
     let program = std::env::current_exe().unwrap_or_default();
     let same: Vec<PathBuf> = program
         .ancestors()

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A private NFS export on a port of its own, by the distribution's Ganesha: of a pool's mount by `rushes pool export nfs`, of any
-//! other place with Ganesha's own defaults.
+//! A private NFS export on a port of its own, by the distribution's Ganesha: of a pool's mount by
+//! `rushes pool export nfs`, of any other place with Ganesha's own defaults.
 
 use crate::clients::nfs::Nfs;
 use crate::servers::cgroup::Cgroup;
@@ -19,7 +19,8 @@ pub const EXPORT: &str = "media";
 
 const READY_MAX: Duration = Duration::from_secs(60);
 const END_MAX: Duration = Duration::from_secs(15);
-/// How long clients of an earlier server, of whom there are none, may claim what they had; Ganesha's leases are about as long. Units: s.
+/// How long clients of an earlier server, of whom there are none, may claim what they had;
+/// Ganesha's leases are about as long. Units: s.
 const GRACE_S: u64 = 8;
 
 /// The configuration that a place that is no pool is exported with; a key that it does not set is

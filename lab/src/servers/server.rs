@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The servers that are compared: Rushes, the same smbd without it, and that one tuned for this or that.
+//! The servers that are compared: Rushes, the same smbd without it, and that one tuned for this or
+//! that.
 //!
 //! All get the same smbd, the same disk and the same memory. The rivals' page cache is bounded by a
 //! control group of `data_bytes`; Rushes' daemon and smbd together get that and [`OWN_BYTES`] for
@@ -25,12 +26,14 @@ pub const OWN_BYTES: u64 = 256 << 20;
 
 /// Of each client's smbd when there are many, for every server. Units: bytes.
 const CLIENT_BYTES: u64 = 8 << 20;
-/// Of what makes one place of several disks, for every server on such a stage: requests of all clients are in its memory at once. Units: bytes.
+/// Of what makes one place of several disks, for every server on such a stage: requests of all
+/// clients are in its memory at once. Units: bytes.
 const MOUNT_BYTES: u64 = 256 << 20;
 /// So many are in what a server has anyway.
 const CLIENTS_WITHIN: u64 = 16;
 
-/// Read-ahead of the tuned rival. Of 4, 8 and 16 MiB the last keeps most streams on `table5`. Units: KiB.
+/// Read-ahead of the tuned rival. Of 4, 8 and 16 MiB the last keeps most streams on `table5`.
+/// Units: KiB.
 const TUNED_READ_AHEAD_KIB: u64 = 16384;
 
 /// Which server.
@@ -151,7 +154,8 @@ impl Spec {
     fn own_bytes(&self) -> u64 {
         let own = match self.kind {
             Kind::Rushes => OWN_BYTES,
-            // Page cache and processes share the purse, so smbd's own memory must not shrink the cache.
+            // Page cache and processes share the purse, so smbd's own memory must not shrink the
+            // cache.
             _ => OWN_BYTES / 4,
         };
         own + self.client_count.saturating_sub(CLIENTS_WITHIN) * CLIENT_BYTES

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A private smbd: the distribution's own, with folders, port and users of its own.
 //!
-//! Several run side by side, and nothing of the machine's own Samba is touched. A VFS module that is
-//! not installed is shown to this smbd alone, by a bind mount over the module folder in a mount
+//! Several run side by side, and nothing of the machine's own Samba is touched. A VFS module that
+//! is not installed is shown to this smbd alone, by a bind mount over the module folder in a mount
 //! namespace of its own (Samba refuses modules by absolute path).
 
 use crate::servers::cgroup::Cgroup;
@@ -287,7 +287,8 @@ fn path_with_rushes() -> Result<OsString> {
     )?)
 }
 
-/// A folder with all installed modules and ours among them; returns it and what it is to be mounted over.
+/// A folder with all installed modules and ours among them; returns it and what it is to be mounted
+/// over.
 fn gather_modules(folder: &Path, module: &Path) -> Result<(PathBuf, PathBuf)> {
     let theirs = module_folder()?;
     let ours = folder.join("vfs");

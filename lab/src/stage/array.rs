@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Several disks as one place for files: a pool of ours, btrfs, or mergerfs; also one file system on a device in memory.
+//! Several disks as one place for files: a pool of ours, btrfs, or mergerfs; also one file system
+//! on a device in memory.
 //!
-//! Where a file comes to lie on its disk is left to the file systems. So that this is all over the disk as it is with one modelled disk,
-//! which is laid out on purpose, disks are made only a little larger than what a run puts on them.
+//! Where a file comes to lie on its disk is left to the file systems. So that this is all over the
+//! disk as it is with one modelled disk, which is laid out on purpose, disks are made only a little
+//! larger than what a run puts on them.
 //!
-//! Everything is in a room of its own in memory, the pool's catalogue too: a catalogue belongs on an SSD, and takes no time here.
+//! Everything is in a room of its own in memory, the pool's catalogue too: a catalogue belongs on
+//! an SSD, and takes no time here.
 
 use crate::disk::{Arrival, FileSystem, SlowDisk};
 use crate::servers::cgroup::Cgroup;
@@ -88,8 +91,8 @@ pub struct Array {
 impl Array {
     /// Put everything up, empty and mounted.
     ///
-    /// Units    disk_bytes: of each
-    /// Errors   a tool that is not installed, no memory, a layout that does not go with so many disks
+    /// Units    disk_bytes: of each Errors   a tool that is not installed, no memory, a layout that
+    /// does not go with so many disks
     pub fn create(place: &Place, ground: &Ground, disk_bytes: u64) -> Result<Array> {
         ensure!(
             ground.layout != Layout::Plain || ground.disk_count == 1,
@@ -321,7 +324,8 @@ impl Array {
         drop(self.setup.borrow_mut().take());
     }
 
-    /// The same by a process of the server's, with its memory; until [`Array::unmount`] nobody else does. `None`: it needs none.
+    /// The same by a process of the server's, with its memory; until [`Array::unmount`] nobody else
+    /// does. `None`: it needs none.
     ///
     /// `runtime`: where the daemon has its sockets, should there be one.
     pub fn serve(&self, runtime: &Path, cgroup: &Cgroup) -> Result<Option<UnionMount>> {
@@ -346,7 +350,8 @@ impl Array {
                     .map(|branch| branch.display().to_string())
                     .collect();
                 let mut command = command(Path::new("mergerfs"));
-                // As its manual has it for files that are larger than memory and for programs that map files.
+                // As its manual has it for files that are larger than memory and for programs that
+                // map files.
                 command.args(["-f", "-o"]).arg(
                     "allow_other,cache.files=partial,dropcacheonclose=true,category.create=mfs,minfreespace=64M",
                 );
@@ -368,12 +373,14 @@ impl Array {
         UnionMount::start(command, root, self.room.path().join("union.log"))
     }
 
-    /// Where a file's bytes are in the file systems of the disks; the file itself where one has it all.
+    /// Where a file's bytes are in the file systems of the disks; the file itself where one has it
+    /// all.
     pub fn native(&self, path: &str) -> Result<Vec<PathBuf>> {
         Ok(self.native_of(&[path.to_owned()])?.remove(0))
     }
 
-    /// The same for many files, in the order given; of a folder (a sequence) for all files in it together.
+    /// The same for many files, in the order given; of a folder (a sequence) for all files in it
+    /// together.
     pub fn native_of(&self, paths: &[String]) -> Result<Vec<Vec<PathBuf>>> {
         let root = self.root();
         match self.layout {
@@ -465,7 +472,8 @@ impl Array {
         Ok(folders)
     }
 
-    /// A folder on each file system that has to be synced for all bytes to be on disks, the last first.
+    /// A folder on each file system that has to be synced for all bytes to be on disks, the last
+    /// first.
     pub fn folders_to_sync(&self) -> Result<Vec<PathBuf>> {
         let mut folders = vec![self.root()];
         if !self.layout.is_btrfs() {
@@ -620,7 +628,8 @@ pub fn format(device: &Path, file_system: FileSystem, media_format: bool) -> Res
     let mut command = match file_system {
         FileSystem::Ext4 => {
             let mut command = Command::new("mkfs.ext4");
-            // Blocks as large as pages: of a small device it would make smaller ones, and no stamped page would lie in one.
+            // Blocks as large as pages: of a small device it would make smaller ones, and no
+            // stamped page would lie in one.
             command.args(["-q", "-F", "-m", "0", "-b", "4096"]);
             match media_format {
                 true => command

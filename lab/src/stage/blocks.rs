@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
 
-/// The device's counters at one instant. Fields by number: Documentation/block/stat.rst of the kernel.
+/// The device's counters at one instant. Fields by number: Documentation/block/stat.rst of the
+/// kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockStatistics(Vec<u64>);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Footage that need not be kept: every byte follows from (seed, clip, offset).
 //!
-//! It does not compress, no two clips share a page, and a reader can tell at any offset whether what
-//! came is what was written. The trick: a page is a counter run through splitmix64's finaliser with a
-//! key mixed from seed, clip and page number; that is several gigabytes a second on one core, so checking
-//! every byte of a dozen streams costs a few percent of one.
+//! It does not compress, no two clips share a page, and a reader can tell at any offset whether
+//! what came is what was written. The trick: a page is a counter run through splitmix64's finaliser
+//! with a key mixed from seed, clip and page number; that is several gigabytes a second on one
+//! core, so checking every byte of a dozen streams costs a few percent of one.
 
 /// Unit in which content is made. Units: bytes.
 pub const PAGE_BYTES: usize = 4096;
@@ -42,7 +42,8 @@ impl Clip {
         wrong_count
     }
 
-    /// Calls `visit(position, content)` for each piece of `length` bytes from `offset` on that lies in one page.
+    /// Calls `visit(position, content)` for each piece of `length` bytes from `offset` on that lies
+    /// in one page.
     fn pages(
         self,
         offset: u64,

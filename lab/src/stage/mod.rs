@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The stage of a run: a disk with a file system on it, and footage laid out evenly over that.
 //!
-//! Where a file lies decides what a seek costs, so it is not left to chance: the free space is soaked up
-//! with filler files, their physical positions are read, and each file is written into the hole that
-//! the right fillers leave when they go. Afterwards FIEMAP must agree, or the stage is refused.
+//! Where a file lies decides what a seek costs, so it is not left to chance: the free space is
+//! soaked up with filler files, their physical positions are read, and each file is written into
+//! the hole that the right fillers leave when they go. Afterwards FIEMAP must agree, or the stage
+//! is refused.
 //!
-//! A folder of the user's own (`--disk PATH`) is used as it is; there nothing is moved or made. Several disks are an [`Array`], and lay
-//! out by themselves.
+//! A folder of the user's own (`--disk PATH`) is used as it is; there nothing is moved or made.
+//! Several disks are an [`Array`], and lay out by themselves.
 
 pub mod array;
 pub mod blocks;
@@ -43,7 +44,8 @@ const MEMORY_BESIDE_BYTES: u64 = 3 << 30;
 /// Free space smaller than this is left: no frame of a sequence is tempted by it. Units: bytes.
 const PLUG_BYTES_MIN: u64 = 64 << 10;
 const WRITE_BYTES: usize = 4 << 20;
-/// Files beside footage and copies, below the share: not laid out evenly, and no rule says anything of them.
+/// Files beside footage and copies, below the share: not laid out evenly, and no rule says anything
+/// of them.
 pub const MATERIAL: &str = "material";
 /// Files that are looked up in a copied or listed folder, not played.
 const COPY_CLIP_BASE: u64 = 1 << 20;
@@ -159,7 +161,8 @@ impl Plan {
         self.frame_offset(self.frame_count)
     }
 
-    /// Everything that takes room, in the order in which it lies on the disk: copies between streams.
+    /// Everything that takes room, in the order in which it lies on the disk: copies between
+    /// streams.
     fn pieces(&self) -> Vec<Piece> {
         let mut keyed: Vec<(u64, Piece)> = (0..self.stream_count)
             .map(|n| ((2 * n + 1) * self.copy_count.max(1), Piece::Stream(n)))
@@ -227,8 +230,8 @@ impl Stage {
         }
     }
 
-    /// The same for runs that write: on this ground, and never kept, since a disk that was written to is no longer what
-    /// its plan says.
+    /// The same for runs that write: on this ground, and never kept, since a disk that was written
+    /// to is no longer what its plan says.
     pub fn prepare_to_write(
         room: &Room,
         place: &Place,
@@ -248,7 +251,8 @@ impl Stage {
         }
     }
 
-    /// The same with real footage: `author` writes each stream's file, of about the size that the plan says.
+    /// The same with real footage: `author` writes each stream's file, of about the size that the
+    /// plan says.
     pub fn prepare_real(
         room: &Room,
         place: &Place,
@@ -523,8 +527,8 @@ impl Stage {
         }
     }
 
-    /// Let the slow disk note when pages with these stamps come, and forget what it noted; `None`: no more. Other disks
-    /// cannot.
+    /// Let the slow disk note when pages with these stamps come, and forget what it noted; `None`:
+    /// no more. Other disks cannot.
     pub fn watch_stamps(&self, key: Option<NonZeroU64>) -> Result<()> {
         match (&self.disk, &self.array) {
             (Some(disk), _) => Ok(disk.watch_stamps(key)?),
@@ -593,8 +597,8 @@ impl Stage {
         write_file(self.layout(), &path, clip, 0, bytes, &ProgressBar::hidden())
     }
 
-    /// A file is written in a folder and taken away, as on a disk that is in use: the file system knows then where blocks are
-    /// free there, for whichever server.
+    /// A file is written in a folder and taken away, as on a disk that is in use: the file system
+    /// knows then where blocks are free there, for whichever server.
     pub fn use_folder(&self, path: &str) -> Result<()> {
         let path = self.root.join(path).join(".used");
         let cannot = || format!("{} cannot be written", path.display());
@@ -619,7 +623,8 @@ impl Stage {
         fs::write("/proc/sys/vm/drop_caches", "3").context("caches cannot be dropped (not root?)")
     }
 
-    /// Look at every file there (names, inodes, where its extents lie), as people do who browse before they play.
+    /// Look at every file there (names, inodes, where its extents lie), as people do who browse
+    /// before they play.
     pub fn look_through(&self) -> Result<()> {
         if let Some(array) = &self.array {
             for folder in array.folders_to_know()? {
@@ -737,8 +742,8 @@ impl Stage {
             FileSystem::Ext4 if !self.plan.pieces().is_empty() => {
                 self.lay_out_evenly(author, &bar)?;
             }
-            // Fillers do not steer xfs. Left alone it puts each folder into the next quarter of the disk, which is even enough
-            // beside writers, whose places are not chosen either.
+            // Fillers do not steer xfs. Left alone it puts each folder into the next quarter of the
+            // disk, which is even enough beside writers, whose places are not chosen either.
             FileSystem::Ext4 | FileSystem::Xfs => {
                 for piece in self.plan.pieces() {
                     self.write_piece(piece, author, &bar)?;
@@ -765,8 +770,8 @@ impl Stage {
         fillers.remove()
     }
 
-    /// ext4 keeps up to 16 MiB back for its own blocks; left free, they would lie wherever the last hole
-    /// was and draw small files there. The next mount reserves them again.
+    /// ext4 keeps up to 16 MiB back for its own blocks; left free, they would lie wherever the last
+    /// hole was and draw small files there. The next mount reserves them again.
     fn give_up_reserve(&self) -> Result<()> {
         let disk = self.disk.as_ref().context("only slow disks are filled")?;
         let name = disk
@@ -938,7 +943,8 @@ impl Shelf {
     }
 }
 
-/// A modelled disk lives in memory, and a machine that runs out of it kills whatever it likes: refuse before.
+/// A modelled disk lives in memory, and a machine that runs out of it kills whatever it likes:
+/// refuse before.
 fn ensure_memory(plan: &Plan, room_bytes: u64) -> Result<()> {
     let text = fs::read_to_string("/proc/meminfo").context("/proc/meminfo cannot be read")?;
     let available = text
@@ -1033,7 +1039,8 @@ impl Fillers {
             .map(|entry| entry.path())
             .collect();
         for (path, extents) in whole.iter().zip(extents_of(&whole)?) {
-            // One put together from what was left here and there would open a hole in all these places.
+            // One put together from what was left here and there would open a hole in all these
+            // places.
             let is_one_place = |first: u64| {
                 let near = |(at, _): &(u64, u64)| at.abs_diff(first) <= 4 * FILLER_BYTES;
                 extents.iter().all(near)
@@ -1134,7 +1141,8 @@ fn extents_of(paths: &[PathBuf]) -> Result<Vec<Vec<(u64, u64)>>> {
     Ok(found)
 }
 
-/// How many fragments a file lies in, as filefrag counts: extents that follow one another on the disk are one.
+/// How many fragments a file lies in, as filefrag counts: extents that follow one another on the
+/// disk are one.
 pub fn fragments(path: &Path) -> Result<u64> {
     let out = Command::new("filefrag")
         .arg(path)

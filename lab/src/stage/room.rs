@@ -175,8 +175,8 @@ fn mounts_below(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Best effort by design: it runs on the way out and after crashes, where the next step is worth trying
-/// whatever became of this one.
+/// Best effort by design: it runs on the way out and after crashes, where the next step is worth
+/// trying whatever became of this one.
 fn sweep(folder: &Path) {
     for group in fs::read_to_string(folder.join(CGROUPS))
         .unwrap_or_default()

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Footage that is being recorded: every page of it says whose it is, so that a disk that sees only blocks can tell.
+//! Footage that is being recorded: every page of it says whose it is, so that a disk that sees only
+//! blocks can tell.
 //!
-//! A page is a [`Clip`]'s page with a stamp over its first 32 and its last 8 bytes. Two places, because frames do not
-//! end on pages: a page that two frames share goes to the disk once with the first frame's part, and again
-//! when the second has come. Its head alone proves the first, head and tail together prove both.
+//! A page is a [`Clip`]'s page with a stamp over its first 32 and its last 8 bytes. Two places,
+//! because frames do not end on pages: a page that two frames share goes to the disk once with the
+//! first frame's part, and again when the second has come. Its head alone proves the first, head
+//! and tail together prove both.
 //!
 //! | offset | size | what (little endian) |
 //! |---|---|---|

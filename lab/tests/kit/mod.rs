@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What tests of whole runs share: can this machine make them, where they live, and that nothing of them is left.
+//! What tests of whole runs share: can this machine make them, where they live, and that nothing of
+//! them is left.
 
 // Each test program uses a part of it.
 #![allow(dead_code)]
@@ -11,7 +12,8 @@ use std::process::{Child, Command, Stdio};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
 
-/// False, and a word about it, where these runs cannot be made; under `make test` that is a failure.
+/// False, and a word about it, where these runs cannot be made; under `make test` that is a
+/// failure.
 pub(crate) fn possible(test: &str) -> bool {
     let programs = ["/usr/sbin/smbd", "/usr/bin/pdbedit", "/usr/sbin/filefrag"];
     let possible = rustix::process::geteuid().is_root()

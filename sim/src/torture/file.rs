@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One file: what a kernel, a drive and its medium have of it, and what clients were told is in it.
 //!
-//! A byte of the simulated world is a [`Cell`]: it knows which change of which file put it where. So a byte that is old, misplaced or another
-//! file's is told from the right one each time, and "this or newer" is a comparison of two numbers.
+//! A byte of the simulated world is a [`Cell`]: it knows which change of which file put it where.
+//! So a byte that is old, misplaced or another file's is told from the right one each time, and
+//! "this or newer" is a comparison of two numbers.
 //!
 //! Three copies: `native` is what the kernel shows, `disk` what the drive was given, `medium` what
 //! survives a power cut. The contents that clients were told are `flat`; those that they were told
@@ -14,7 +15,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
-/// A byte: change in the upper 32 bits, then 8 bits of file, then 24 of place. 0: nothing was ever written there.
+/// A byte: change in the upper 32 bits, then 8 bits of file, then 24 of place. 0: nothing was ever
+/// written there.
 pub(super) type Cell = u64;
 
 /// A value that no file ever has.
@@ -73,10 +75,12 @@ pub(super) struct OneFile {
     /// Of those, pages that are not in its cache any more either: a reader sees the bytes that the
     /// drive has.
     pub(super) let_go: BTreeSet<u64>,
-    /// Of those that were lost, what the daemon knows of: it, or the next one, writes them again. And what it is being told of.
+    /// Of those that were lost, what the daemon knows of: it, or the next one, writes them again.
+    /// And what it is being told of.
     pub(super) told: BTreeSet<u64>,
     pub(super) telling: BTreeSet<u64>,
-    /// Lost while a former daemon lived: the kernel has them in its cache, where drivers look first (the daemon's through.rs).
+    /// Lost while a former daemon lived: the kernel has them in its cache, where drivers look first
+    /// (the daemon's through.rs).
     pub(super) lost_before: BTreeSet<u64>,
     /// Nobody was told of that.
     pub(super) has_error: bool,
@@ -84,7 +88,8 @@ pub(super) struct OneFile {
     pub(super) has_error_past: bool,
     /// The trouble that nobody was told of is that the disk has failed.
     pub(super) has_failed: bool,
-    /// Errors that the descriptor past the cache has told of; so many before the sync under way was asked for.
+    /// Errors that the descriptor past the cache has told of; so many before the sync under way was
+    /// asked for.
     pub(super) told_past_count: u64,
     pub(super) told_past_before: u64,
     /// The kernel can make room in its cache behind each write past it that begins before.
@@ -98,7 +103,8 @@ pub(super) struct OneFile {
     /// Pages that went through its cache since the last good sync; until that is answered.
     pub(super) loose: BTreeSet<u64>,
     pub(super) covered: BTreeSet<u64>,
-    /// Pages of which a sync has said that something may be lost: until the daemon says that it has written all of it again.
+    /// Pages of which a sync has said that something may be lost: until the daemon says that it has
+    /// written all of it again.
     pub(super) again: BTreeSet<u64>,
     /// Pages that the drive has in its memory alone.
     pub(super) volatile: BTreeSet<u64>,
@@ -112,7 +118,8 @@ pub(super) struct OneFile {
     pub(super) log: VecDeque<Change>,
     /// Number of the first entry of the log.
     pub(super) log_base: u64,
-    /// Changes by strangers, and by clients themselves, that the daemon has not been told of, by number in the log.
+    /// Changes by strangers, and by clients themselves, that the daemon has not been told of, by
+    /// number in the log.
     pub(super) untold: Vec<u64>,
     pub(super) version: u64,
     pub(super) changed_at: Instant,
@@ -353,8 +360,9 @@ impl OneFile {
         self.volatile.insert(page);
     }
 
-    /// The file as a reader of these pages finds it: a page that the kernel could not write is read from the drive where it has been let go,
-    /// or where this reader does not look into the kernel's cache.
+    /// The file as a reader of these pages finds it: a page that the kernel could not write is read
+    /// from the drive where it has been let go, or where this reader does not look into the
+    /// kernel's cache.
     pub(super) fn seen(
         &self,
         pages: Range<u64>,
@@ -384,7 +392,8 @@ impl OneFile {
         }
     }
 
-    /// One thing goes wrong at a time: what a daemon that dies had a copy of is not lost as well, unless it was told: then the next one has it.
+    /// One thing goes wrong at a time: what a daemon that dies had a copy of is not lost as well,
+    /// unless it was told: then the next one has it.
     pub(super) fn keep_what_is_untold(&mut self) {
         self.is_marked_loose = false;
         self.loose.clear();
@@ -481,7 +490,8 @@ impl OneFile {
         self.log.iter().skip(skip)
     }
 
-    /// Why these bytes are no answer to a read of `range` that saw `then` when it was asked for; None: they are one.
+    /// Why these bytes are no answer to a read of `range` that saw `then` when it was asked for;
+    /// None: they are one.
     pub(super) fn wrong_read(
         &self,
         range: ByteRange,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients. Each has one or several hands, each with one file open, that do one thing after the other; and each answer is compared with what
-//! clients were told.
+//! Clients. Each has one or several hands, each with one file open, that do one thing after the
+//! other; and each answer is compared with what clients were told.
 
 use super::file::{Cell, OneFile};
 use super::trouble::{FLIPPED, Flip};
@@ -10,7 +10,8 @@ use rushes_core::server::*;
 use rushes_core::units::*;
 use std::ops::Range;
 
-/// An error may be told so long after its reason: a file that its disk did not take refuses until it has everything.
+/// An error may be told so long after its reason: a file that its disk did not take refuses until
+/// it has everything.
 const REASON: Duration = Duration::from_s(60);
 /// A device's answer takes so long to get to the daemon.
 const ON_ITS_WAY: Duration = Duration::from_ms(25);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hours of everything at once that may go wrong, around the server alone, with every byte followed.
+//! Hours of everything at once that may go wrong, around the server alone, with every byte
+//! followed.
 //!
-//! `rushes-sim torture` plays rounds; each is a world of its own, drawn from seed and number: disks, files, clients of every kind, and
-//! what goes wrong. All is from the seed, so a round that found something is played again by its number.
+//! `rushes-sim torture` plays rounds; each is a world of its own, drawn from seed and number:
+//! disks, files, clients of every kind, and what goes wrong. All is from the seed, so a round that
+//! found something is played again by its number.
 //!
-//! Beside `rushes-sim run`: there time and promises are looked at and files have no bytes; here it is bytes, and nobody asks whether they
-//! are in time. Absent: Samba, rings, real files. Those are tortured by `make torture`.
+//! Beside `rushes-sim run`: there time and promises are looked at and files have no bytes; here it
+//! is bytes, and nobody asks whether they are in time. Absent: Samba, rings, real files. Those are
+//! tortured by `make torture`.
 
 mod file;
 mod hands;

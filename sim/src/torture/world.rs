@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A world that is tortured: the daemon's part around one server, with real lanes, buffers and files.
+//! A world that is tortured: the daemon's part around one server, with real lanes, buffers and
+//! files.
 //!
 //! Steps that the daemon takes at once happen here at once; the work of a worker, a device or a
 //! door takes its time. No action is answered in the step that asked for it. Lanes outlive the
@@ -61,7 +62,8 @@ pub struct Counts {
     pub not_kept: u64,
     /// Writes past the kernel's cache that went through it.
     pub fallbacks: u64,
-    /// Writes past it behind which it could not make room there, by no disk's fault; syncs asked for again for that.
+    /// Writes past it behind which it could not make room there, by no disk's fault; syncs asked
+    /// for again for that.
     pub met: u64,
     pub doubted_syncs: u64,
     pub strange_writes: u64,
@@ -1251,7 +1253,8 @@ impl World {
         }
     }
 
-    /// Somebody was just writing to a page of the range: Linux cannot take that out of its cache behind a write past it, and tells of an error.
+    /// Somebody was just writing to a page of the range: Linux cannot take that out of its cache
+    /// behind a write past it, and tells of an error.
     fn meet(&mut self, at: usize, io: &IoWrite) {
         let meets = self.random.below(8) == 0;
         let file = &mut self.files[at];
@@ -1264,7 +1267,8 @@ impl World {
         self.counts.met += 1;
     }
 
-    /// Linux makes room in its cache for a write that goes past it. If that fails it is one through it, and ends well.
+    /// Linux makes room in its cache for a write that goes past it. If that fails it is one through
+    /// it, and ends well.
     fn falls_back(&mut self, at: usize, range: ByteRange) -> bool {
         let dirty = self.files[at].dirty.range(OneFile::pages(range));
         for page in dirty.copied().collect::<Vec<u64>>() {

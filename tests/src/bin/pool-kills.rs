@@ -4,8 +4,9 @@
 //! do anything at random. The bytes that they read are those that were written, nobody sees an
 //! error, and in the end the members have it all, without the daemon.
 //!
-//! Waits are measured and printed, not judged ([`rushes_tests::kills`]). The mount itself lives on: what clients see of its death is in
-//! pool_nfs.rs and pool_iscsi.rs. `RUSHES_TEST_KILLS` says how often.
+//! Waits are measured and printed, not judged ([`rushes_tests::kills`]). The mount itself lives on:
+//! what clients see of its death is in pool_nfs.rs and pool_iscsi.rs. `RUSHES_TEST_KILLS` says how
+//! often.
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::export::{Export, ISCSI, NFS};
@@ -34,7 +35,8 @@ const BLOCK: usize = 65_536;
 const CLIP_BYTES: u64 = 12_000_001;
 /// Of a take that is recorded.
 const TAKE_BYTES: u64 = 3_000_001;
-/// Of what is painted. Neither it nor a stripe ends with a page, so that painters at different doors share pages.
+/// Of what is painted. Neither it nor a stripe ends with a page, so that painters at different
+/// doors share pages.
 const GRADE_BYTES: u64 = 3_000_017;
 const STRIPE_BYTES: u64 = 30_011;
 /// Doors that paint.
@@ -43,7 +45,8 @@ const PAINTERS: u64 = 3;
 const DISK_BLOCKS: u64 = (64 << 20) / BLOCK as u64;
 /// Steps that each client ends between two kills.
 const STEPS_BETWEEN: u64 = 3;
-/// Between two times at which the kernel forgets what it has read, so that readers come to the daemon.
+/// Between two times at which the kernel forgets what it has read, so that readers come to the
+/// daemon.
 const FORGET_EVERY: Duration = Duration::from_millis(50);
 
 /// One file at a time through one door; each call is a request or a few.
@@ -327,7 +330,8 @@ fn record(worker: &mut Worker, number: u64) -> Left {
     left
 }
 
-/// Writes over parts of stripes of its own and reads them, while others have the stripes beside. Returns what they must be.
+/// Writes over parts of stripes of its own and reads them, while others have the stripes beside.
+/// Returns what they must be.
 fn paint(worker: &mut Worker, painter: u64, name: &str, seed: u64) -> Vec<(u64, Vec<u8>)> {
     worker.must("open", |door| door.open(name));
     let mut stripes: Vec<(u64, Vec<u8>)> = (painter..GRADE_BYTES / STRIPE_BYTES)

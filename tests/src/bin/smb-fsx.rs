@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `make fsx`: a million random operations through a real smbd and a daemon that keeps written bytes.
+//! `make fsx`: a million random operations through a real smbd and a daemon that keeps written
+//! bytes.
 //!
-//! `smb-fsx [--operations N] [--seed N] [--workers N] [--only WORKER] [--clients N] [--buffer BYTES]
-//! [--share LINE]... [--global LINE]... [--modules NAMES] [--kill MS]`
+//! `smb-fsx [--operations N] [--seed N] [--workers N] [--only WORKER] [--clients N] [--buffer
+//! BYTES] [--share LINE]... [--global LINE]... [--modules NAMES] [--kill MS]`
 //!
 //! `--modules ""` is Samba alone: whether the model or our module is to blame.
 

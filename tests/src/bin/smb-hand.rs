@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One SMB client led by the hand: a command a line, an answer a line, so that a test can interleave
-//! several clients exactly. It is a program because libsmbclient keeps process-wide state.
+//! One SMB client led by the hand: a command a line, an answer a line, so that a test can
+//! interleave several clients exactly. It is a program because libsmbclient keeps process-wide
+//! state.
 //!
-//! `open r|rw|new NAME` → `ok FILE 0` · `read FILE OFFSET LENGTH` → `ok N N` and N bytes ·
-//! `write FILE OFFSET LENGTH` and LENGTH bytes → `ok N 0` · `close FILE` · `unlink NAME` · `rename NAME NAME` ·
-//! `size NAME` → `ok BYTES 0`. Failures are `err KIND: sentence`. Names hold no spaces.
+//! `open r|rw|new NAME` → `ok FILE 0` · `read FILE OFFSET LENGTH` → `ok N N` and N bytes · `write
+//! FILE OFFSET LENGTH` and LENGTH bytes → `ok N 0` · `close FILE` · `unlink NAME` · `rename NAME
+//! NAME` · `size NAME` → `ok BYTES 0`. Failures are `err KIND: sentence`. Names hold no spaces.
 
 use pavao::{SmbClient, SmbCredentials, SmbFile, SmbOpenOptions, SmbOptions};
 use rushes_tests::words::explained;
@@ -92,7 +93,8 @@ impl Hand<'_> {
             ["open", how, name] => self.open(how, name),
             ["read", file, offset, length] => self.read(file, offset, length),
             ["write", file, offset, length] => {
-                // Taken from the pipe first, so that a failure leaves the next line where it belongs.
+                // Taken from the pipe first, so that a failure leaves the next line where it
+                // belongs.
                 let mut bytes = vec![0; length.parse()?];
                 input.read_exact(&mut bytes)?;
                 self.write(file, offset, &bytes)

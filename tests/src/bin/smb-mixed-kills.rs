@@ -3,7 +3,8 @@
 //! they play, record, grade in place, copy, cut, rename and delete. The bytes that they read are
 //! those that were written, nobody sees an error, and in the end the disk has it all.
 //!
-//! Waits are measured and printed, not judged ([`rushes_tests::kills`]). Nor are times of files judged, which may go back.
+//! Waits are measured and printed, not judged ([`rushes_tests::kills`]). Nor are times of files
+//! judged, which may go back.
 //!
 //! One file and one request at a time, where each byte can be followed, is in writing.rs.
 //! `RUSHES_TEST_KILLS` says how often; the work of clients follows from chance and from which comes
@@ -27,7 +28,8 @@ const BLOCK: usize = 65_536;
 const CLIP_BYTES: u64 = 12_000_001;
 /// Of a take that is recorded.
 const TAKE_BYTES: u64 = 6_000_001;
-/// Of what is graded in place. Neither it nor a stripe ends with a page, so neighbours under way share pages.
+/// Of what is graded in place. Neither it nor a stripe ends with a page, so neighbours under way
+/// share pages.
 const GRADE_BYTES: u64 = 3_000_017;
 const STRIPE_BYTES: u64 = 30_011;
 /// Requests that a client has under way.
@@ -76,7 +78,8 @@ impl Worker<'_> {
         self.must("close", || self.client.close(file));
     }
 
-    /// Each block of so many bytes once, several at a time. False: not all, since the others have ended.
+    /// Each block of so many bytes once, several at a time. False: not all, since the others have
+    /// ended.
     fn blocks(&self, bytes: u64, act: impl Fn(u64, usize) + Sync) -> bool {
         let next = AtomicU64::new(0);
         std::thread::scope(|scope| {
@@ -118,7 +121,8 @@ fn play(worker: &Worker, name: &str, seed: u64) -> Left {
     Left::new()
 }
 
-/// Take after take: recorded under a passing name, which it loses while most of it is dirty; looked at; the one before deleted.
+/// Take after take: recorded under a passing name, which it loses while most of it is dirty; looked
+/// at; the one before deleted.
 fn record(worker: &Worker, number: u64) -> Left {
     let mut left = Left::new();
     for turn in 0_u64.. {
@@ -176,7 +180,8 @@ fn copy(worker: &Worker, name: &str, seed: u64) -> Left {
     left
 }
 
-/// Several at once write over parts of one file and read them; each has stripes of its own. Returns what the file must be.
+/// Several at once write over parts of one file and read them; each has stripes of its own. Returns
+/// what the file must be.
 fn grade(worker: &Worker, name: &str, seed: u64) -> Vec<u8> {
     let file = worker.open(name, Disposition::Open);
     let stripes: Vec<Vec<(u64, Vec<u8>)>> = std::thread::scope(|scope| {
@@ -234,7 +239,8 @@ fn grade(worker: &Worker, name: &str, seed: u64) -> Vec<u8> {
     whole
 }
 
-/// Everything else that clients do, at random: cut, zero, rename, delete, copy on the server, set times; compared with a model.
+/// Everything else that clients do, at random: cut, zero, rename, delete, copy on the server, set
+/// times; compared with a model.
 fn anything(stage: &Stage, world: &World, steps: &Arc<AtomicU64>) {
     for seed in 0.. {
         if !stage.goes_on() {
@@ -347,7 +353,8 @@ fn main() {
         });
         {
             let _all = Finally(&stage.kills);
-            // A step that was begun after the kill has ended: as many as were under way then, and others.
+            // A step that was begun after the kill has ended: as many as were under way then, and
+            // others.
             let now = || steps.each_ref().map(|s| s.load(Ordering::Relaxed));
             let least = DEPTH + STEPS_BETWEEN;
             kills::kill(&mut daemon, &stage.kills, |_| true, now, least, kill_count);

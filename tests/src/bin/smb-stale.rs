@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `make hunt-stale`: files changed by programs of the server in every way, read over SMB meanwhile.
+//! `make hunt-stale`: files changed by programs of the server in every way, read over SMB
+//! meanwhile.
 //!
-//! `smb-stale [--seconds N] [--seed N] [--workers N] [--only WORKER] [--fs ext4|xfs] [--buffer BYTES] [--way NAME]...
-//! [--analyser 1] [--first-fault 1] [--modules NAMES]`
+//! `smb-stale [--seconds N] [--seed N] [--workers N] [--only WORKER] [--fs ext4|xfs] [--buffer
+//! BYTES] [--way NAME]... [--analyser 1] [--first-fault 1] [--modules NAMES]`
 //!
 //! `--modules ""` is Samba alone: whether the model or our module is to blame.
 

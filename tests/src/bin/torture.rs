@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `make torture`: clients of every kind, programs that are killed, disks that fail, hang and fill, for hours ([`rushes_tests::torture`]).
+//! `make torture`: clients of every kind, programs that are killed, disks that fail, hang and fill,
+//! for hours ([`rushes_tests::torture`]).
 //!
 //! `torture [--seed N] [--seconds N] [--stand plain|pool|any] [--only ROUND] [--round SECONDS]`
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Extended attributes by NFSv4.2 (RFC 8276), for which a client needs a session (RFC 8881); nothing else of them.
+//! Extended attributes by NFSv4.2 (RFC 8276), for which a client needs a session (RFC 8881);
+//! nothing else of them.
 
 use super::{Handle, Nfs4, Ops, PUTFH};
 

@@ -16,7 +16,8 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// The file that clients write over one another, in place; and its length in blocks of whatever size.
+/// The file that clients write over one another, in place; and its length in blocks of whatever
+/// size.
 pub const SHARED: &str = "shared.mov";
 /// One that they write over one another, lengthen, have copied into and made zero.
 pub const MIXED: &str = "mixed.mov";
@@ -57,7 +58,8 @@ pub enum Role {
     Read,
     /// A program on the server with a file of its own.
     Local,
-    /// A program on the server that writes blocks over those of clients. Where it goes by the same door as they do.
+    /// A program on the server that writes blocks over those of clients. Where it goes by the same
+    /// door as they do.
     LocalOverlap,
 }
 
@@ -511,7 +513,8 @@ impl<'a> Actor<'a> {
         let model = &self.stage.names[number];
         let begun = Instant::now();
         let mut opened = self.client()?.open_to_read(&model.name);
-        // Samba looks a name up and then opens it: when another file got it between, it says that there is none (pathref, "dev/ino mismatch").
+        // Samba looks a name up and then opens it: when another file got it between, it says that
+        // there is none (pathref, "dev/ino mismatch").
         for _ in 0..MISMATCHES {
             if !matches!(opened, Err(Status(NOT_FOUND))) {
                 break;
@@ -580,7 +583,8 @@ impl<'a> Actor<'a> {
         self.done("close", &model.name, closed)
     }
 
-    /// A program on the server. It opens the file each time, so that it gets over a mount that died.
+    /// A program on the server. It opens the file each time, so that it gets over a mount that
+    /// died.
     fn locally(&mut self, name: &str) -> Option<File> {
         let path = self.stage.folder.join(name);
         let opened = File::options().read(true).write(true).open(&path);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The torture: clients of every kind write, read and rename while programs are killed and disks fail, hang and fill, round after round, for as long as
-//! one likes; and a model says of each byte what who reads it may see.
+//! The torture: clients of every kind write, read and rename while programs are killed and disks
+//! fail, hang and fill, round after round, for as long as one likes; and a model says of each byte
+//! what who reads it may see.
 //!
 //! A seed and the number of a round decide what the program decides: the stand (a plain share on a
 //! disk that obeys, or a pool, each built for this round), who is there ([`actors`]), what is done
@@ -8,16 +9,22 @@
 //! A round is played again by its number alone.
 //!
 //! The promises, as the [`model`] has them:
-//! - what was acknowledged is seen by each who reads later, and stays through kills of any of our programs and of smbd;
-//! - requests of several clients at once have no order; what was refused, or never answered, may be there or not;
-//! - what a flush covers stays also through a disk that failed meanwhile; so does all else, unless a client wrote past a daemon that was away;
+//! - what was acknowledged is seen by each who reads later, and stays through kills of any of our
+//!   programs and of smbd;
+//! - requests of several clients at once have no order; what was refused, or never answered, may be
+//!   there or not;
+//! - what a flush covers stays also through a disk that failed meanwhile; so does all else, unless
+//!   a client wrote past a daemon that was away;
 //! - nobody gets an error without a reason: its smbd was killed, a disk has failed, disks are full,
 //!   the mount has died;
 //! - a name that files are renamed to has one of them, whole;
-//! - programs on the server and clients see each other's bytes within [`LAG`] on a plain share, at once on a pool;
-//! - in the end everything is on the disks, nothing is left in a lane, `rushes recover` says so, and fsck of a pool finds nothing.
+//! - programs on the server and clients see each other's bytes within [`LAG`] on a plain share, at
+//!   once on a pool;
+//! - in the end everything is on the disks, nothing is left in a lane, `rushes recover` says so,
+//!   and fsck of a pool finds nothing.
 //!
-//! After a round all files are read over SMB and once more from the disk (of a pool: from a mount without a daemon).
+//! After a round all files are read over SMB and once more from the disk (of a pool: from a mount
+//! without a daemon).
 
 pub mod actors;
 pub mod model;
@@ -44,7 +51,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use troubles::{Possible, Trouble, Troublemaker};
 
-/// Clients see what programs on the server did to a plain share by then; a second is promised where no client writes, three elsewhere.
+/// Clients see what programs on the server did to a plain share by then; a second is promised where
+/// no client writes, three elsewhere.
 pub const LAG: Duration = Duration::from_secs(5);
 /// A connection is hit by a kill that was told of so long before it was made, at most.
 const JUST_BEFORE: Duration = Duration::from_secs(2);
@@ -66,7 +74,8 @@ pub struct Plan {
     pub only: Option<u64>,
     /// Each round lasts so long; None: as its seed says.
     pub round: Option<Duration>,
-    /// A byte of a file is changed on its disk behind everybody's back, at the end of each round: the model must find that.
+    /// A byte of a file is changed on its disk behind everybody's back, at the end of each round:
+    /// the model must find that.
     pub flips: bool,
 }
 
@@ -488,11 +497,12 @@ fn play(plan: &Plan, draw: &Draw) -> Option<Played> {
     })
 }
 
-/// How the daemon says that it tells a client of an error that may be no disk's: a limit that docs/decisions/0036 names.
+/// How the daemon says that it tells a client of an error that may be no disk's: a limit that
+/// docs/decisions/0036 names.
 const TOLD_OF_OTHERS: &str = "a flush fails with an error that may be no disk's";
 
-/// A flush of a file was refused for no reason of ours, and the daemon said that of the same file. It says so once a minute of a file: a line may
-/// be about several flushes.
+/// A flush of a file was refused for no reason of ours, and the daemon said that of the same file.
+/// It says so once a minute of a file: a line may be about several flushes.
 fn is_told_of_others(fault: &str, told: &[&str]) -> bool {
     let flush = fault.split_once(": flush ").map(|(_, rest)| rest);
     let Some((name, why)) = flush.and_then(|rest| rest.split_once(": ")) else {
@@ -653,7 +663,8 @@ fn play_on(plan: &Plan, draw: &Draw, stage: &Stage, mut stand: Stand) {
     }
 }
 
-/// Nothing in the pool does not fit, but for what a mount that was killed was about to remove or name, which is mended.
+/// Nothing in the pool does not fit, but for what a mount that was killed was about to remove or
+/// name, which is mended.
 fn look_through(stage: &Stage, world: &mut PoolWorld) {
     let (report, code) = world.json(&["fsck"], &[]);
     if code == Some(0) {

@@ -216,8 +216,9 @@ impl FileModel {
         changes.for_each(|change| change.is_durable = true);
     }
 
-    /// The same, of one that its disk loses now. Of what went past the daemon a failing disk tells each descriptor by which it was written once: what others
-    /// wrote may be lost, and they hear of it.
+    /// The same, of one that its disk loses now. Of what went past the daemon a failing disk tells
+    /// each descriptor by which it was written once: what others wrote may be lost, and they hear
+    /// of it.
     ///
     /// `who`    asked for it
     /// `since`  it has its handle since then
@@ -231,7 +232,8 @@ impl FileModel {
         changes.for_each(|change| change.is_durable = true);
     }
 
-    /// A flush of a file whose disk fails was refused: what went past the daemon by the same handle may be lost, and its client was told.
+    /// A flush of a file whose disk fails was refused: what went past the daemon by the same handle
+    /// may be lost, and its client was told.
     pub fn flush_was_refused(&self, who: &str, since: Instant) {
         let mut state = self.state();
         if !state.loses {

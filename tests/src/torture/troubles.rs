@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 /// Of the disk that fails at once. Units: bytes.
 const FAILS_BYTES: u64 = 65_536;
-/// So many processes in a row that serve a mount may die as soon as they do: half of what its keeper stands.
+/// So many processes in a row that serve a mount may die as soon as they do: half of what its
+/// keeper stands.
 const HASTY_MAX: u32 = 5;
 
 /// And then one lives for longer than its keeper calls quick.
@@ -38,8 +39,8 @@ pub enum Trouble {
     Smbd,
     /// SIGKILL to the process that serves a mount that has a keeper.
     Serving,
-    /// SIGKILL to a mount's keeper, with which the process that serves it ends, or to the one process that it has; then it is mounted anew, and its smbd is
-    /// another one.
+    /// SIGKILL to a mount's keeper, with which the process that serves it ends, or to the one
+    /// process that it has; then it is mounted anew, and its smbd is another one.
     Mount,
     /// A part of a file cannot be written.
     Fail,
@@ -144,7 +145,8 @@ pub struct Troublemaker<'a> {
     pub servants: Servants,
     /// The draws that decide the troubles.
     pub random: Random,
-    /// Processes that served and were killed, one after the other, none of which was let live for long.
+    /// Processes that served and were killed, one after the other, none of which was let live for
+    /// long.
     pub hasty_count: u32,
 }
 
@@ -199,7 +201,8 @@ impl Troublemaker<'_> {
             Trouble::Serving => {
                 self.stage.excuse_left_over();
                 if let Stand::Pool(_, _, world) = &self.stand {
-                    // Ten in a row that die as soon as they serve are taken for a program that cannot, and the keeper gives up.
+                    // Ten in a row that die as soon as they serve are taken for a program that
+                    // cannot, and the keeper gives up.
                     self.hasty_count += 1;
                     let is_let_live = self.hasty_count == HASTY_MAX;
                     if is_let_live || self.random.once_in(2) {
@@ -321,7 +324,8 @@ impl Troublemaker<'_> {
         }
     }
 
-    /// Everything is on its disks, in one of three ways: by another program, by the daemon that ends, or by the daemon that goes on.
+    /// Everything is on its disks, in one of three ways: by another program, by the daemon that
+    /// ends, or by the daemon that goes on.
     pub fn settle(&mut self, way: u64) {
         match way {
             0 => {

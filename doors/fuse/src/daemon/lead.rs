@@ -85,8 +85,8 @@ impl Daemons {
         }
     }
 
-    /// There is no daemon, and one left bytes: starts the command that writes them when that is due,
-    /// and again when it failed.
+    /// There is no daemon, and one left bytes: starts the command that writes them when that is
+    /// due, and again when it failed.
     fn recover_when_due(&self) {
         let mut missed = locked(&self.missed);
         let since = *missed.since.get_or_insert_with(|| {

@@ -4,8 +4,8 @@
 //! A [`Client`] belongs to one thread and lives in somebody else's process, so: no call waits
 //! without a bound for a daemon that is gone, none panics, prints, raises SIGPIPE or leaves a
 //! descriptor open across exec. When the daemon dies every outstanding and later read ends as
-//! [`ReadError::Plain`], which tells the caller to read on its own descriptor. Asynchronous reads of
-//! a file with a fact are the exception: they wait for the next daemon (`lost.rs`).
+//! [`ReadError::Plain`], which tells the caller to read on its own descriptor. Asynchronous reads
+//! of a file with a fact are the exception: they wait for the next daemon (`lost.rs`).
 //!
 //! **Parts.** A read longer than one request may be is cut into parts, each a request of its own;
 //! they come back in any order and are joined. Parts that do not fit the ring wait here and follow

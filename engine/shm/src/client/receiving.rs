@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Replies of the daemon: checked, copied out of the cache segment, and joined to finished requests.
+//! Replies of the daemon: checked, copied out of the cache segment, and joined to finished
+//! requests.
 
 use super::*;
 
