@@ -309,11 +309,17 @@ const PRONOUN_MAX: usize = 12;
 fn comments_are_wrapped() {
     let mut complaints = Complaints::default();
     for file in rust_files() {
+        let mut is_drawn = false;
         for (line, number) in file.text.lines().zip(1..) {
             let text = line.trim_start();
             let columns = line.chars().count();
-            // A link, a table, or a drawing cannot be broken.
-            let is_prose = text.starts_with("//") && !text.contains("http") && !text.contains('|');
+            let is_comment = text.starts_with("//");
+            is_drawn &= is_comment;
+            if text.contains("```") {
+                is_drawn = !is_drawn;
+            }
+            // Links and tables cannot be broken either.
+            let is_prose = is_comment && !is_drawn && !text.contains("http") && !text.contains('|');
             if is_prose && columns > COMMENT_COLUMNS_MAX {
                 complaints.add(format!(
                     "{}:{number}: a comment of {columns} columns; wrap it at {COMMENT_COLUMNS_MAX}",
