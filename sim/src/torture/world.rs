@@ -62,6 +62,8 @@ pub struct Counts {
     pub not_kept: u64,
     /// Writes past the kernel's cache that went through it.
     pub fallbacks: u64,
+    /// Reads whose pages a program may change unseen.
+    pub changeable: u64,
     /// Writes past it behind which it could not make room there, by no disk's fault; syncs asked
     /// for again for that.
     pub met: u64,
@@ -309,6 +311,11 @@ impl World {
             What::ToServer(life, event) => {
                 if self.is_alive(life) {
                     if let Event::IoDone { io, result } = &*event {
+                        // Of each fifth read a page may be mapped, and not written yet.
+                        if matches!(self.ios.get(io), Some(Io::Read(..))) && (io.0 >> 32) % 5 == 0 {
+                            self.counts.changeable += 1;
+                            self.step(Event::MayChange { io: *io });
+                        }
                         self.io_done(*io, result.is_ok());
                     }
                     self.step(*event);
