@@ -631,22 +631,38 @@ impl NameModel {
             return Ok(());
         }
         let old = takes.iter().find(|take| is(&take));
-        let differs = may.last().and_then(|take| {
-            bytes
-                .iter()
-                .zip(0..)
-                .position(|(&byte, at)| byte != byte_of(take.version, at))
-        });
+        let differs: Vec<String> = may.iter().map(|take| difference(take, bytes)).collect();
         Err(format!(
-            "{}: {} bytes that are {}; expected one of {may:?}, of the last of which byte {differs:?} is the first that differs",
+            "{}: {} bytes that are {}; expected one of {may:?}; {}",
             self.name,
             bytes.len(),
             old.map_or_else(
                 || String::from("none of these files, whole"),
                 |take| format!("{take:?}, whole")
             ),
+            differs.join("; "),
         ))
     }
+}
+
+/// Where bytes differ from those of a file, for people.
+fn difference(take: &Take, bytes: &[u8]) -> String {
+    let wrong = |&(&byte, at): &(&u8, u64)| byte != byte_of(take.version, at);
+    let mut all = bytes.iter().zip(0..).filter(wrong);
+    let Some((_, first)) = all.next() else {
+        return format!("{:x}: only its length", take.version);
+    };
+    let (count, last) = all.fold((1, first), |(count, _), (_, at)| (count + 1, at));
+    let zeros = bytes
+        .iter()
+        .zip(0..)
+        .filter(wrong)
+        .filter(|&(&byte, _)| byte == 0);
+    format!(
+        "{:x}: {count} bytes between {first} and {last} differ, {} of them are 0",
+        take.version,
+        zeros.count()
+    )
 }
 
 #[cfg(test)]
