@@ -214,15 +214,16 @@ impl Disk {
             return;
         };
         while let Some(job) = it.waiting.front().copied() {
-            let bytes = job.range.length.0;
+            let pieces: Vec<(u64, u64)> = match job.file {
+                Some(file) => files.pieces(file, job.range).collect(),
+                None => vec![(job.range.start.0, job.range.length.0)],
+            };
+            // A stranger's cut is a job of all that comes behind it: only the file's blocks count.
+            let bytes = pieces.iter().map(|&(_, bytes)| bytes).sum();
             if it.memory.is_full_for(bytes) || it.commit.is_some() {
                 return;
             }
             it.waiting.pop_front();
-            let pieces: Vec<(u64, u64)> = match job.file {
-                Some(file) => files.pieces(file, job.range).collect(),
-                None => vec![(job.range.start.0, bytes)],
-            };
             let is_bad = |&(at, bytes): &(u64, u64)| self.faults.is_bad(now, at, bytes);
             let failed = pieces.iter().any(is_bad);
             if !failed {
