@@ -110,14 +110,19 @@ fn wait_exit(child: &mut Child) -> std::process::ExitStatus {
     }
 }
 
+/// The socket on which a service manager hears of its daemon.
+fn manager_in(folder: &Folder) -> (PathBuf, UnixDatagram) {
+    let notify = folder.0.join("notify");
+    let manager = UnixDatagram::bind(&notify).unwrap();
+    let patience = Some(Duration::from_secs(30));
+    manager.set_read_timeout(patience).unwrap();
+    (notify, manager)
+}
+
 #[test]
 fn a_daemon_is_started_asked_reloaded_and_stopped() {
     let folder = Folder::new();
-    let notify = folder.0.join("notify");
-    let manager = UnixDatagram::bind(&notify).unwrap();
-    manager
-        .set_read_timeout(Some(Duration::from_secs(30)))
-        .unwrap();
+    let (notify, manager) = manager_in(&folder);
     let told = || {
         let mut buffer = [0; 256];
         let count = manager.recv(&mut buffer).unwrap();
@@ -202,11 +207,7 @@ fn a_daemon_is_started_asked_reloaded_and_stopped() {
 #[test]
 fn a_daemon_that_was_started_with_another_runtime_folder_is_found() {
     let folder = Folder::new();
-    let notify = folder.0.join("notify");
-    let manager = UnixDatagram::bind(&notify).unwrap();
-    manager
-        .set_read_timeout(Some(Duration::from_secs(30)))
-        .unwrap();
+    let (notify, manager) = manager_in(&folder);
     let _daemon = Daemon::start(&folder, &notify);
     let mut buffer = [0; 64];
     let count = manager.recv(&mut buffer).unwrap();

@@ -2,9 +2,10 @@
 //! The checkers find what they are there for: a server that makes one mistake on purpose.
 
 use rushes_core::server::Server;
-use rushes_sim::machine::{Mistake, Naive};
+use rushes_sim::machine::{Machine, Mistake, Naive};
 use rushes_sim::scenario::Scenario;
 use rushes_sim::spoiled::{Spoiled, WriteMistake};
+use std::fmt::Debug;
 
 const SCENARIO: &str = r#"
 goal = "Something of everything, small."
@@ -41,17 +42,26 @@ patience_seconds = 30
 ledger = false
 "#;
 
+/// The violations told of a run with this server.
+fn violations(scenario: &Scenario, server: Box<dyn Machine>) -> Vec<String> {
+    let world = scenario.world_of(3, server);
+    scenario.play("mistakes", 3, world).violations
+}
+
 /// The violations told of a run with a server that makes `mistake`.
 fn told(mistake: Mistake) -> Vec<String> {
     let scenario = Scenario::parse(SCENARIO).expect("the scenario above is one");
     let server = Naive::new(scenario.server.limits(), mistake);
-    let world = scenario.world_of(3, Box::new(server));
-    scenario.play("mistakes", 3, world).violations
+    violations(&scenario, Box::new(server))
 }
 
 #[track_caller]
 fn check(mistake: Mistake, expect: &str) {
-    let told = told(mistake);
+    assert_found(told(mistake), mistake, expect);
+}
+
+#[track_caller]
+fn assert_found(told: Vec<String>, mistake: impl Debug, expect: &str) {
     assert!(
         told.iter().any(|line| line.contains(expect)),
         "{mistake:?} should have been found as \"{expect}\", but was told: {told:#?}"
@@ -152,18 +162,12 @@ announce = true
 fn told_of_writes(mistake: WriteMistake) -> Vec<String> {
     let scenario = Scenario::parse(WRITERS).expect("the scenario above is one");
     let server = Server::new(scenario.server.limits(), scenario.server.policy());
-    let server = Spoiled::new(server, mistake);
-    let world = scenario.world_of(3, Box::new(server));
-    scenario.play("mistakes", 3, world).violations
+    violations(&scenario, Box::new(Spoiled::new(server, mistake)))
 }
 
 #[track_caller]
 fn check_write(mistake: WriteMistake, expect: &str) {
-    let told = told_of_writes(mistake);
-    assert!(
-        told.iter().any(|line| line.contains(expect)),
-        "{mistake:?} should have been found as \"{expect}\", but was told: {told:#?}"
-    );
+    assert_found(told_of_writes(mistake), mistake, expect);
 }
 
 #[test]

@@ -760,7 +760,8 @@ impl Mender<'_> {
         Ok(said)
     }
 
-    /// The doubts about one finding.
+    /// The doubts about one finding. A mark is searched for among all objects, so only where it may
+    /// decide something.
     fn doubt(&self, finding: &Finding, pool: &Circumstances<'_>) -> Doubt {
         let mut doubt = Doubt {
             has_newer_layouts: pool.has_newer_layouts,
@@ -775,11 +776,12 @@ impl Mender<'_> {
             }
             Finding::ObjectOfOther { stub, object } => {
                 doubt.is_stub_doubtful = pool.doubtful.contains(stub);
-                doubt.is_half_kept = self.half_kept(*stub, *object).is_some();
+                doubt.is_half_kept =
+                    !doubt.is_stub_doubtful && self.half_kept(*stub, *object).is_some();
             }
             Finding::Unnamed { object, file, .. } => {
                 doubt.is_buried = file.is_some_and(|file| pool.buried.contains(&file));
-                doubt.is_in_stripe = self.stripe_of(*object).is_some();
+                doubt.is_in_stripe = pool.is_member_away && self.stripe_of(*object).is_some();
             }
             _ => {}
         }
