@@ -1249,10 +1249,17 @@ impl Server {
 
     /// The bytes of a request may change unseen.
     pub(super) fn may_change(&mut self, io: IoId) {
-        let flight = self.flights.get_mut(io.0 as u32);
-        if let Some(flight) = flight.filter(|flight| u64::from(flight.generation) == io.0 >> 32) {
+        let key = self.flight_of(io);
+        if let Some(flight) = key.and_then(|key| self.flights.get_mut(key)) {
             flight.may_change = true;
         }
+    }
+
+    /// The key of a request in flight; None: it is none of now.
+    fn flight_of(&self, io: IoId) -> Option<u32> {
+        let key = io.0 as u32;
+        let flight = self.flights.get(key)?;
+        (u64::from(flight.generation) == io.0 >> 32).then_some(key)
     }
 
     pub(super) fn io_done(
@@ -1264,15 +1271,8 @@ impl Server {
         if io.0 & WRITE_FLIGHT != 0 {
             return self.write_done(io, result, actions);
         }
-        let key = io.0 as u32;
-        let known = self
-            .flights
-            .get(key)
-            .is_some_and(|flight| u64::from(flight.generation) == io.0 >> 32);
-        if !known {
-            return;
-        }
-        let Some(flight) = self.flights.remove(key) else {
+        let key = self.flight_of(io);
+        let Some(flight) = key.and_then(|key| self.flights.remove(key)) else {
             return;
         };
         self.device_done(&flight);
