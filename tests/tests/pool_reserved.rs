@@ -237,8 +237,10 @@ fn what_is_behind_the_end_goes(members: &[Made], wish: Option<&str>) {
         rustix::fs::ftruncate(&file, length * MIB_U64).expect("cut");
         let now = free();
         let taken = before - now;
+        // A member's own structures take and give back some, too; the file's first MiB alone is
+        // far from both lengths.
         assert!(
-            (length * MIB_U64..(length + 2) * MIB_U64).contains(&taken),
+            ((length - 1) * MIB_U64..(length + 2) * MIB_U64).contains(&taken),
             "{context}: {taken} bytes are taken"
         );
         let mut expected = pattern::bytes(9, 0, MIB);
