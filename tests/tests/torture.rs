@@ -11,6 +11,8 @@ fn plan(seed: u64, kind: Kind) -> Plan {
         stand: Some(kind),
         only: Some(3),
         round: Some(Duration::from_secs(5)),
+        roles: Vec::new(),
+        troubles: Vec::new(),
         flips: false,
     }
 }
@@ -46,6 +48,8 @@ fn clients_of_a_daemon_that_is_stopped_again_and_again_read_what_was_written() {
 #[test]
 fn a_byte_that_changes_behind_everybody_s_back_is_found() {
     let plan = Plan {
+        roles: Vec::new(),
+        troubles: Vec::new(),
         flips: true,
         ..plan(2, Kind::Plain)
     };

@@ -391,6 +391,48 @@ fn nothing_is_cut_off_a_file_that_a_former_server_reserved_for() {
     assert!(!writer.is_trimmed && writer.is_forgotten);
 }
 
+/// A client whose handle writes through holds the file for each of its writes, and has no handle of
+/// ours.
+#[test]
+fn nothing_is_cut_off_a_file_that_another_client_is_changing() {
+    let holder = SessionId(2);
+    for is_heard in [true, false] {
+        let mut writer = written();
+        writer.step(Event::SessionOpened {
+            session: holder,
+            label: SessionLabel::default(),
+        });
+        writer.step(Event::Hold {
+            session: holder,
+            request: RequestId(900),
+            key: KEY,
+        });
+        assert!(
+            writer.done.contains(&RequestId(900)),
+            "nothing of it is dirty"
+        );
+        writer.step(Event::Closed {
+            session: SESSION,
+            handle: HANDLE,
+        });
+        assert!(!writer.is_trimmed && !writer.is_forgotten);
+        if is_heard {
+            writer.step(Event::Changed {
+                session: holder,
+                request: RequestId(901),
+                key: KEY,
+                range: ByteRange::new(0, 1000),
+                has_bytes: true,
+            });
+            assert!(writer.is_trimmed);
+        } else {
+            // It may go on: the driver sees to it when nobody has it open.
+            writer.step(Event::SessionClosed { session: holder });
+            assert!(!writer.is_trimmed && writer.is_forgotten);
+        }
+    }
+}
+
 /// A disk that is almost full gives what is needed and hardly more: it is asked ahead of need once,
 /// and then when somebody waits.
 #[test]

@@ -125,6 +125,7 @@ impl Server {
     pub(super) fn hold_released(&mut self, id: FileId, actions: &mut Actions) {
         self.settle_waiters(id, actions);
         self.advance_writes(id, actions);
+        self.trim_if_left(id, actions);
         self.forget_if_unused(id, actions);
     }
 
@@ -327,6 +328,9 @@ impl Server {
         };
         let writing = &mut file.writing;
         let done = writing.is_reserved
+            // A client that holds it may be lengthening it on its own descriptor. One that asks
+            // for that now waits for the cut.
+            && writing.holds.iter().all(|(_, request)| request.is_some())
             && (!others || writing.gives_room && writing.holds.is_empty() && !file.size_stale)
             && writing.dirty.is_empty()
             && writing.grant_count == 0

@@ -105,6 +105,8 @@ impl Server {
                 let before = writing.holds.len();
                 writing.holds.retain(|(holder, _)| *holder != session);
                 let has_held = writing.holds.len() < before;
+                // Its door may be changing it, and was not heard to have done so.
+                writing.is_open_elsewhere |= has_held;
                 (uses > 0 || has_held).then_some((*id, uses, has_held))
             })
             .collect();

@@ -64,6 +64,27 @@ pub enum Role {
 }
 
 impl Role {
+    /// All of them.
+    pub const ALL: [Role; 11] = [
+        Role::Overlap,
+        Role::Tiny,
+        Role::Append,
+        Role::Rename,
+        Role::SetEnd,
+        Role::Copy,
+        Role::Sparse,
+        Role::Flush,
+        Role::Read,
+        Role::Local,
+        Role::LocalOverlap,
+    ];
+
+    /// The role of this name, which is written as one word.
+    pub fn named(word: &str) -> Option<Role> {
+        let is_so = |role: &&Role| format!("{role:?}").eq_ignore_ascii_case(word);
+        Role::ALL.iter().find(is_so).copied()
+    }
+
     /// The file it has for itself.
     pub fn own_file(self, number: u64) -> Option<String> {
         let word = match self {

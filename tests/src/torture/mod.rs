@@ -74,6 +74,10 @@ pub struct Plan {
     pub only: Option<u64>,
     /// Each round lasts so long; None: as its seed says.
     pub round: Option<Duration>,
+    /// The roles of the actors, in turn; empty: as its seed says.
+    pub roles: Vec<Role>,
+    /// The kinds of its troubles, each as likely ([`troubles::KINDS`]); empty: as its seed says.
+    pub troubles: Vec<String>,
     /// A byte of a file is changed on its disk behind everybody's back, at the end of each round:
     /// the model must find that.
     pub flips: bool,
@@ -198,12 +202,16 @@ impl Draw {
                 is_kept,
             },
         };
-        let roles = roles(&mut random, possible);
+        let drawn = roles(&mut random, possible);
+        let roles = match plan.roles.is_empty() {
+            true => drawn,
+            false => plan.roles.clone(),
+        };
         Draw {
             number,
             stand,
             roles,
-            troubles: troubles::draw(&mut random, possible, time),
+            troubles: troubles::draw(&mut random, possible, &plan.troubles, time),
             time,
             way: random.below(3),
             is_flushed: random.once_in(2),
@@ -478,8 +486,12 @@ fn play(plan: &Plan, draw: &Draw) -> Option<Played> {
         .lines()
         .filter(|line| line.contains(TOLD_OF_OTHERS))
         .collect();
+    let kernel = match faults.is_empty() {
+        true => String::new(),
+        false => kernel_log(),
+    };
     faults.retain(|fault| {
-        let is_known = is_told_of_others(fault, &told);
+        let is_known = is_told_of_others(fault, &told) || is_collision(fault, &stage, &kernel);
         if is_known {
             stage.refused.fetch_add(1, Ordering::Relaxed);
             println!("known ({TOLD_OF_OTHERS}): {fault}");
@@ -504,22 +516,56 @@ const TOLD_OF_OTHERS: &str = "a flush fails with an error that may be no disk's"
 /// A flush of a file was refused for no reason of ours, and the daemon said that of the same file.
 /// It says so once a minute of a file: a line may be about several flushes.
 fn is_told_of_others(fault: &str, told: &[&str]) -> bool {
-    let flush = fault.split_once(": flush ").map(|(_, rest)| rest);
-    let Some((name, why)) = flush.and_then(|rest| rest.split_once(": ")) else {
-        return false;
-    };
-    let name = format!("{name:?}");
-    why.starts_with("0xc0000185") && told.iter().any(|line| line.contains(&name))
+    refused_flush(fault).is_some_and(|name| {
+        let name = format!("{name:?}");
+        told.iter().any(|line| line.contains(&name))
+    })
+}
+
+/// The kernel itself said of that file that it could not take a page out of its cache behind a
+/// write past it: it tells that as an error of the disk to each descriptor of the file, also where
+/// `rushes recover` wrote, and a client flushes its own writes while no daemon is there. It says so
+/// of ten files a day.
+fn is_collision(fault: &str, stage: &Stage, kernel: &str) -> bool {
+    refused_flush(fault).is_some_and(|name| {
+        let file = format!("File: {} PID", stage.folder.join(name).display());
+        kernel.lines().any(|line| line.contains(&file))
+    })
+}
+
+/// The file whose flush was refused with an error of the disk.
+fn refused_flush(fault: &str) -> Option<&str> {
+    let (_, rest) = fault.split_once(": flush ")?;
+    let (name, why) = rest.split_once(": ")?;
+    why.starts_with("0xc0000185").then_some(name)
+}
+
+fn kernel_log() -> String {
+    let output = Command::new("dmesg").output();
+    output.map_or_else(
+        |_| String::new(),
+        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+    )
 }
 
 fn tell(plan: &Plan, draw: &Draw, stage: &Stage, faults: &[String]) -> String {
     let story = lock(&stage.story).join("; ");
     let told = faults[..faults.len().min(TOLD_MAX)].join("\n");
-    let stand = match plan.stand {
+    let mut stand = String::from(match plan.stand {
         None => "any",
         Some(Kind::Plain) => "plain",
         Some(Kind::Pool) => "pool",
-    };
+    });
+    if !plan.roles.is_empty() {
+        let words = plan
+            .roles
+            .iter()
+            .map(|role| format!("{role:?}").to_lowercase());
+        stand += &format!(" --roles {}", words.collect::<Vec<_>>().join(","));
+    }
+    if !plan.troubles.is_empty() {
+        stand += &format!(" --troubles {}", plan.troubles.join(","));
+    }
     format!(
         "FAULT: seed {} round {}, {} faults:\n{told}\n{story}\n\
          again: make torture TORTURE=\"--seed {} --stand {stand} --only {}\"",
@@ -808,13 +854,11 @@ fn local(path: PathBuf) -> Result<Option<Vec<u8>>, String> {
 fn keep_logs(stage: &Stage) {
     let name = format!("torture-seed-{}-round-{}", stage.seed, stage.round);
     let folder = needs::build_folder().join(name);
-    let kernel = Command::new("dmesg").output();
-    let kernel = kernel.map_or(Vec::new(), |output| output.stdout);
     let [daemon, smbd] = std::mem::take(&mut *lock(&stage.logs));
     let kept = fs::create_dir_all(&folder)
         .and_then(|()| fs::write(folder.join("daemon.log"), daemon))
         .and_then(|()| fs::write(folder.join("smbd.log"), smbd))
-        .and_then(|()| fs::write(folder.join("kernel.log"), kernel));
+        .and_then(|()| fs::write(folder.join("kernel.log"), kernel_log()));
     match kept {
         Ok(()) => println!("logs kept: {}", folder.display()),
         Err(error) => println!("logs could not be kept: {}: {error}", folder.display()),
@@ -866,6 +910,8 @@ mod tests {
                 stand: Some(kind),
                 only: None,
                 round: None,
+                roles: Vec::new(),
+                troubles: Vec::new(),
                 flips: false,
             };
             let mut seen = BTreeSet::new();

@@ -65,8 +65,20 @@ pub struct Possible {
     pub is_kept: bool,
 }
 
+/// The names of all kinds that a round may have.
+pub const KINDS: [&str; 10] = [
+    "daemon", "recover", "stop", "both", "smbd", "fill", "fail", "stall", "serving", "mount",
+];
+
 /// Troubles of one round, each with its instant.
-pub fn draw(random: &mut Random, possible: Possible, time: Duration) -> Vec<(Duration, Trouble)> {
+///
+/// `wanted`   of these kinds ([`KINDS`]) as far as they are possible; empty: of some
+pub fn draw(
+    random: &mut Random,
+    possible: Possible,
+    wanted: &[String],
+    time: Duration,
+) -> Vec<(Duration, Trouble)> {
     let mut kinds = vec![
         "daemon", "daemon", "recover", "stop", "both", "smbd", "smbd", "fill",
     ];
@@ -80,8 +92,15 @@ pub fn draw(random: &mut Random, possible: Possible, time: Duration) -> Vec<(Dur
         kinds.push("mount");
     }
     // Rare meetings are found by leaving the rest out.
-    let wanted = 1 + random.below(4);
-    let some: Vec<&str> = (0..wanted).map(|_| random.one_of(&kinds)).collect();
+    let count = 1 + random.below(4);
+    let mut some: Vec<&str> = (0..count).map(|_| random.one_of(&kinds)).collect();
+    if !wanted.is_empty() {
+        kinds.retain(|kind| wanted.iter().any(|name| name == kind));
+        some = kinds;
+    }
+    if some.is_empty() {
+        return Vec::new();
+    }
     let pause = random.one_of(&[400, 1500, 4000]);
     let mut all = Vec::new();
     let mut at = Duration::from_millis(random.below(1500));
