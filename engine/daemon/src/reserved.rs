@@ -51,6 +51,12 @@ fn key_of(file: &FileRecord) -> FileKey {
     }
 }
 
+/// Whether the record is of this file, and not of another one that had its inode number.
+fn is_of(record: &FileRecord, durable: &Durable) -> bool {
+    let own = durable.record();
+    (record.handle_kind, record.handle) == (own.handle_kind, own.handle)
+}
+
 /// True when a former daemon left something to be given back.
 pub(crate) fn any_in(folder: &Path) -> bool {
     path_in(folder).exists()
@@ -129,9 +135,17 @@ impl Reserved {
     ///
     /// Errors   no room: what a crash leaves of it stays.
     pub(crate) fn begin(&mut self, durable: &Durable) -> io::Result<()> {
-        if let Some(record) = self.records.get(&durable.key) {
-            self.left.remove(record);
-            return Ok(());
+        if let Some(&record) = self.records.get(&durable.key) {
+            // An inode number that is another file's by now: what was reserved went with the
+            // former one.
+            return match self
+                .left
+                .remove(&record)
+                .filter(|left| !is_of(left, durable))
+            {
+                Some(_) => self.write(record, durable),
+                None => Ok(()),
+            };
         }
         let record = match self.free.pop() {
             Some(record) => record,
@@ -141,10 +155,7 @@ impl Reserved {
             }
             None => return Err(io::ErrorKind::StorageFull.into()),
         };
-        let written = self
-            .file
-            .write_all_at(&record_of(&durable.record()), place_of(record));
-        match written {
+        match self.write(record, durable) {
             Ok(()) => {
                 self.records.insert(durable.key, record);
                 Ok(())
@@ -154,6 +165,11 @@ impl Reserved {
                 Err(error)
             }
         }
+    }
+
+    fn write(&self, record: u32, durable: &Durable) -> io::Result<()> {
+        let bytes = record_of(&durable.record());
+        self.file.write_all_at(&bytes, place_of(record))
     }
 
     /// They were given back.
@@ -171,6 +187,13 @@ impl Reserved {
             self.left.insert(*record, durable.record());
         }
         record.is_some()
+    }
+
+    /// Somebody has opened a file: if it is one that was left, we see to it. True: it was.
+    pub(crate) fn resume_if_same(&mut self, durable: &Durable) -> bool {
+        let record = self.records.get(&durable.key);
+        let left = record.and_then(|record| self.left.get(record));
+        left.is_some_and(|left| is_of(left, durable)) && self.resume(durable.key)
     }
 
     /// We know it again, and see to it. True: it was left.
@@ -233,11 +256,12 @@ impl Daemon {
     /// A file came to be known: if blocks of it were left reserved, they can be given back after
     /// its last close.
     pub(super) fn resume_reserve(&mut self, id: FileId) {
-        let written = self.files.get(id).filter(|file| file.written.is_some());
-        let (Some(file), Some(lanes)) = (written, &mut self.lanes) else {
+        let file = self.files.get(id);
+        let written = file.and_then(|file| file.written.as_ref());
+        let (Some(written), Some(lanes)) = (written, &mut self.lanes) else {
             return;
         };
-        if lanes.reserved.resume(file.key) {
+        if lanes.reserved.resume_if_same(&written.durable) {
             self.feed(Event::HasReserve { file: id });
         }
     }
@@ -393,6 +417,30 @@ mod tests {
         assert_eq!(left_inodes(&next), [10]);
         drop(next);
         assert_eq!(left_inodes(&Reserved::open(&folder.0).unwrap()), [10, 13]);
+    }
+
+    #[test]
+    fn who_gets_an_inode_number_again_is_another_file() {
+        let folder = Folder::new("another");
+        let mut first = Reserved::open(&folder.0).unwrap();
+        first.begin(&durable(10)).unwrap();
+        drop(first);
+        let another = Durable {
+            handle: 99u64.to_le_bytes().into(),
+            ..durable(10)
+        };
+        let mut next = Reserved::open(&folder.0).unwrap();
+        assert!(!next.resume_if_same(&another));
+        assert_eq!(
+            left_inodes(&next),
+            [10],
+            "the former one is still to be seen to"
+        );
+        next.begin(&another).unwrap();
+        assert_eq!(left_inodes(&next), [0; 0]);
+        drop(next);
+        let mut last = Reserved::open(&folder.0).unwrap();
+        assert!(!last.resume_if_same(&durable(10)) && last.resume_if_same(&another));
     }
 
     #[test]
