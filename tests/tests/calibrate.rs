@@ -122,7 +122,7 @@ fn a_full_disk_is_measured_by_reads_alone() {
     assert_eq!(found["write"]["estimated"], true);
     let missing = found["writes_missing"].as_str().expect("it says why");
     assert!(
-        missing.starts_with("no scratch file can be made in "),
+        missing.starts_with("cannot create a scratch file in "),
         "{missing}"
     );
     assert_eq!(found["write_table"].as_array().map(Vec::len), Some(0));

@@ -39,10 +39,10 @@ fn check_way(backing: Backing, way: &str, reason: &str) {
     let said = share["write_way_reason"].as_str().expect("a sentence");
     assert!(said.contains(reason), "{said:?}, expected {reason:?}");
     let goes = match way {
-        "extents" => "by way of extents",
-        _ => "straight through",
+        "extents" => "by extents",
+        _ => "through",
     };
-    let sentence = format!("what clients write goes {goes} ({said})");
+    let sentence = format!("clients' writes go {goes} ({said})");
     let log = world.daemon().log();
     assert!(log.contains(&sentence), "{log}");
     let report: Value = serde_json::from_str(&rushes(&world, &["check", "--json"])).expect("JSON");

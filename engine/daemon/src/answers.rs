@@ -62,7 +62,7 @@ impl Daemon {
                     let why = served
                         .trouble
                         .as_deref()
-                        .unwrap_or("its share is not there");
+                        .unwrap_or("its share's folder cannot be opened");
                     let error = format!("{path} is not served now: {why}");
                     return Answer::Error { error };
                 }
@@ -70,7 +70,7 @@ impl Daemon {
                 None => {
                     return Answer::Error {
                         error: format!(
-                            "{path} lies in no share; expected a path below one of: {}",
+                            "{path} is in no share; expected a path below one of: {}",
                             self.share_paths()
                         ),
                     };
@@ -482,7 +482,8 @@ impl Daemon {
         };
         if self.workers.push(Urgency::Now, job).is_err() {
             self.end_reload(Err(String::from(
-                "the workers are all busy (does a share hang?); the configuration stays as it was",
+                "all worker threads are busy, perhaps because a share hangs; the old configuration \
+                 stays in force; retry the reload in a moment",
             )));
         }
     }
@@ -491,7 +492,7 @@ impl Daemon {
         let outcome = match result {
             Ok(reloaded) => Ok(self.apply(*reloaded)),
             Err(error) => Err(format!(
-                "the configuration stays as it was; what was read is wrong:\n{error}"
+                "the new configuration is invalid, so the old one stays in force:\n{error}"
             )),
         };
         self.end_reload(outcome);

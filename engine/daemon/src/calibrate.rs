@@ -226,14 +226,17 @@ impl fmt::Display for CalibrateError {
             ),
             CalibrateError::Program { path, kind } => write!(
                 f,
-                "{} is on a mount of kind {kind:?}, which a program serves (FUSE): that program and this machine's memory would be measured, and no disk. \
-                 Give a folder on each of the disks below; of a pool each of its members (`rushes pool ls CATALOGUE` says where they are).",
+                "{} is on a mount of kind {kind:?}, which a program serves (FUSE): the result \
+                 would show that program and this machine's memory, not a disk. Give a folder on \
+                 each of the disks below; for a pool, the folder of each member (`rushes pool ls \
+                 CATALOGUE` lists them).",
                 path.display()
             ),
             CalibrateError::NoGround { path, source } => write!(
                 f,
-                "the device under {} cannot be measured: its block device cannot be read (that takes root, \
-                 and on flash 512 MiB of files) and no scratch file can be made there: {source}",
+                "the device under {} cannot be measured: its block device cannot be read (this \
+                 takes root, and on flash 512 MiB of files), and no scratch file can be created \
+                 there: {source}",
                 path.display()
             ),
             CalibrateError::TooFew {
@@ -364,7 +367,7 @@ pub fn calibrate(
         }
         Err(error) if options.writes => {
             let why = format!(
-                "no scratch file can be made in {}: {error}",
+                "cannot create a scratch file in {}: {error}",
                 folder.display()
             );
             (None, Vec::new(), Some(why))
@@ -423,7 +426,8 @@ fn scratch_bytes(folder: &Path, wanted: u64) -> io::Result<u64> {
     if bytes < 2 * SIZES[SIZES.len() - 1] {
         let needed = (20 * SIZES[SIZES.len() - 1]) >> 20;
         let reason = format!(
-            "{} MiB are free, and a tenth of that is used at most; expected {needed} MiB. Make room and measure again",
+            "{} MiB are free, and a measurement uses at most a tenth of that; expected {needed} \
+             MiB free. Free space and measure again",
             free >> 20
         );
         return Err(io::Error::new(io::ErrorKind::StorageFull, reason));
@@ -890,7 +894,7 @@ mod tests {
         let mut out = Vec::new();
         calibration.print_table(&mut out).unwrap();
         let text = String::from_utf8(out).unwrap();
-        let expect = "Writes were not measured: 0 MiB are free, and a tenth of that is used at most; expected 320 MiB.";
+        let expect = "Writes were not measured: 0 MiB are free, and a measurement uses at most a tenth of that; expected 320 MiB free.";
         assert!(text.contains(expect), "{text}");
     }
 

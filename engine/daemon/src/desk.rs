@@ -63,8 +63,9 @@ impl Guess {
         let found = identity.map(|identity| Calibration::load_for(&self.state_dir, identity));
         match found {
             Some(Ok(Some(measured))) => format!(
-                "{device} was measured on {}, after the daemon had read its calibrations, and promises still rest on a cautious guess; \
-                 `systemctl reload rushes` has the daemon take the measurement",
+                "{device} was measured on {}, after the daemon had read its calibrations, so \
+                 contracts still rest on a cautious guess; run `systemctl reload rushes` to use \
+                 the measurement",
                 measured.measured_at
             ),
             Some(Err(error)) => format!(
@@ -257,7 +258,7 @@ fn listen(doors: &[Door], clerk: &Arc<Clerk>, close: &OwnedFd) {
             if let Err(error) = welcome(door, clerk)
                 && error.kind() != io::ErrorKind::WouldBlock
             {
-                tracing::warn!("a connection to the control socket was not accepted: {error}");
+                tracing::warn!("cannot accept a connection to the control socket: {error}");
                 // Out of descriptors, most likely: the same would come again at once.
                 std::thread::sleep(Duration::from_millis(50));
             }
@@ -299,7 +300,7 @@ fn converse(
     if clerk.conversation_count.fetch_add(1, Ordering::Relaxed) >= CONVERSATION_COUNT_MAX {
         clerk.conversation_count.fetch_sub(1, Ordering::Relaxed);
         return Err(io::Error::other(format!(
-            "{CONVERSATION_COUNT_MAX} are being answered already"
+            "{CONVERSATION_COUNT_MAX} connections are being answered already"
         )));
     }
     let mine = clerk.clone();
@@ -331,8 +332,9 @@ impl Clerk {
             let patience = LOOP_PATIENCE.as_secs();
             error(match RuntimeDir::holder(&self.runtime_dir) {
                 Some((_, Purpose::Start)) => format!(
-                    "the daemon is starting and has not answered within {patience} s: it waits for a write that a door began without it, or \
-                     finds what an earlier daemon left; ask again in a minute, and see its log if it is still starting then"
+                    "the daemon is starting and has not answered within {patience} s: it waits for \
+                     a write that a door began without it, or looks for data that an earlier \
+                     daemon left; ask again in a minute; if it is still starting then, see its log"
                 ),
                 _ => format!(
                     "the event loop has not answered within {patience} s; see the daemon's log"

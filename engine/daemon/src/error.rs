@@ -125,7 +125,8 @@ impl fmt::Display for ServeError {
             ),
             ServeError::Recovering { dir, pid } => write!(
                 f,
-                "what a daemon left in {} is being written by `rushes recover` (pid {pid}): wait for that to end",
+                "`rushes recover` (pid {pid}) is writing the data that an earlier daemon left in \
+                 {}: wait until it ends",
                 dir.display()
             ),
             ServeError::Share { name, path, source } => write!(
@@ -136,29 +137,33 @@ impl fmt::Display for ServeError {
             ),
             ServeError::Listen { address, source } => write!(
                 f,
-                "cannot listen on {address}: {source}; is another program there, or the path too \
-                 long for a socket (107 bytes)?"
+                "cannot listen on {address}: {source}; does another program listen there, or is \
+                 the path too long for a socket (107 bytes)?"
             ),
             ServeError::Lane { folder, lane, what } => write!(
                 f,
-                "lane {lane} in {} cannot be read: {what}. It may hold what clients wrote and disks do not have; \
-                 look at it with `rushes recover --list`; if you can do without it, throw it away with `rushes recover --give-up {lane}`",
+                "lane {lane} in {} cannot be read: {what}. It may hold data that clients wrote and \
+                 disks do not have; list it with `rushes recover --list`; if nobody needs it, give \
+                 it up with `rushes recover --give-up {lane}`",
                 folder.display()
             ),
             ServeError::NoLane { folder, lane } => write!(
                 f,
-                "there is no lane {lane} in {}; `rushes recover --list` shows those that have something",
+                "there is no lane {lane} in {}; `rushes recover --list` shows the lanes that have \
+                 data",
                 folder.display()
             ),
             ServeError::Left { sentences } => write!(
                 f,
-                "not all that clients were told is written could be written; it is left for the next daemon or `rushes recover`, and `rushes recover --list` shows it: {}",
+                "some acknowledged data could not be written; it is left for the next daemon or \
+                 `rushes recover`, and `rushes recover --list` shows it: {}",
                 sentences.join("; ")
             ),
             ServeError::System(error) if error.source.kind() == std::io::ErrorKind::StorageFull => {
                 write!(
                     f,
-                    "{error}; make room in its folder, or make the file system larger (a tmpfs: mount -o remount,size=SIZE)"
+                    "{error}; free space in its folder, or make the file system larger (a tmpfs: \
+                     mount -o remount,size=SIZE)"
                 )
             }
             ServeError::System(error) => error.fmt(f),

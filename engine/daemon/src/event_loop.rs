@@ -332,7 +332,8 @@ impl Daemon {
             }
             let name = self.device_name(device);
             notes.push(format!(
-                "device {name} was measured: positioning {}, {} MB/s; promises go by that from now on",
+                "device {name} was measured: positioning {}, {} MB/s; contracts rest on this from \
+                 now on",
                 model.read.fixed,
                 model.read.rate.0 / 1_000_000
             ));
@@ -458,7 +459,8 @@ impl Daemon {
         let late = now >= self.drain_end || is_vain;
         if late {
             tracing::error!(
-                "some acknowledged writes could not be written to their disks; they stay in the lanes for the next daemon or `rushes recover`"
+                "some acknowledged writes could not be written to their disks; they stay in the \
+                 lanes, and the next daemon or `rushes recover` writes them"
             );
         }
         late
@@ -521,7 +523,7 @@ impl Daemon {
     /// have changed any file.
     fn stood_still(&mut self, span: Duration) {
         let note = format!(
-            "the daemon stood still for {} ms; what it has cached is read again",
+            "the daemon stood still for {} ms; it reads its cached data again",
             span.ms()
         );
         tracing::error!("{note}");

@@ -278,7 +278,8 @@ impl Daemon {
         let has_place = !is_written || self.lanes.as_mut().is_none_or(keeps);
         if !has_place {
             self.say_once(String::from(
-                "a file is written by its clients: its bucket of the facts is full, as many files are being written",
+                "clients write a file past the daemon, because its bucket of the facts is full: \
+                 many files are being written",
             ));
         }
         let file = self.files.get_mut(id)?;
@@ -342,7 +343,8 @@ impl Daemon {
             Err(error) => {
                 file.share.unwatchable.store(true, Ordering::Relaxed);
                 let what = format!(
-                    "share {:?} ({}): changes by others are noticed within a second, by looking: {error}",
+                    "share {:?} ({}): changes by others are noticed within a second, by polling: \
+                     {error}",
                     file.share.config.name, file.share.file_system
                 );
                 self.say_once(what);
@@ -398,7 +400,7 @@ impl Daemon {
             None => return,
         };
         if let Err(error) = read {
-            self.say_once(format!("changes by others cannot be read: {error}"));
+            self.say_once(format!("cannot read changes by others: {error}"));
         }
         for change in seen {
             match change {

@@ -39,7 +39,8 @@ pub(crate) fn take_or_end(path: &Path, patience: Duration) -> Result<RuntimeDir,
         return Err(running);
     }
     tracing::error!(
-        "the daemon (pid {}) has not answered for {} s; it is killed, and its acknowledged writes are written",
+        "the daemon (pid {}) has not answered for {} s; it is killed now, and its acknowledged \
+         writes are written",
         pid.as_raw_nonzero(),
         patience.as_secs()
     );

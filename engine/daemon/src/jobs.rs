@@ -522,11 +522,11 @@ fn writable(fd: &OwnedFd, file: &PrivateFile, writer: Writer) -> Looked {
     let opened = match space::open_writing(fd, key) {
         Ok(Ok(opened)) => opened,
         Ok(Err(why)) => {
-            tracing::debug!("a file is written by its client: {why:?}");
+            tracing::debug!("clients write a file past the daemon: {why:?}");
             return Looked::Refused;
         }
         Err(error) => {
-            tracing::debug!("a file is written by its client: {error}");
+            tracing::debug!("clients write a file past the daemon: {error}");
             return Looked::Not;
         }
     };
@@ -562,7 +562,9 @@ fn found(file: PrivateFile) -> Result<Found, Unserved> {
     if file.direct && u64::from(step) > PAGE_BYTES {
         return Err(Unserved::Failed(std::io::Error::new(
             std::io::ErrorKind::Unsupported,
-            format!("its direct I/O goes in steps of {step} bytes, expected at most {PAGE_BYTES}"),
+            format!(
+                "its direct I/O needs multiples of {step} bytes; expected at most {PAGE_BYTES}"
+            ),
         )));
     }
     let extents = extents::of(&*file.fd, EXTENT_COUNT_MAX)
@@ -587,7 +589,7 @@ fn probe_header(fd: &OwnedFd, size: u64) -> Option<RateHint> {
         Ok(Some(facts)) => Some(RateHint::Rate(facts.bytes_per_second, RateSource::Header)),
         Ok(None) => None,
         Err(error) => {
-            tracing::debug!("a header says nothing of use: {error}");
+            tracing::debug!("a header gives no rate: {error}");
             None
         }
     }

@@ -125,7 +125,7 @@ impl KeptFile {
     fn reason(&self) -> String {
         match &self.why {
             Why::Later => {
-                String::from("their turn comes when the descriptors of those before them are free")
+                String::from("they are opened when descriptors of the files before them are free")
             }
             Why::NotMounted => {
                 let mut lanes: Vec<u32> = self.pieces.iter().map(|(lane, _)| lane.0).collect();
@@ -133,9 +133,10 @@ impl KeptFile {
                 lanes.dedup();
                 let lanes: Vec<String> = lanes.iter().map(u32::to_string).collect();
                 format!(
-                    "the file system that they are on ({}it was device {}:{}) is not mounted where a share is: mount it there; `rushes status` names \
-                     shares whose file systems are absent, and blkid where a UUID is. If it is lost for good: stop the daemon, then rushes recover --give-up N \
-                     --yes, of lane {}",
+                    "their file system ({}it was device {}:{}) is not mounted where a share is: \
+                     mount it there; `rushes status` names shares whose file systems are absent, \
+                     and blkid shows where a UUID is. If it is lost for good: stop the daemon, \
+                     then rushes recover --give-up N --yes, for lane {}",
                     uuid_of(&self.record.file_system),
                     rustix::fs::major(self.record.device),
                     rustix::fs::minor(self.record.device),
@@ -191,12 +192,14 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
         Some(KernelError::MFILE) => "raise the limit of open files (LimitNOFILE=, ulimit -n)",
         Some(KernelError::NFILE) => "raise fs.file-max",
         Some(KernelError::PERM) => {
-            "take the attribute that forbids it off the file (chattr -i, chattr -a)"
+            "clear the file's attribute that forbids it (chattr -i, chattr -a)"
         }
-        Some(KernelError::ACCESS) => "run it as root, or allow it what rushes.service allows",
-        Some(KernelError::TXTBSY) => "end the program that runs from it; if it is swap, swapoff",
+        Some(KernelError::ACCESS) => "run it as root, or with the rights that rushes.service gives",
+        Some(KernelError::TXTBSY) => {
+            "end the program that runs from it; if it is swap, use swapoff"
+        }
         Some(KernelError::NOMEM) => "free some memory",
-        _ => "look at dmesg for what is wrong with its disk; check the file system with fsck",
+        _ => "dmesg may say what is wrong with the disk; check the file system with fsck",
     }
 }
 
@@ -238,7 +241,7 @@ impl FileSystems {
                 return match space::tells_what_is_gone(root, kind, handle) {
                     Ok(()) => Err(Missed::Gone),
                     Err(error) => refused(
-                        "they seem to be gone, which cannot be proved there",
+                        "they seem to be deleted, which cannot be proved on their file system",
                         error,
                         None,
                     ),
@@ -248,7 +251,7 @@ impl FileSystems {
         };
         let found = match status(&*fd) {
             Ok(found) => found,
-            Err(error) => return refused("nothing could be asked of them", error, path()),
+            Err(error) => return refused("their attributes could not be read", error, path()),
         };
         let opened = match space::open_writing_by_handle(root, kind, handle) {
             Ok(opened) => Ok(opened),
@@ -659,7 +662,8 @@ impl Daemon {
             names.sort_unstable();
             let (files, names) = (counted(names.len(), "file"), shortened(names));
             format!(
-                "bytes of {files} that clients were told are safe are in memory alone, their disk does not take them ({names}): {reason}. They are kept, and tried each second"
+                "acknowledged bytes of {files} are only in memory, because their disk does not \
+                 take them ({names}): {reason}. They are kept and retried each second"
             )
         };
         reasons.into_iter().map(sentence).collect()
@@ -699,7 +703,7 @@ impl Daemon {
                 format!("they could not be written: {error}{remedy}")
             }
             None => String::from(
-                "their disk has not taken them; look at dmesg and at the log for what is wrong with it",
+                "their disk has not taken them; dmesg and the log may say what is wrong with it",
             ),
         }
     }
@@ -737,14 +741,17 @@ impl Daemon {
         let (files, names) = (counted(names.len(), "file"), shortened(names));
         is_any.then(|| {
             format!(
-                "bytes of {files} that were acknowledged go with this daemon: their disk has not taken them, and there was no room in the runtime folder to record them ({names}). Who wrote them has to write them again"
+                "acknowledged bytes of {files} are lost with this daemon: their disk has not taken \
+                 them, and the runtime folder had no space to record them ({names}). The clients \
+                 that wrote them have to write them again"
             )
         })
     }
 
     pub(super) fn unclaimed_sentence(&self) -> String {
         format!(
-            "{} writes that a former daemon left contradict others: they are left where they are; look at them with: rushes recover --list",
+            "{} writes that a former daemon left contradict others and stay where they are; list \
+             them with: rushes recover --list",
             self.server.writes().unclaimed_count
         )
     }

@@ -203,7 +203,7 @@ impl Snapshot {
         counters(
             encoder,
             "stream_reads_due",
-            "Reads that were due by the clock of whoever plays, promised or not",
+            "Reads that were due by the player's clock, with or without a contract",
             None,
             one(sums.due as f64),
         )?;
@@ -334,7 +334,7 @@ impl Snapshot {
         gauges(
             encoder,
             "device_promised_bytes_per_second",
-            "What the contracts on a device were promised together",
+            "Bandwidth of all contracts on a device together",
             None,
             each(&|device| device.promised_bytes_per_s as f64),
         )?;
@@ -395,7 +395,7 @@ impl Snapshot {
         counters(
             encoder,
             "device_flushes",
-            "How often a device was told to write out what it had in a memory of its own",
+            "Flushes of a device's cache before a read",
             None,
             each(&|device| device.flush_count as f64),
         )?;
@@ -412,7 +412,7 @@ impl Snapshot {
         counters(
             encoder,
             "device_bridged",
-            "Bytes of gaps that were read or written since another request would have cost more",
+            "Bytes of gaps that were read or written because another request would have cost more",
             Some(&Unit::Bytes),
             bridged,
         )
@@ -461,14 +461,14 @@ impl Snapshot {
         counters(
             encoder,
             "sessions_expelled",
-            "Sessions put out for breaking the protocol",
+            "Sessions closed for breaking the protocol",
             None,
             one(daemon.expelled_session_count as f64),
         )?;
         counters(
             encoder,
             "opens_plain",
-            "Files that a door named and that are not served",
+            "Files that a door named and the daemon does not serve",
             None,
             one(daemon.plain_open_count as f64),
         )?;
@@ -482,14 +482,14 @@ impl Snapshot {
         gauges(
             encoder,
             "write_obstacles",
-            "Why bytes that clients were told are safe cannot be written now: so many reasons",
+            "Number of reasons why acknowledged bytes cannot be written now",
             None,
             one(daemon.unwritten.len() as f64),
         )?;
         gauges(
             encoder,
             "uptime",
-            "Since the daemon was ready",
+            "Time since the daemon was ready",
             Some(&Unit::Seconds),
             one(daemon.uptime_s),
         )

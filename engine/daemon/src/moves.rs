@@ -415,8 +415,9 @@ impl Daemon {
             }
             (count > 0).then(|| {
                 format!(
-                    "share {:?}: still in use: {} of the file system that was mounted on {} before (device {}), {dirty_count} of \
-                     them with bytes to be written; it is in use until clients have closed them and they are written{}",
+                    "share {:?}: still in use: {} of the file system that was mounted on {} before \
+                     (device {}), {dirty_count} of them with bytes to be written; the daemon uses \
+                     it until clients have closed them and they are written{}",
                     left.name,
                     counted(count, "file"),
                     left.point,
@@ -446,7 +447,8 @@ pub(super) fn trouble_of(
     let trouble = if let Some(lacks) = &share.lacks {
         let lacks = lacks.display();
         Some(format!(
-            "share {:?}: {lacks} is not mounted, for which /etc/fstab has a file system: {now} until it is; mount it",
+            "share {:?}: {lacks} is not mounted, although /etc/fstab has a file system for it: \
+             {now} until it is; mount it",
             share.config.name
         ))
     } else if is_above {

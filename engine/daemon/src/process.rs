@@ -36,8 +36,8 @@ pub(crate) fn raise_limits() {
     }
     if let Err(error) = rushes_sys::limits::lift_file_size_limit() {
         tracing::warn!(
-            "cannot raise the limit of file sizes (ulimit -f; LimitFSIZE= of the service): {error}; clients' files cannot \
-             be longer than it"
+            "cannot raise the limit of file sizes (ulimit -f; LimitFSIZE= of the service): \
+             {error}; clients' files cannot be longer than this limit"
         );
     }
 }

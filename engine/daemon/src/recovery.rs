@@ -38,11 +38,12 @@ pub(crate) fn lane_error(folder: &Path, lane: LaneId, fault: LaneFault) -> Serve
     let what = match fault {
         LaneFault::Sys(error) => return ServeError::System(error),
         LaneFault::Head(HeadFault::Version(version)) => format!(
-            "its table is of version {version}; expected {}: start the release that wrote it, which writes what it holds",
+            "its table is of version {version}; expected {}: start the release that wrote it, \
+             which then writes its data",
             rushes_core::format::lane::VERSION
         ),
         LaneFault::Head(HeadFault::Magic(magic)) => {
-            format!("its table begins with {magic:#018x}, which none of ours does")
+            format!("its table begins with {magic:#018x}, which no release of Rushes writes")
         }
         LaneFault::Head(HeadFault::Damaged) => String::from("the head of its table is damaged"),
         LaneFault::Record {

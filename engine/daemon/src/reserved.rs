@@ -320,8 +320,8 @@ impl Daemon {
                 }
                 Ok(Some(GivenBack::Busy)) => busy_count += 1,
                 Ok(None) => self.say_once(String::from(
-                    "blocks are reserved for files of a file system that no share is on now; they are given \
-                     back when one is",
+                    "blocks stay reserved for files of a file system that has no share now; they \
+                     are freed when it has one",
                 )),
                 Err(error) => self.say_once(format!(
                     "cannot free the blocks reserved for a file: {error}"

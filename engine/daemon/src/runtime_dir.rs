@@ -61,7 +61,8 @@ impl RuntimeDir {
                 Err(ServeError::Recovering { pid, .. }) => {
                     if !is_told && begun.elapsed() >= NAME_PATIENCE {
                         tracing::info!(
-                            "pid {pid} is writing what an earlier daemon left; waiting for it"
+                            "pid {pid} is writing the data that an earlier daemon left; waiting \
+                             for it"
                         );
                         is_told = true;
                     }

@@ -102,8 +102,8 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     let changes = ChangeWatch::new()
         .map_err(|error| {
             notes.push(format!(
-                "changes by other programs are noticed within a second, by looking: fanotify: {error} \
-                 (it needs CAP_SYS_ADMIN)"
+                "changes by other programs are noticed within a second, by polling: fanotify: \
+                 {error} (it needs CAP_SYS_ADMIN)"
             ));
         })
         .ok();
@@ -215,8 +215,9 @@ fn no_plain_changes(lanes: &Path, notes: &mut Vec<String>) -> Option<NoPlainChan
         && error.kind() != std::io::ErrorKind::StorageFull
     {
         notes.push(format!(
-            "a change that a door began without a daemon has not ended in {} s (a disk that does not answer?): serving without waiting \
-             for it; should others write to the same file now, one of them may be lost ({error})",
+            "a change that a door began without a daemon has not ended in {} s, perhaps because a \
+             disk does not answer; serving without waiting for it. If another client writes to the \
+             same file now, one of the two writes may be lost ({error})",
             PLAIN_CHANGES_MAX.ms() / 1000
         ));
     }

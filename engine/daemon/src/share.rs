@@ -110,10 +110,12 @@ impl Way {
     /// As log and check have it.
     pub(crate) fn sentence(self, reason: &str) -> String {
         match self {
-            Way::Extents => format!("what clients write goes by way of extents ({reason})"),
-            Way::Through => format!("what clients write goes straight through ({reason})"),
+            Way::Extents => format!("clients' writes go by extents ({reason})"),
+            Way::Through => format!("clients' writes go through ({reason})"),
             Way::Unknown => {
-                format!("which way what clients write goes is not known yet ({reason})")
+                format!(
+                    "it is not known yet whether clients' writes go by extents or through ({reason})"
+                )
             }
         }
     }

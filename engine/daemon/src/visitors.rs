@@ -100,7 +100,8 @@ impl Daemon {
             Ok(poll) => self.listener_poll = Some(poll),
             Err(error) => {
                 self.say_once(format!(
-                    "nobody is let in: the daemon's socket cannot be watched: {error}; it is tried again and again"
+                    "no door can connect: the daemon's socket cannot be watched: {error}; the \
+                     daemon keeps retrying"
                 ));
                 self.accept_at = now + ACCEPT_AGAIN;
             }
@@ -274,9 +275,7 @@ impl Daemon {
                 if let (Some(lane), Some(lanes)) = (lane, &mut self.lanes) {
                     lanes.done(lane);
                 }
-                self.say_once(String::from(
-                    "no room to watch another session; it was dropped",
-                ));
+                self.say_once(String::from("cannot watch another session; it was closed"));
                 return;
             }
         };
@@ -340,7 +339,7 @@ impl Daemon {
             if let Some(guest) = self.sessions.guests.remove(&number) {
                 self.ring.poll_remove(guest.poll);
                 let reason = format!(
-                    "nothing was said for {} s; expected CONNECT",
+                    "the door sent nothing for {} s; expected CONNECT",
                     GUEST_PATIENCE.ms() / 1000
                 );
                 self.refuse(guest.newcomer, Errno(110), &reason);
@@ -562,7 +561,7 @@ impl Daemon {
             return;
         };
         if !part.is_whole() && door.pool.is_none() {
-            let what = "read an OPEN message for a part of a file in a session that is no pool's; expected whole files";
+            let what = "read an OPEN message for a part of a file in a session that is not a pool's; expected whole files";
             let error = PeerError::Broken(String::from(what));
             return self.to_expel.push((session, error));
         }
@@ -593,7 +592,8 @@ impl Daemon {
         let refused = match is_crowded {
             true => Some(TOO_MANY),
             false => self.workers.push(Urgency::Now, job).is_err().then_some(
-                "a file is not served: too many are being opened already (does a share hang?)",
+                "a file is not served: too many are being opened already, perhaps because a share \
+                 hangs",
             ),
         };
         if let Some(why) = refused {

@@ -120,7 +120,7 @@ impl Daemon {
             return;
         };
         let Some(pool) = door.pool else {
-            let what = "read a FOUND in a session that is no pool's; expected none";
+            let what = "read a FOUND in a session that is not a pool's; expected none";
             let error = PeerError::Broken(String::from(what));
             return self.to_expel.push((session, error));
         };

@@ -97,7 +97,8 @@ impl Daemon {
             },
             Err(error) => {
                 self.say_once(format!(
-                    "a write is left to its client, the lanes' folder has no room: {error}"
+                    "a client writes past the daemon, because the lanes' folder has no room: \
+                     {error}"
                 ));
                 self.counts.ungranted += 1;
                 self.pending
@@ -130,7 +131,7 @@ impl Daemon {
         // Its client is told next that the bytes are safe.
         let (Some(lanes), Some(written)) = (&mut self.lanes, written) else {
             panic!(
-                "a piece of file {} was to be published, which nobody writes",
+                "cannot publish a piece of file {}, which has no writer",
                 file.0
             );
         };
@@ -145,7 +146,7 @@ impl Daemon {
         let is_published = lanes.publish(lane, record, (file, written), (range, runs), request);
         assert!(
             is_published,
-            "a piece was to be published in lane {}, which is not there",
+            "cannot publish a piece in lane {}, which does not exist",
             lane.0
         );
     }
@@ -228,7 +229,9 @@ impl Daemon {
         if let (Chore::Reserve { needed, wished_end }, Some(lanes)) = (chore, &mut self.lanes) {
             if let Err(error) = lanes.reserved.begin(&written.durable) {
                 // Not worth refusing a write for.
-                tracing::debug!("what a crash leaves reserved for a file will stay: {error}");
+                tracing::debug!(
+                    "blocks reserved for a file will stay reserved after a crash: {error}"
+                );
             }
             // Small files have nothing of ours behind their end: there a client sees only the
             // blocks that it asked for.
@@ -463,7 +466,7 @@ impl Daemon {
                     .devices
                     .get(device)
                     .map_or("a device", |known| &known.name);
-                tracing::warn!("cannot ask {name} to write back its memory: {error}");
+                tracing::warn!("cannot flush the cache of {name}: {error}");
                 Flushed::Never
             }
         };
@@ -521,8 +524,9 @@ impl Daemon {
             return;
         };
         tracing::warn!(
-            "{:?}: a flush fails with an error that may be no disk's ({error}), because a direct write met a cached page. \
-             Other programs have written to the file since its last sync, and the kernel does not say whether it lost any of their bytes{}",
+            "{:?}: a flush fails with an error that may not come from a disk ({error}), because a \
+             direct write met a cached page. Other programs have written to the file since its \
+             last sync, and the kernel does not say whether it lost any of their bytes{}",
             file.path,
             more_like_it(unsaid)
         );
@@ -534,7 +538,10 @@ impl Daemon {
         self.disk_failed(id);
         self.hear_it_past_the_cache(id);
         self.say_at_times(id, errno_of(error), |path| {
-            format!("{path:?} could not be brought to its device: {error}; what went through the kernel's cache since it last could is written again")
+            format!(
+                "{path:?} could not be flushed: {error}; the bytes that went through the kernel's \
+                 cache since the last flush are written again"
+            )
         });
     }
 
@@ -553,7 +560,9 @@ impl Daemon {
             // Its session has cut its own memory short; what it wrote there is gone.
             other => {
                 tracing::error!(
-                    "cannot read bytes of a lane that are not on their disk yet: {other:?}, expected {length} bytes; their readers get an error. Check the disk of the runtime folder"
+                    "cannot read bytes of a lane that are not on their disk yet: {other:?}, \
+                     expected {length} bytes; their readers get an error. Check the file system of \
+                     the runtime folder"
                 );
                 // The bytes that were in the buffer before may be another client's.
                 self.zero(slot, offset, length);
@@ -698,7 +707,10 @@ impl Daemon {
     fn say_why(&mut self, id: FileId, range: ByteRange, errno: Errno, why: &str) {
         let (length, at) = (range.length.0, range.start.0);
         self.say_at_times(id, errno, |path| {
-            format!("writing {length} bytes at {at} of {path:?} failed: {why}; they are kept and tried each second")
+            format!(
+                "writing {length} bytes at {at} of {path:?} failed: {why}; they are kept and \
+                 retried each second"
+            )
         });
     }
 

@@ -138,7 +138,7 @@ fn admission_is_answered_at_once_and_by_device() {
     };
     assert!(!many.admitted, "{many:?}");
     let outside = error(ask(1, 1, Some(Path::new("/elsewhere"))));
-    assert!(outside.contains("lies in no share"), "{outside}");
+    assert!(outside.contains("is in no share"), "{outside}");
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn reload_takes_over_what_it_can_and_says_what_it_cannot() {
     rewrite(&format!("{base}[[rule]]\nmatch = \"*\"\nbitrate = 0\n"));
     let wrong = error(daemon.ask(&Ask::Reload {}));
     assert!(
-        wrong.contains("stays as it was") && wrong.contains("rule[1].bitrate = 0"),
+        wrong.contains("stays in force") && wrong.contains("rule[1].bitrate = 0"),
         "{wrong}"
     );
     assert_eq!(daemon.status().daemon.policy.rule_count, 0);

@@ -511,7 +511,7 @@ fn play(plan: &Plan, draw: &Draw) -> Option<Played> {
 
 /// How the daemon says that it tells a client of an error that may be no disk's: a limit that
 /// docs/decisions/0036 names.
-const TOLD_OF_OTHERS: &str = "a flush fails with an error that may be no disk's";
+const TOLD_OF_OTHERS: &str = "a flush fails with an error that may not come from a disk";
 
 /// A flush of a file was refused for no reason of ours, and the daemon said that of the same file.
 /// It says so once a minute of a file: a line may be about several flushes.

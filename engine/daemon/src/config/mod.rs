@@ -455,7 +455,8 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
     {
         reader.wrong(
             &preroll.place,
-            "expected at least \"100ms\" (less is gone before a disk has answered), at most \"60s\"",
+            "expected at least \"100ms\", since a disk may take that long to answer, and at most \
+             \"60s\"",
         );
     }
     let pause = section.duration(reader, "pause");
@@ -464,7 +465,7 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
     {
         reader.wrong(
             &pause.place,
-            "expected at most \"1h\": nobody else gets meanwhile what was promised",
+            "expected at most \"1h\": no other client gets the bandwidth until then",
         );
     }
     let margin = section.value(
@@ -481,7 +482,7 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
     {
         reader.wrong(
             &margin.place,
-            "expected at most \"50%\": what is kept free is never promised",
+            "expected at most \"50%\": contracts never use this part of a device",
         );
     }
     let analyser = section.boolean(reader, "analyser");
@@ -653,8 +654,8 @@ fn check_folder(reader: &mut Reader<'_>, earlier: &[Found<ShareConfig>], path: &
             reader.wrong(
                 &path.place,
                 format!(
-                    "this folder and that of share {:?} (line {line}, {}) lie one in the other; \
-                     expected separate folders",
+                    "one of this folder and that of share {:?} (line {line}, {}) contains the \
+                     other; expected separate folders",
                     other.value.name,
                     other.value.path.display()
                 ),
@@ -824,7 +825,7 @@ fn compile(reader: &mut Reader<'_>, pattern: &Found<String>) -> Option<GlobMatch
         reader.wrong(
             &pattern.place,
             format!(
-                "is a pattern of {} bytes; expected {PATTERN_BYTES_MAX} at most",
+                "is a pattern of {} bytes; expected at most {PATTERN_BYTES_MAX}",
                 pattern.value.len()
             ),
         );
@@ -839,7 +840,7 @@ fn compile(reader: &mut Reader<'_>, pattern: &Found<String>) -> Option<GlobMatch
             reader.wrong(
                 &pattern.place,
                 format!(
-                    "is no pattern ({}); expected such as \"footage/**/*.mov\"",
+                    "is not a pattern ({}); expected one such as \"footage/**/*.mov\"",
                     error.kind()
                 ),
             );

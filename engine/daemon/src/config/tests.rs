@@ -220,7 +220,7 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
         (
             "[server]\npreroll = \"0ms\"\n",
             "",
-            "server.preroll = \"0ms\": expected at least \"100ms\" (less is gone before a disk has answered), at most \"60s\"",
+            "server.preroll = \"0ms\": expected at least \"100ms\", since a disk may take that long to answer, and at most \"60s\"",
         ),
         ("[server]\npreroll = \"2min\"\n", "", "at most \"60s\""),
         (
@@ -281,12 +281,12 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
         (
             "",
             "[[share]]\nname = \"b\"\npath = \"/srv/media/in\"\n",
-            "line 6: share[2].path = \"/srv/media/in\": this folder and that of share \"media\" (line 1, /srv/media) lie one in the other",
+            "line 6: share[2].path = \"/srv/media/in\": one of this folder and that of share \"media\" (line 1, /srv/media) contains the other",
         ),
         (
             "",
             "[[share]]\nname = \"b\"\npath = \"/srv\"\n",
-            "lie one in the other",
+            "contains the other",
         ),
         (
             "",
@@ -376,7 +376,7 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
         (
             "",
             "[[rule]]\nmatch = \"a[\"\nbitrate = 50000\n",
-            "line 5: rule[1].match = \"a[\": is no pattern",
+            "line 5: rule[1].match = \"a[\": is not a pattern",
         ),
         (
             "",
@@ -391,7 +391,7 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
                 "{a,".repeat(127),
                 "}".repeat(127)
             ),
-            "is a pattern of 509 bytes; expected 255 at most",
+            "is a pattern of 509 bytes; expected at most 255",
         ),
         (
             "",

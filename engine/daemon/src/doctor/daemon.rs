@@ -30,13 +30,13 @@ pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
         Ok(_) => findings.push(Finding::of(
             Level::Error,
             AREA,
-            "the daemon answers, but not what was asked",
-            "install program and daemon of one version and restart it",
+            "the daemon answered another question than this program asked",
+            "install program and daemon of one release and restart the daemon",
         )),
         Err(error) if is_not_allowed(&error) => findings.push(Finding::of(
             Level::Note,
             AREA,
-            format!("a daemon was started, and is not asked: {error}"),
+            format!("a daemon runs, but this user may not ask it: {error}"),
             "run `sudo rushes check`; server.control_group names a group whose users may ask as well",
         )),
         Err(error) if RuntimeDir::is_held(&config.runtime_dir) => {
@@ -44,10 +44,10 @@ pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
                 Some((pid, Purpose::Recover)) => (
                     Level::Note,
                     format!(
-                        "what a daemon left is being written by `rushes recover` (pid {})",
+                        "`rushes recover` (pid {}) is writing the data that an earlier daemon left",
                         pid.as_raw_nonzero()
                     ),
-                    "wait for that to end, then systemctl start rushes",
+                    "wait until it ends, then systemctl start rushes",
                 ),
                 Some((pid, Purpose::Start)) => (
                     Level::Note,
@@ -64,8 +64,9 @@ pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
                     };
                     (
                         Level::Error,
-                        format!("a daemon is there ({who}) and does not answer: {error}"),
-                        "ask again as root; if it still does not answer: systemctl restart rushes (what it has is taken over by the next one)",
+                        format!("a daemon runs ({who}) but does not answer: {error}"),
+                        "ask again as root; if it still does not answer: systemctl restart rushes \
+                         (the next daemon takes over its data)",
                     )
                 }
             };
@@ -87,12 +88,14 @@ fn not_running(config: &Config) -> Finding {
             Level::Warning,
             AREA,
             format!(
-                "the daemon of {} runs in {} and was started with another runtime_dir; now it is {}",
+                "the daemon of {} was started with another runtime_dir and runs in {}; the \
+                 configuration now says {}",
                 file.display(),
                 other.dir.display(),
                 config.runtime_dir.display()
             ),
-            "systemctl restart rushes; or set runtime_dir back. Every rushes:socket in smb.conf names the same folder",
+            "systemctl restart rushes, or set runtime_dir back. Every rushes:socket in smb.conf \
+             has to name the same folder",
         ),
         None => Finding::of(
             Level::Note,
@@ -121,20 +124,22 @@ fn left_behind(config: &Config, findings: &mut Vec<Finding>) {
             let bytes: u64 = lanes.iter().map(|lane| lane.bytes).sum();
             (
                 format!(
-                    "{count} acknowledged writes ({}) that a daemon left are in memory alone, in {}",
+                    "{count} acknowledged writes ({}) that an earlier daemon left are only in \
+                     memory, in {}",
                     show_size(bytes),
                     config.runtime_dir.join("lanes").display()
                 ),
                 String::from(
-                    "systemctl start rushes, or rushes recover, which writes them; not before that switch the machine off. rushes recover --list shows of which files they are",
+                    "write them with systemctl start rushes or rushes recover, and do not switch \
+                     the machine off before. rushes recover --list names their files",
                 ),
             )
         }
         Err(error) => (
-            format!("what a daemon left cannot be looked at: {error}"),
+            format!("the data that an earlier daemon left cannot be listed: {error}"),
             String::from(match is_root() {
                 true => "rushes recover --list shows what can be read of it",
-                false => "run `sudo rushes check`: the lanes are root's alone",
+                false => "run `sudo rushes check`: only root may read the lanes",
             }),
         ),
     };
@@ -150,7 +155,7 @@ fn folder(config: &Config, findings: &mut Vec<Finding>) {
             Level::Error,
             AREA,
             format!(
-                "{} belongs to user {} with mode {:o}: others could put sockets there",
+                "{} belongs to user {} with mode {:o}: other users could create sockets in it",
                 config.runtime_dir.display(),
                 found.uid(),
                 found.mode() & 0o7777
@@ -203,8 +208,8 @@ fn room_remedy(folder: &Path, has_inodes: bool) -> String {
         false => ("du -x --inodes", "nr_inodes=NUMBER"),
     };
     format!(
-        "`{look} {}` shows what fills it; delete what is not needed and is not of Rushes, or make the file system larger: a tmpfs by mount -o \
-         remount,{larger}",
+        "`{look} {}` shows what fills it; delete files that are not needed and do not belong to \
+         Rushes, or make the file system larger: a tmpfs with mount -o remount,{larger}",
         folder.display()
     )
 }
@@ -227,7 +232,8 @@ fn measured_meanwhile(config: &Config, status: &Status, findings: &mut Vec<Findi
                 Level::Warning,
                 AREA,
                 format!(
-                    "{} (share {}) was measured on {}, and the daemon does not know it yet: promises rest on a cautious guess",
+                    "{} (share {}) was measured on {}, but the daemon has not read the result yet: \
+                     contracts rest on a cautious guess",
                     served.device, served.name, measured.measured_at
                 ),
                 "systemctl reload rushes",
@@ -243,7 +249,10 @@ fn running(config: &Config, status: &Status, findings: &mut Vec<Finding>) {
         findings.push(Finding::of(
             Level::Warning,
             AREA,
-            format!("version {} is running, this is {ours}", daemon.version),
+            format!(
+                "version {} is running, but this program is version {ours}",
+                daemon.version
+            ),
             "systemctl restart rushes",
         ));
     } else {
@@ -257,7 +266,8 @@ fn running(config: &Config, status: &Status, findings: &mut Vec<Finding>) {
             Level::Error,
             AREA,
             sentence.clone(),
-            "once that is mended the daemon writes them within seconds; until then do not switch the machine off",
+            "repair that, and the daemon writes them within seconds; do not switch the machine off \
+             before",
         ));
     }
     if let Some(error) = &daemon.reload_error {
@@ -312,10 +322,10 @@ fn running(config: &Config, status: &Status, findings: &mut Vec<Finding>) {
             Level::Warning,
             AREA,
             format!(
-                "{} sessions broke the protocol and were put out",
+                "the daemon has closed {} sessions that broke the protocol",
                 daemon.expelled_session_count
             ),
-            "see `journalctl -u rushes`; module and daemon should be of one build",
+            "see `journalctl -u rushes`; install module and daemon of one release",
         ));
     }
 }

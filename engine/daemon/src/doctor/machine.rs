@@ -22,7 +22,8 @@ pub(super) fn examine(config: Option<&Config>, findings: &mut Vec<Finding>) {
         findings.push(Finding::of(
             Level::Warning,
             AREA,
-            "this is not root: devices, shares' folders, the daemon's folder and its rights are not looked at",
+            "this user is not root: devices, shares' folders, the daemon's folder and its rights \
+             are not checked",
             "run `sudo rushes check`",
         ));
     }
@@ -84,7 +85,8 @@ fn fanotify() -> Finding {
             Level::Note,
             AREA,
             format!(
-                "no fanotify ({error}): changes by other programs are noticed within a second, by looking"
+                "fanotify is not available ({error}): changes by other programs are noticed within \
+                 a second, by polling"
             ),
             "run the daemon with CAP_SYS_ADMIN, if other programs write to shares",
         ),
@@ -149,7 +151,8 @@ fn too_large_remedy(total: u64) -> String {
     match most >= CACHE_BYTES_MIN {
         true => format!("set them to at most {} together", mib(most)),
         false => format!(
-            "this machine is too small: Rushes wants {} beside cache and write buffer, and a cache of {} or more",
+            "this machine has too little memory: Rushes needs {} beside cache and write buffer, \
+             and a cache of {} or more",
             mib(SPARE_BYTES),
             mib(CACHE_BYTES_MIN)
         ),
@@ -204,7 +207,7 @@ mod tests {
         assert_eq!(findings[0].level, Level::Error, "{findings:?}");
         assert!(findings[0].finding.contains("cache.bytes"), "{findings:?}");
         let remedy = findings[0].remedy.as_ref().unwrap();
-        assert!(remedy.contains("at most") || remedy.contains("too small"));
+        assert!(remedy.contains("at most") || remedy.contains("too little memory"));
         assert_eq!(
             too_large_remedy(16 << 30),
             "set them to at most 7936MiB together"

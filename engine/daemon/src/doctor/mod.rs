@@ -169,8 +169,9 @@ fn read_config(file: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
                     Level::Note,
                     AREA,
                     format!(
-                        "what clients write is on the disk up to {} s after they have closed it: a program on the server that takes a file at its close \
-                         (a watch folder) finds a part of it",
+                        "a file that a client wrote is complete on the disk up to {} s after its \
+                         close: a program on the server that takes it at once (a watch folder) \
+                         finds only a part of it",
                         config.policy.write_age.ms().div_ceil(1000)
                     ),
                     "docs/guide/recording.md, \"Programs that take a file when its client closes it\"",

@@ -43,7 +43,8 @@ pub(super) fn examine(
             findings.push(Finding::ok(
                 &area,
                 format!(
-                    "clients of [{}] in smb.conf keep nothing that another door may change unheard, and locks hold at every door",
+                    "clients of [{}] in smb.conf cache nothing that another door may change, and \
+                     locks count at every door",
                     section.name
                 ),
             ));
@@ -114,11 +115,12 @@ pub(super) fn member(
             Level::Error,
             &area,
             format!(
-                "[{}] in smb.conf shows a member of a pool, whose files are parts of others and nobody's to change",
+                "[{}] in smb.conf shares a member of a pool; its files are parts of the pool's \
+                 files, and no client may change them",
                 section.name
             ),
             format!(
-                "in [{}]: path = where the pool is mounted; or take that share out",
+                "in [{}]: set path to the folder where the pool is mounted, or take that share out",
                 section.name
             ),
         ));
@@ -137,15 +139,17 @@ pub(super) fn member(
             Level::Warning,
             &area,
             format!(
-                "{} is the place of a pool's member, which is away: files with bytes on it cannot be read",
+                "{} is the folder of a pool's member, which is missing: files with bytes on it \
+                 cannot be read",
                 away.join(", ")
             ),
-            "mount its disk there. A member belongs in no smb.conf: clients come by the pool's mount",
+            "mount its disk there. Do not share a member in smb.conf: clients use the pool's mount",
         ));
     } else if findings.len() == before {
         findings.push(Finding::ok(
             &area,
-            "it is, holds or lies in a member of a pool: clients come by the pool's mount, and a member belongs in no smb.conf",
+            "it is, contains or lies in a member of a pool: clients use the pool's mount, and no \
+             share in smb.conf needs the member",
         ));
     }
 }
@@ -169,8 +173,8 @@ fn what_clients_keep(area: &str, section: &Section, by_nfs: bool, findings: &mut
         Level::Warning,
         area,
         format!(
-            "[{name}] in smb.conf lets clients keep what they read and write (oplocks and leases), and {others} do not break these: \
-             both may see old bytes"
+            "[{name}] in smb.conf lets clients cache reads and writes (oplocks and leases), and \
+             {others} do not break these: both may see old bytes"
         ),
         format!(
             "in [{name}]: oplocks = no, and no fake oplocks; then smbcontrol all reload-config"
@@ -186,10 +190,11 @@ fn locks(area: &str, section: &Section, findings: &mut Vec<Finding>) {
         Level::Warning,
         area,
         format!(
-            "[{}] in smb.conf has locking or posix locking off: what its clients lock is free at every other door",
+            "[{}] in smb.conf has locking or posix locking off: locks of its clients do not count \
+             at any other door",
             section.name
         ),
-        "take these lines out: both are on by themselves",
+        "take these lines out: both are on by default",
     ));
 }
 
@@ -201,10 +206,11 @@ fn share_modes(area: &str, section: &Section, findings: &mut Vec<Finding>) {
         Level::Error,
         area,
         format!(
-            "[{}] in smb.conf has kernel share modes = yes, which this file system does not know: no file can be opened",
+            "[{}] in smb.conf has kernel share modes = yes, which a pool's mount does not support: \
+             no file can be opened",
             section.name
         ),
-        "take that line out: it is off by itself",
+        "take that line out: it is off by default",
     ));
 }
 
@@ -287,7 +293,7 @@ mod tests {
 
     #[test]
     fn leases_that_are_off_or_the_kernels_are_as_they_should_be() {
-        let good = [(Level::Ok, "[media] in smb.conf keep nothing")];
+        let good = [(Level::Ok, "[media] in smb.conf cache nothing")];
         for line in ["oplocks = No", "kernel oplocks = Yes"] {
             let share = format!("[media]\npath = /srv/pool\n{line}\n");
             check(&share, &["/srv/pool"], &good);
@@ -303,7 +309,7 @@ mod tests {
         check(
             "[media]\npath = /srv/pool\noplocks = No\nposix locking = No\n",
             &[],
-            &[(Level::Warning, "free at every other door")],
+            &[(Level::Warning, "do not count at any other door")],
         );
         check(
             "[media]\npath = /srv/pool\noplocks = No\nkernel share modes = Yes\n",

@@ -60,7 +60,7 @@ pub(super) fn examine(shown: &Shown<'_>, smb_conf: Option<&Path>, findings: &mut
         findings.push(Finding::of(
             Level::Warning,
             AREA,
-            "there is no smbd: nobody can come in by SMB",
+            "smbd was not found: no client can connect by SMB",
             "apt-get install samba samba-vfs-modules",
         ));
         return;
@@ -78,8 +78,8 @@ pub(super) fn examine(shown: &Shown<'_>, smb_conf: Option<&Path>, findings: &mut
         findings.push(Finding::of(
             Level::Warning,
             AREA,
-            "there is no testparm: smb.conf is not looked at",
-            "apt-get install samba-common-bin; testparm is to be in PATH",
+            "testparm was not found: smb.conf is not checked",
+            "apt-get install samba-common-bin; testparm has to be in PATH",
         ));
         return;
     }
@@ -93,10 +93,10 @@ pub(super) fn examine(shown: &Shown<'_>, smb_conf: Option<&Path>, findings: &mut
             },
             match smb_conf {
                 Some(file) => format!(
-                    "run `testparm -s {}` and correct what it says",
+                    "run `testparm -s {}` and correct the lines that it names",
                     file.display()
                 ),
-                None => String::from("run `testparm -s` and correct what it says"),
+                None => String::from("run `testparm -s` and correct the lines that it names"),
             },
         ));
         return;
@@ -145,7 +145,7 @@ fn module(smbd: &Path, version: &str, findings: &mut Vec<Finding>) {
             Level::Error,
             AREA,
             format!(
-                "Samba {version} is there, but not the module {}",
+                "Samba {version} is installed, but the module {} is not",
                 module.display()
             ),
             install,
@@ -157,7 +157,8 @@ fn module(smbd: &Path, version: &str, findings: &mut Vec<Finding>) {
             Level::Error,
             AREA,
             format!(
-                "the module was built for Samba {built}, installed is {version}: it may not load"
+                "the module was built for Samba {built}, but {version} is installed: it may not \
+                 load"
             ),
             install,
         )),
@@ -323,7 +324,8 @@ fn others_on_it(share: &ShareConfig, sections: &[Section], findings: &mut Vec<Fi
             Level::Warning,
             &format!("share {}", share.name),
             format!(
-                "[{}] in smb.conf shows {path} without the module: what is written through it is noticed late",
+                "[{}] in smb.conf shares {path} without the module: writes through it are noticed \
+                 late",
                 section.name
             ),
             if shown == served {
@@ -332,7 +334,7 @@ fn others_on_it(share: &ShareConfig, sections: &[Section], findings: &mut Vec<Fi
                     section.name, share.name
                 )
             } else {
-                String::from("keep it off that folder, or let nobody write through it: read only = yes")
+                String::from("give it another path, or let its clients only read: read only = yes")
             },
         ));
     }
@@ -356,19 +358,21 @@ fn share_section(
         let (finding, remedy) = match other.and_then(|section| section.get("rushes:share")) {
             Some(other) => (
                 format!(
-                    "in smb.conf [{}] says rushes:share = {other}: it is no door of this share, and nobody comes in by SMB",
+                    "[{}] in smb.conf has rushes:share = {other}: it is not a door of this share, \
+                     and no client can connect by SMB",
                     share.name
                 ),
                 format!(
-                    "there: rushes:share = {}, or leave that line out",
+                    "in that section: rushes:share = {}, or take that line out",
                     share.name
                 ),
             ),
             None => (
-                String::from("smb.conf has no such share: nobody comes in by SMB"),
+                String::from("smb.conf has no such share: no client can connect by SMB"),
                 format!(
-                    "if clients are to come in by SMB, add to smb.conf: [{0}] path = {1}, vfs objects = rushes; if not, take [[share]] {0} out of rushes.toml. \
-                     The folder of a pool's member, also of one that was taken out of its pool, belongs in no smb.conf",
+                    "if clients use SMB, add to smb.conf: [{0}] path = {1}, vfs objects = rushes; \
+                     if not, take [[share]] {0} out of rushes.toml. Do not share the folder of a \
+                     pool's member in smb.conf, nor that of a former member",
                     share.name,
                     share.path.display()
                 ),
@@ -490,14 +494,15 @@ fn socket_elsewhere(
     let what = if is_there {
         ""
     } else {
-        ", where no daemon is: its clients do plain I/O"
+        ", where no daemon runs: its clients do plain I/O"
     };
     if let Some(share) = config.share(name) {
         findings.push(Finding::of(
             Level::Error,
             &format!("share {}", share.name),
             format!(
-                "the module looks for the daemon at {}{what}; this one's is at {}",
+                "the module looks for the daemon at {}{what}; the daemon of this configuration is \
+                 at {}",
                 socket.display(),
                 ours.display()
             ),
@@ -513,7 +518,8 @@ fn socket_elsewhere(
                 socket.display()
             ),
             format!(
-                "start that one, or in [{}]: rushes:socket = {}, and a [[share]] with name = {name:?} in rushes.toml",
+                "start that daemon, or in [{}]: rushes:socket = {}, and a [[share]] with name = \
+                 {name:?} in rushes.toml",
                 section.name,
                 ours.display()
             ),
@@ -545,11 +551,13 @@ fn what_closes(config: &Config, section: &Section, area: &str, findings: &mut Ve
             Level::Warning,
             area,
             format!(
-                "{name} is in vfs objects of [{}]: at a client's close it finds what is on the disk by then, and that may be nothing, since \
-                 what clients wrote is written up to write.age later",
+                "{name} is in vfs objects of [{}]: at a client's close this module finds only the \
+                 bytes that are on the disk by then, perhaps none, since the daemon writes them up \
+                 to write.age later",
                 section.name
             ),
-            "take it out (a client's flush, and sync always = yes, are answered when all is on the disk), or write.buffer_bytes = 0",
+            "take it out, or set write.buffer_bytes = 0. A client's flush, and each write with \
+             sync always = yes, is answered only when its bytes are on the disk",
         ));
     }
 }
@@ -594,13 +602,16 @@ mod tests {
         check(
             "[media]\npath = /srv/media\nvfs objects = rushes\nrushes:share = mdia\n",
             &[
-                (Level::Warning, "[media] says rushes:share = mdia"),
+                (
+                    Level::Warning,
+                    "[media] in smb.conf has rushes:share = mdia",
+                ),
                 (Level::Warning, "mdia"),
             ],
         );
         check(
             "[media]\npath = /srv/media\nvfs objects = rushes\nrushes:socket = /run/x/session.sock\n",
-            &[(Level::Error, "/run/x/session.sock, where no daemon is")],
+            &[(Level::Error, "/run/x/session.sock, where no daemon runs")],
         );
         // Each section of a share, not the first alone.
         check(
@@ -621,7 +632,7 @@ mod tests {
              [c]\npath = /c\nvfs objects = rushes\nrushes:socket = /run/gone/session.sock\n",
             &[
                 (Level::Ok, "goes through"),
-                (Level::Error, "this one's is at"),
+                (Level::Error, "this configuration is at"),
                 (Level::Warning, "[c] names the module"),
             ],
         );
@@ -647,7 +658,7 @@ mod tests {
                 (Level::Ok, "goes through"),
                 (
                     Level::Warning,
-                    "[all] in smb.conf shows /srv without the module",
+                    "[all] in smb.conf shares /srv without the module",
                 ),
             ],
         );
@@ -703,9 +714,9 @@ mod tests {
         for share in [disk.clone(), disk.join("pool"), inside.clone()] {
             let found = said_of(&share, &away);
             assert_eq!(found.level, Level::Warning, "{found:?}");
-            assert!(found.finding.contains("is away"), "{found:?}");
+            assert!(found.finding.contains("is missing"), "{found:?}");
             let remedy = found.remedy.unwrap();
-            assert!(remedy.contains("belongs in no smb.conf"), "{remedy}");
+            assert!(remedy.contains("Do not share a member"), "{remedy}");
             assert!(!remedy.contains("path ="), "{remedy}");
         }
         std::fs::write(disk.join("pool/rushes-pool"), "{}").unwrap();

@@ -79,7 +79,8 @@ fn place(area: &str, share: &Share, findings: &mut Vec<Finding>) {
             Level::Error,
             area,
             format!(
-                "{lacks} is not mounted, for which /etc/fstab has a file system: {} lies on {} ({}) until it is, and what clients write goes there",
+                "{lacks} is not mounted, although /etc/fstab has a file system for it: until it \
+                 is, {} lies on {} ({}), and clients write there",
                 share.config.path.display(),
                 share.mount_point.display(),
                 share.file_system
@@ -107,7 +108,7 @@ fn file_system(area: &str, share: &Share, findings: &mut Vec<Finding>) {
             Level::Warning,
             area,
             format!("{path} lies on {kind}: another machine or program decides how fast it is"),
-            "a promise needs disks of this machine: share a native file system",
+            "contracts need disks of this machine: share a native file system",
         ));
     } else {
         findings.push(Finding::ok(
@@ -136,7 +137,7 @@ fn write_way(area: &str, share: &Share, write_buffer_bytes: u64, findings: &mut 
         Way::Through => Finding::of(
             Level::Warning,
             area,
-            format!("{sentence}: it is not gathered in memory, and has no deadlines"),
+            format!("{sentence}: they are not gathered in memory, and have no deadlines"),
             "put media that are recorded on ext4 or xfs; everything else works as it is",
         ),
         Way::Unknown => Finding::of(
@@ -145,12 +146,13 @@ fn write_way(area: &str, share: &Share, write_buffer_bytes: u64, findings: &mut 
             sentence,
             match &share.reserves {
                 Reserves::Full(_) => {
-                    "make room on the file system; which way its writes go is tried again when the daemon is restarted"
+                    "free space on the file system; the daemon tries again when it is restarted"
                 }
                 Reserves::Untried(why) if why.contains("Read-only") => {
-                    "mount it for writing (mount -o remount,rw), and look at dmesg if the kernel made it read-only; or leave it, if nobody is to write there"
+                    "mount it for writing (mount -o remount,rw), and look at dmesg if the kernel \
+                     made it read-only; or leave it, if no client writes there"
                 }
-                _ => "let the daemon's user write to the folder; or leave it, if nobody is to write there",
+                _ => "let the daemon's user write to the folder; or leave it, if no client writes there",
             },
         ),
     });
@@ -163,10 +165,14 @@ fn scheduler(area: &str, facts: &DeviceFacts, findings: &mut Vec<Finding>) {
             Level::Warning,
             area,
             format!(
-                "the scheduler of {} is {}: it knows no I/O priorities, so others' I/O is not put behind",
+                "the scheduler of {} is {}: it has no I/O priorities, so the I/O of other programs \
+                 does not yield to contracts",
                 facts.disk, facts.scheduler
             ),
-            format!("echo mq-deadline > /sys/block/{}/queue/scheduler", facts.disk),
+            format!(
+                "echo mq-deadline > /sys/block/{}/queue/scheduler",
+                facts.disk
+            ),
         ));
     }
 }
@@ -185,7 +191,7 @@ fn calibration(area: &str, config: &Config, share: &ShareConfig, findings: &mut 
         Ok(None) => findings.push(Finding::of(
             Level::Warning,
             area,
-            "the device was never measured: promises rest on a cautious guess",
+            "the device was never measured: contracts rest on a cautious guess",
             measure,
         )),
         Ok(Some(calibration)) => {
@@ -196,13 +202,16 @@ fn calibration(area: &str, config: &Config, share: &ShareConfig, findings: &mut 
                     Level::Note,
                     area,
                     format!("the device was measured on {when}, more than half a year ago"),
-                    format!("measure it again when nobody plays: {measure}"),
+                    format!("measure it again when no client plays: {measure}"),
                 ));
             } else if calibration.is_doubtful() {
                 findings.push(Finding::of(
                     Level::Note,
                     area,
-                    format!("the device was measured on {when} while something else used it: its times scatter widely, and promises rest on them"),
+                    format!(
+                        "the device was measured on {when} while something else used it: its times \
+                         scatter widely, and contracts rest on them"
+                    ),
                     format!("measure it again when it is quiet: {measure}"),
                 ));
             } else if calibration.quick {
@@ -210,7 +219,7 @@ fn calibration(area: &str, config: &Config, share: &ShareConfig, findings: &mut 
                     Level::Note,
                     area,
                     format!("the device was measured quickly ({when}): the model is rough"),
-                    format!("when nobody plays: {measure}"),
+                    format!("when no client plays: {measure}"),
                 ));
             } else {
                 findings.push(Finding::ok(
@@ -238,8 +247,8 @@ fn other_doors(area: &str, share: &ShareConfig, exported: &[PathBuf], findings: 
         findings.push(Finding::of(
             Level::Warning,
             area,
-            "the folder is exported by NFS as well: what SMB clients keep for themselves (leases) is not \
-             broken by NFS clients, so they may see old bytes",
+            "the folder is exported by NFS as well: NFS clients do not break the leases under \
+             which SMB clients cache files, so those may see old bytes",
             "in smb.conf, for this share: smb2 leases = no, oplocks = no; or kernel oplocks = yes with a \
              kernel NFS server",
         ));
@@ -275,7 +284,7 @@ mod tests {
             "{finding}"
         );
         assert!(
-            remedy.starts_with("make room on the file system"),
+            remedy.starts_with("free space on the file system"),
             "{remedy}"
         );
         let (level, _, remedy) = told(Reserves::Untried(why()), 1);
