@@ -348,7 +348,7 @@ static void rushes_session_recover(struct rushes_session *session,
 	DBG_ERR("share %s: %s; starting \"%s\"\n", session->share,
 		session->recover_again_ns == 0
 			? "no daemon has started"
-			: "what the last daemon left is not written yet",
+			: "the last daemon's data is not written yet",
 		session->recover_command);
 	session->recover_wait_s =
 		session->recover_again_ns == 0

@@ -127,7 +127,7 @@ fn an_export_that_cannot_listen_or_has_no_room_says_so_before_it_takes_anything(
             "another program listens on port",
         );
         let elsewhere = asked(&["--listen", "192.0.2.1"]);
-        refused(&elsewhere, "is no address of this machine");
+        refused(&elsewhere, "is not an address of this machine");
     }
     let free = || {
         rustix::fs::statvfs(world.path(""))
@@ -340,8 +340,8 @@ fn a_look_through_a_pool_of_which_a_member_is_missing_does_not_say_that_all_is_w
         let output = asked(&world, words);
         let text = said(&output);
         assert_eq!(output.status.code(), Some(1), "{text}");
-        assert!(text.contains("member 1 was not looked at"), "{text}");
-        let sentence = "Nothing wrong was found in what was looked at";
+        assert!(text.contains("member 1 was not checked"), "{text}");
+        let sentence = "Nothing is wrong in the part that was checked";
         assert!(text.contains(sentence), "{text}");
         assert!(!text.contains("Nothing is wrong"), "{text}");
         let (report, code) = world.json(words, &[]);

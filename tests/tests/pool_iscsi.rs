@@ -163,7 +163,7 @@ fn a_disk_takes_its_room_when_it_is_made_or_is_not_made() {
     done(&url, &["read -P 7 0 50M", "read -P 8 50M 50M"]);
     assert!(before - free(&world) < 4 << 20, "it had its room");
     let said = refused(&["iscsi", &path("a"), "--size", "64MiB"]);
-    assert!(said.contains("it is there and has"), "{said}");
+    assert!(said.contains("the file exists and has"), "{said}");
     let port = export::free_port().to_string();
     let runtime = world.scratch.folder("second").display().to_string();
     let said = refused(&[

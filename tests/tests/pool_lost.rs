@@ -334,7 +334,7 @@ fn a_file_that_was_removed_while_its_member_was_away_gives_its_room_when_that_is
     fs::remove_file(world.path(removed)).expect("its name is in the catalogue");
     let end = Instant::now() + Duration::from_secs(30);
     let says = |sentence: &str| world.log().contains(sentence);
-    while !says("a removed file keeps its place for now") {
+    while !says("a deleted file keeps its space for now") {
         assert!(Instant::now() < end, "nobody buries it");
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -647,7 +647,7 @@ fn nobody_is_let_in_who_was_not_named() {
     let open = said(&["nfs", &folder, "--listen", "0.0.0.0"]);
     assert!(open.contains("--client"), "{open}");
     let strange = said(&["nfs", &folder, "--client", "a; Access_Type = RW"]);
-    assert!(strange.contains("names no client"), "{strange}");
+    assert!(strange.contains("is not a client"), "{strange}");
     let elsewhere = said(&["nfs", &world.catalogue().display().to_string()]);
     assert!(elsewhere.contains("no pool that is mounted"), "{elsewhere}");
     let output = export::export(&world, &["nfs", &folder, "--print"]);

@@ -44,7 +44,7 @@ impl fmt::Display for ExportError {
         match self {
             ExportError::Refused(sentence) => f.write_str(sentence),
             ExportError::Server { program, what } => {
-                write!(f, "{program} {what}; what it printed stands above")
+                write!(f, "{program} {what}; its output stands above")
             }
             ExportError::System { what, source } => write!(f, "cannot {what}: {source}"),
         }

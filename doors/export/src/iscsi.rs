@@ -71,21 +71,23 @@ impl DiskExport {
                     "expected a file of whole sectors of 512 bytes, or none",
                 )),
                 Some(size) if size != found.len() => Err(said(&format!(
-                    "it is there and has {} bytes, not {size}; leave --size out to serve it as it is",
+                    "the file exists and has {} bytes, not {size}; leave --size out to serve it as \
+                     it is",
                     found.len()
                 ))),
                 _ => Ok(found.len()),
             };
         }
-        let size = size.ok_or_else(|| said("there is no such file; --size makes one"))?;
+        let size = size.ok_or_else(|| said("the file does not exist; create it with --size"))?;
         if size == 0 || size % SIZE_STEP_BYTES != 0 {
             return Err(said(&format!(
-                "a disk of {size} bytes; expected a multiple of {SIZE_STEP_BYTES}"
+                "a disk of {size} bytes was asked for; expected a multiple of {SIZE_STEP_BYTES}"
             )));
         }
         let no_room = |free: &str| {
             said(&format!(
-                "no room for a disk of {size} bytes{free}; --sparse takes room only as it is written, and a full pool is then an error of the disk"
+                "no room for a disk of {size} bytes{free}; with --sparse it takes room only as it \
+                 is written, and a full pool then gives disk errors"
             ))
         };
         if !sparse {
@@ -112,7 +114,7 @@ impl DiskExport {
         if let Err(error) = made {
             let _ = std::fs::remove_file(&new);
             return Err(match error {
-                Errno::EXIST => said("it was made by somebody else meanwhile"),
+                Errno::EXIST => said("another process has created it meanwhile: repeat this"),
                 Errno::NOSPC => no_room(""),
                 error => ExportError::at("take room for", path, error),
             });
@@ -123,14 +125,16 @@ impl DiskExport {
     fn check(&self) -> Result<(), ExportError> {
         if self.initiators.is_empty() {
             return Err(ExportError::refused(
-                "nobody is named who may log in; --client takes an address or network, --initiator a name (iqn.…). There are no passwords: \
-                 whoever is named has the whole disk, and by --client 127.0.0.1 that is each user of this machine",
+                "no client is named; give --client with an address or network, or --initiator with \
+                 a name (iqn.…). There are no passwords: a named client has the whole disk, and \
+                 with --client 127.0.0.1 every user of this machine has it",
             ));
         }
         let by_address = |initiator: &Initiator| matches!(initiator, Initiator::Address(_));
         if self.initiators.iter().any(by_address) && !self.initiators.iter().all(by_address) {
             return Err(ExportError::refused(
-                "--client and --initiator together: tgt lets in whoever fulfils one of them, which is seldom meant; name either addresses or initiators",
+                "--client and --initiator were given together, and tgt lets in a client that \
+                 matches either; expected addresses or initiators, not both",
             ));
         }
         let plain = |c: char| c.is_ascii_alphanumeric() || ".:-/".contains(c);
@@ -143,7 +147,7 @@ impl DiskExport {
         };
         if !is_name(&self.target) {
             return Err(ExportError::refused(format!(
-                "{:?} is no name of a target; expected one like iqn.2026-01.com.example:media",
+                "{:?} is not a target's name; expected one like iqn.2026-01.com.example:media",
                 self.target
             )));
         }
@@ -160,13 +164,14 @@ impl DiskExport {
             };
             if !is_good {
                 return Err(ExportError::refused(format!(
-                    "{initiator:?} names no initiator; expected an address, a network such as 192.168.7.0/24, ALL, or a name (iqn.…)"
+                    "{initiator:?} is not an initiator; expected an address, a network such as \
+                     192.168.7.0/24, ALL, or a name (iqn.…)"
                 )));
             }
         }
         if self.socket().as_os_str().len() + ".0.lock".len() >= SOCKET_PATH_BYTES {
             return Err(ExportError::refused(format!(
-                "{} is too long for a socket; --runtime-dir names a shorter folder",
+                "{} is too long for a socket; give a shorter folder with --runtime-dir",
                 self.runtime.display()
             )));
         }
@@ -278,7 +283,7 @@ fn unfinished(path: &Path) -> Result<(PathBuf, OwnedFd), ExportError> {
     };
     let busy = || {
         ExportError::refused(format!(
-            "{}: somebody is making this disk at the moment",
+            "{}: another process is creating this disk now; repeat this when it is done",
             path.display()
         ))
     };
@@ -378,7 +383,8 @@ impl Server for DiskServer {
         }
         flock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
             Errno::WOULDBLOCK => ExportError::refused(format!(
-                "{0} is served already as an iSCSI disk, or another program has locked it (flock); expected nobody: `lslocks` shows the process that has {0}",
+                "{0} is served already as an iSCSI disk, or another program has locked it (flock); \
+                 expected no other user: `lslocks` shows the process that has {0}",
                 file.display()
             )),
             error => ExportError::at("lock", file, error),

@@ -50,7 +50,8 @@ fn must_be_free(address: SocketAddr) -> Result<(), ExportError> {
             "another program listens on port {port} of {ip}; expected a free one: `ss -ltnp` says which program it is, --port takes another port"
         ))),
         Err(ErrorKind::AddrNotAvailable) => Err(ExportError::refused(format!(
-            "{ip} is no address of this machine; expected one that `ip address` shows, for --listen"
+            "{ip} is not an address of this machine; expected one that `ip address` shows, for \
+             --listen"
         ))),
         // The server reports anything else that may be wrong.
         _ => Ok(()),

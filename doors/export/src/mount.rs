@@ -160,7 +160,8 @@ impl Watch {
 fn open_inside(folder: &Path, path: &Path, flags: OFlags) -> Result<OwnedFd, ExportError> {
     let failed = |error| match error {
         Errno::LOOP => ExportError::refused(format!(
-            "{}: a part of it is a link; expected what the export began with",
+            "{}: a part of this path is a symbolic link now; expected the folders with which the \
+             export began",
             path.display()
         )),
         error => ExportError::at("open", path, error),
@@ -221,7 +222,7 @@ mod tests {
         opened(&own.join("folder/disk")).expect("it is a file");
         for link in ["way/disk", "folder/link"] {
             let error = opened(&own.join(link)).expect_err("a link");
-            assert!(error.to_string().contains("is a link"), "{error}");
+            assert!(error.to_string().contains("is a symbolic link"), "{error}");
         }
         let error = opened(Path::new("/proc/version")).expect_err("elsewhere");
         assert!(error.to_string().contains("is not in the mount"), "{error}");

@@ -84,7 +84,7 @@ impl NfsExport {
             Squash::None => "no_root_squash",
         };
         let mut text = format!(
-            "# Written by `rushes pool export nfs` at each start: changes are made by its options.\n\
+            "# Written by `rushes pool export nfs` at each start: change it by its options, not here.\n\
              NFS_CORE_PARAM {{\n\
              \x20   Bind_addr = {}; NFS_Port = {}; Protocols = {protocols};\n\
              \x20   MNT_Port = {}; NLM_Port = 0; Enable_NLM = false; Enable_RQUOTA = false; Enable_UDP = false;\n\
@@ -104,7 +104,7 @@ impl NfsExport {
              \x20   Only_Numeric_Owners = true; Allow_Numeric_Owners = true;\n\
              }}\n\
              NFS_KRB5 {{ Active_krb5 = false; }}\n\
-             # What other doors do is seen at once.\n\
+             # Changes by other doors are seen at once.\n\
              MDCACHE {{ Dir_Chunk = 0; FD_LWMark_Percent = 0; LRU_Run_Interval = 5; Reaper_Work_Per_Lane = 1000; }}\n\
              EXPORT_DEFAULTS {{ Attr_Expiration_Time = 0; }}\n",
             self.grace_s,
@@ -134,7 +134,7 @@ impl NfsExport {
     fn check(&self, mount: &Mount) -> Result<(), ExportError> {
         if !self.folder.is_dir() {
             return Err(ExportError::refused(format!(
-                "{} is no folder; NFS exports folders",
+                "{} is not a folder; NFS exports folders",
                 self.folder.display()
             )));
         }
@@ -151,13 +151,14 @@ impl NfsExport {
             && !self.name.contains("//");
         if !name_is_plain {
             return Err(ExportError::refused(format!(
-                "{:?} is no name for clients to mount; expected one like /media",
+                "{:?} is not a name that clients can mount; expected one like /media",
                 self.name
             )));
         }
         if self.clients.is_empty() {
             return Err(ExportError::refused(
-                "nobody is named who may mount it; --client takes an address, a network such as 192.168.7.0/24, or a host's name",
+                "no client is named; give --client with an address, a network such as \
+                 192.168.7.0/24, or a host's name",
             ));
         }
         // They stand in the configuration without quotes.
@@ -168,7 +169,8 @@ impl NfsExport {
             .find(|client| client.is_empty() || !client.chars().all(plain))
         {
             Some(client) => Err(ExportError::refused(format!(
-                "{client:?} names no client; expected an address, a network such as 192.168.7.0/24, or a host's name"
+                "{client:?} is not a client; expected an address, a network such as \
+                 192.168.7.0/24, or a host's name"
             ))),
             None => Ok(()),
         }

@@ -21,7 +21,8 @@ pub(crate) fn find(name: &str, package: &str) -> Result<PathBuf, ExportError> {
         .find(|file| file.is_file())
         .ok_or_else(|| {
             ExportError::refused(format!(
-                "there is no program {name} here; on Debian `apt-get install {package}` brings it"
+                "the program {name} was not found; on Debian install it with `apt-get install \
+                 {package}`"
             ))
         })
 }
@@ -61,7 +62,8 @@ pub(crate) fn own_folder(path: &Path, option: &str) -> Result<OwnedFd, ExportErr
     match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(fd),
         Err(Errno::WOULDBLOCK) => Err(ExportError::refused(format!(
-            "{} is in use by another export that runs; end that one, or name another folder by {option}",
+            "{} is in use by another export that runs; end that one, or give another folder with \
+             {option}",
             path.display()
         ))),
         Err(error) => Err(ExportError::at("lock the folder", path, error)),

@@ -62,7 +62,7 @@ impl fmt::Display for ControlError {
             ControlError::Answer { read, source } => write!(
                 f,
                 "the daemon answered {read:?}, which this program does not understand ({source}); \
-                 are both of one version?"
+                 install program and daemon of one release"
             ),
         }
     }

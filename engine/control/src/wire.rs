@@ -108,9 +108,10 @@ pub struct LowerRate {
 pub fn parse_ask(line: &str) -> Result<Ask, String> {
     let ask: Ask = serde_json::from_str(line.trim()).map_err(|error| {
         format!(
-            "this is no question that this daemon knows: {error}; expected one JSON object a line, \
-             such as {{\"ask\":\"status\"}}, {{\"ask\":\"admit\",\"bitrate\":100000000,\"count\":2}}, \
-             {{\"ask\":\"reload\"}} or {{\"ask\":\"stop\"}}"
+            "the daemon does not know this question: {error}; expected one JSON object a line, \
+             such as {{\"ask\":\"status\"}}, \
+             {{\"ask\":\"admit\",\"bitrate\":100000000,\"count\":2}}, {{\"ask\":\"reload\"}} or \
+             {{\"ask\":\"stop\"}}"
         )
     })?;
     if let Ask::Admit { bitrate, count, .. } = &ask {
@@ -167,7 +168,7 @@ mod tests {
     #[test]
     fn bad_questions_get_a_sentence() {
         for (line, expect) in [
-            ("", "no question"),
+            ("", "does not know this question"),
             ("{}", "ask"),
             ("{\"ask\":\"dance\"}", "unknown variant `dance`"),
             ("{\"ask\":\"status\",\"x\":1}", "unknown field `x`"),
@@ -185,7 +186,7 @@ mod tests {
             ),
             (
                 "{\"ask\":\"admit\",\"bitrate\":-1,\"count\":1}",
-                "no question",
+                "does not know this question",
             ),
         ] {
             let error = parse_ask(line).expect_err(line);

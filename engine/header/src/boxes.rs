@@ -235,7 +235,7 @@ impl Clock {
                 units: u64::from_be_bytes(part(&long, 24)),
             }),
             _ => {
-                let problem = "a box has not the length it should have";
+                let problem = "a box has a wrong length";
                 Err(broken(container, found.start, problem))
             }
         }
@@ -313,7 +313,11 @@ impl Movie {
             }
         }
         let Some(clock) = clock else {
-            return Err(broken(container, found.start, "a movie without its header"));
+            return Err(broken(
+                container,
+                found.start,
+                "the movie box has no movie header",
+            ));
         };
         Ok(Some(Movie {
             clock,

@@ -83,7 +83,7 @@ pub(crate) fn probe(
         return Err(broken(
             Container::Mxf,
             run_in,
-            "the header partition is cut",
+            "the header partition is truncated",
         ));
     };
     let mut found = Description::default();

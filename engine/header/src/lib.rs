@@ -99,8 +99,8 @@ impl fmt::Display for HeaderError {
             ),
             HeaderError::TooScattered => write!(
                 f,
-                "the header was not found within {PROBE_READ_COUNT_MAX} reads; \
-                 a rule with a bitrate does without it"
+                "the header was not found within {PROBE_READ_COUNT_MAX} reads; give the file's \
+                 rate in a rule with a bitrate"
             ),
         }
     }

@@ -101,7 +101,7 @@ impl Chunks {
             return Err(broken(
                 self.container,
                 self.at,
-                "the name of a chunk is no text",
+                "the name of a chunk is not text",
             ));
         }
         self.at = chunk.data + u64::from(length) + u64::from(length % 2);

@@ -126,9 +126,7 @@ fn reason_of(error: ConnectError) -> *const c_char {
             c"the daemon speaks another version; install door and daemon of one release".as_ptr()
         }
         ConnectError::Refused { reason, .. } => lasting(format!("the daemon refused: {reason}")),
-        ConnectError::Broken(error) => {
-            lasting(format!("the daemon's answer makes no sense: {error}"))
-        }
+        ConnectError::Broken(error) => lasting(format!("the daemon's answer is invalid: {error}")),
     }
 }
 

@@ -484,7 +484,8 @@ impl Door {
             .give_back_since(stub, &mut layout, size, before, is_passed);
         if let Err(error) = given {
             tracing::warn!(
-                "{}: cannot free space that was allocated for a write that failed: {error}; it stays allocated until the file is cut or deleted",
+                "{}: cannot free space that was allocated for a write that failed: {error}; it \
+                 stays allocated until the file is truncated or deleted",
                 self.name_of(node)
             );
         }

@@ -103,7 +103,10 @@ impl Lines {
             _ => None,
         };
         drop(all);
-        tracing::warn!("no further thread for who waits ({error}); others wait with them");
+        tracing::warn!(
+            "cannot start a thread for requests that wait for a member ({error}); other requests \
+             may wait behind them"
+        );
         left.into_iter().flatten().for_each(|work| work());
     }
 

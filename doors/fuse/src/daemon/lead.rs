@@ -109,8 +109,9 @@ impl Daemons {
                         Err(error) => error.to_string(),
                     };
                     tracing::warn!(
-                        "\"{}\" has not written all that a daemon left ({why}; another may be at it: an smbd starts one, too); if something is left in {} s, it \
-                         is started again",
+                        "\"{}\" has not written all data that a daemon left ({why}; another may be \
+                         running: an smbd starts one, too); if data is left in {} s, it is started \
+                         again",
                         self.recover,
                         RECOVER_EVERY.as_secs()
                     );
@@ -213,7 +214,7 @@ impl Lead {
         let status: Status = match asked.ask(&Ask::Status {}) {
             Ok(Answer::Status(status)) => *status,
             Ok(_) | Err(_) => {
-                let sentence = String::from("it does not say what shares it has");
+                let sentence = String::from("it does not answer which shares it has");
                 return Err(Unserved::NotLetIn(sentence));
             }
         };
@@ -223,7 +224,8 @@ impl Lead {
             .map_err(|error| Unserved::NotShared(error.to_string()))?;
         let Some((share, below)) = share_of(&status, &member) else {
             return Err(Unserved::NotShared(String::from(
-                "none of its shares has this folder; add one to rushes.toml, and what is read and written on this member gets contracts",
+                "none of its shares contains this folder; add one to rushes.toml, so that reads \
+                 and writes on this member get contracts",
             )));
         };
         let who = Connect {
@@ -235,7 +237,7 @@ impl Lead {
         };
         let socket = runtime_dir.join("session.sock");
         let client = Client::connect_within(&socket, &who, PATIENCE)
-            .map_err(|error| Unserved::NotLetIn(format!("it does not let us in: {error:?}")))?;
+            .map_err(|error| Unserved::NotLetIn(format!("it refused the connection: {error:?}")))?;
         tracing::info!(
             "{}: the member is used through the daemon, share {:?}{}",
             self.member.display(),

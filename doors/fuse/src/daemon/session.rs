@@ -478,7 +478,10 @@ impl Session {
             return Served::Failed(Errno::from_raw_os_error(errno as i32));
         }
         let name = ObjectName::of(object);
-        tracing::debug!("{}: the daemon read with error {errno}", name.as_str());
+        tracing::debug!(
+            "{}: the daemon answered a read with error {errno}",
+            name.as_str()
+        );
         Served::Plain
     }
 }

@@ -54,7 +54,8 @@ impl fmt::Display for Unwritten {
             ),
             Err(error) => write!(
                 f,
-                "whether a daemon has acknowledged bytes that are not on their disks cannot be read ({dir}): {error}"
+                "it cannot be read in {dir} whether a daemon has acknowledged bytes that are not \
+                 on their disks: {error}"
             ),
         }
     }
@@ -80,7 +81,8 @@ pub(crate) fn may_go_by(pool: &Pool, next: &DaemonPlace) -> io::Result<()> {
             };
             wait_until_written(pool, OTHER_PATIENCE, &say).map_err(|unwritten| {
                 io::Error::other(format!(
-                    "{unwritten}; expected none before this pool goes by way of {}: start that daemon, or write them with `rushes recover`",
+                    "{unwritten}; expected none before this pool uses the daemon of {}: start the \
+                     former daemon, or write them with `rushes recover`",
                     next.runtime_dir.display()
                 ))
             })

@@ -179,7 +179,8 @@ pub fn keep(
         // A program that cannot go on is not tried twice.
         is_installed = is_wanted || (is_installed && served_since.is_some());
         tracing::warn!(
-            "the process that served the mount has ended ({status}); who works on the mount waits for number {}",
+            "the process that served the mount has ended ({status}); programs on the mount wait \
+             for process number {}",
             serial + 1
         );
         if let Some(device) = &mounted
@@ -265,7 +266,8 @@ impl Kept {
         let none = || {
             io::Error::new(
                 io::ErrorKind::InvalidData,
-                "standard input is no keeper's; expected to be started by `rushes pool mount`",
+                "standard input is not a keeper's socket; expected a start by `rushes pool mount \
+                 --keeper`",
             )
         };
         let keeper = socket.as_fd().try_clone_to_owned()?;
@@ -286,7 +288,9 @@ impl Kept {
         set_parent_process_death_signal(Some(Signal::KILL))?;
         let parent = getppid().map(|pid| pid.as_raw_nonzero().get() as u32);
         if parent != Some(word(4)) {
-            return Err(io::Error::other("the keeper is gone; expected it to live"));
+            return Err(io::Error::other(
+                "the keeper has ended; expected it to run: mount the pool again",
+            ));
         }
         let kept = Kept {
             keeper,

@@ -144,7 +144,7 @@ fn put_in_place(mount: &OwnedFd, dead: Option<&OwnedFd>, folder: &Path) -> Resul
     match is_beneath {
         Ok(()) => Ok(()),
         Err(error) => {
-            tracing::debug!("not beneath the dead mount: {error}");
+            tracing::debug!("cannot mount beneath the dead mount: {error}");
             put(MoveMountFlags::empty())
         }
     }
@@ -179,8 +179,9 @@ fn warn_of_hidden(folder: &Path) {
 pub(crate) fn protect(folder: &Path) -> Result<(), String> {
     let said = |error: Errno| {
         format!(
-            "{}: the folder cannot be made immutable ({error}); what is written to it while the pool is not mounted will be hidden by the mount. Its file \
-             system does not know that, or the process may not do it (CAP_LINUX_IMMUTABLE)",
+            "{}: the folder cannot be made immutable ({error}); the mount will hide files that are \
+             written to it while the pool is not mounted. Its file system does not support that, \
+             or the process may not do it (CAP_LINUX_IMMUTABLE)",
             folder.display()
         )
     };

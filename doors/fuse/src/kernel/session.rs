@@ -188,14 +188,16 @@ fn begin(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Result<(Mounte
 pub(crate) fn go_on(door: Arc<Door>, device: &OwnedFd) -> io::Result<Mounted> {
     let Some((init, agreed)) = table(&door)?.agreed()? else {
         return Err(io::Error::other(
-            "the process before died before it had mounted the pool; expected a mount to go on with",
+            "the former process died before it had mounted the pool; expected a mount to continue: \
+             mount the pool again",
         ));
     };
     let (session, answer) = handshake(&door, &init)?;
     if answer != agreed {
         return Err(io::Error::new(
             io::ErrorKind::InvalidData,
-            "this version asks other things of the kernel than the one that mounted the pool; expected the same. Unmount it and mount it again",
+            "this version needs other kernel features than the version that mounted the pool; \
+             expected the same. Unmount the pool and mount it again",
         ));
     }
     let crew = Arc::clone(&session.crew);

@@ -177,7 +177,8 @@ impl Table {
         if read_all(&memory, 0, MAGIC.len())? != MAGIC {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
-                "what the process before left was written by another version; expected this one's. Unmount the pool and mount it again",
+                "the former process of this mount was another version; expected this one. Unmount \
+                 the pool and mount it again",
             ));
         }
         let block_bytes = BLOCK_INTENTS as usize * INTENT_BYTES;

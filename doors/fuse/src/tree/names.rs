@@ -148,7 +148,7 @@ impl Door {
             self.mark(fd)
         };
         if let Err(error) = signed {
-            tracing::debug!("an inode without a sign of its pool: {error}");
+            tracing::debug!("cannot mark an inode as one of its pool: {error}");
         }
     }
 

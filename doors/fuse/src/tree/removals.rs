@@ -416,7 +416,7 @@ impl Door {
                 locked(&self.burials.kept).note(&buried.kept);
                 for error in buried.kept {
                     // So do others, each time.
-                    self.say_once(format!("a removed file keeps its place for now: {error}"));
+                    self.say_once(format!("a deleted file keeps its space for now: {error}"));
                 }
             }
             Err(error) => tracing::warn!("{error}"),

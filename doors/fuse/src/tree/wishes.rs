@@ -35,7 +35,8 @@ impl Door {
             let path = self.path_in_tree(&folder, name);
             if path.is_none() {
                 self.say_once(String::from(
-                    "a file was made deeper than a path can say (4096 bytes); no rule counts for such files, they go where their folder or the pool says",
+                    "a file was created whose path is longer than 4096 bytes; no placement rule \
+                     matches such files, so the policy of their folder or of the pool counts",
                 ));
             }
             path
@@ -70,7 +71,7 @@ impl Door {
         if name != WISH_ATTRIBUTE {
             return Ok(());
         }
-        let text = str::from_utf8(value).map_err(|_| String::from("it is no text"));
+        let text = str::from_utf8(value).map_err(|_| String::from("it is not text in UTF-8"));
         let wish = text.and_then(|text| Wish::of(text).map_err(|fault| fault.to_string()));
         match wish {
             Ok(wish) => {

@@ -164,7 +164,8 @@ impl Care {
                 let remedy = match is_stopping {
                     false => "wait for it, or interrupt that command",
                     true => {
-                        "that command has ended, and the mount stops behind the piece that it moves: repeat this in a moment"
+                        "that command has ended, and the mount stops after the piece that it \
+                         moves: repeat this in a moment"
                     }
                 };
                 return Err(PoolError::Refused(format!(
@@ -248,7 +249,7 @@ type Tell<'a> = dyn FnMut(&Told) -> bool + 'a;
 /// Both ends are of one version, so that a name that is none comes of no command of ours.
 fn class_named(name: &str) -> Result<Class, PoolError> {
     Class::of(name)
-        .ok_or_else(|| PoolError::Refused(format!("{name:?} is no name of a class of members")))
+        .ok_or_else(|| PoolError::Refused(format!("{name:?} is not a name of a class of members")))
 }
 
 impl Users for Door {
@@ -456,9 +457,7 @@ impl Door {
         }
         // The daemon first writes all it has of it, and has nothing of it in its cache afterwards.
         let looked_after = self.hold(node, &state, |_| true).map_err(|error| {
-            PoolError::Refused(format!(
-                "what is in memory of it cannot be written ({error})"
-            ))
+            PoolError::Refused(format!("its bytes in memory cannot be written ({error})"))
         })?;
         let moved = one.one_piece(&self.pool, file.stub.as_fd(), &mut layout, piece);
         if moved.is_err()
@@ -955,11 +954,14 @@ impl<'a, 'b> Mover<'a, 'b> {
     fn must_stop(&self) -> Result<(), PoolError> {
         if self.door.closing.load(Ordering::Acquire) {
             return Err(PoolError::Refused(String::from(
-                "the pool is being unmounted; what was moved is moved, repeat this to go on",
+                "the pool is being unmounted; files that were moved stay moved: repeat this to \
+                 continue",
             )));
         }
         if self.is_unwanted {
-            return Err(PoolError::Refused(String::from("nobody waits for it")));
+            return Err(PoolError::Refused(String::from(
+                "the command that asked for it has ended",
+            )));
         }
         Ok(())
     }

@@ -44,7 +44,8 @@ impl Said {
             MemberState::ReadOnly => (
                 true,
                 format!(
-                    "{name} is mounted read-only: what is there can be read, and nothing new goes there; remount it for writing (and see in the kernel's log why)"
+                    "{name} is mounted read-only: its bytes can be read, and no new bytes go \
+                     there; the kernel's log may say why: remount it for writing"
                 ),
             ),
             MemberState::Missing(why) => (

@@ -164,7 +164,8 @@ impl Door {
     pub(crate) fn set_schedule(&self, schedule: &str) -> Result<Told, PoolError> {
         let Some(schedule) = Schedule::of(schedule) else {
             return Err(PoolError::Refused(format!(
-                "{schedule:?} is no schedule; expected off, idle, always or a time such as 02:00-06:00"
+                "{schedule:?} is not a schedule; expected off, idle, always or a time such as \
+                 02:00-06:00"
             )));
         };
         self.care.change(|| set_schedule(&self.pool, schedule))?;

@@ -55,7 +55,7 @@ impl fmt::Display for ConnectError {
             ConnectError::Silent => write!(f, "the daemon did not answer in time"),
             ConnectError::Version { theirs } => PeerError::Version { theirs: *theirs }.fmt(f),
             ConnectError::Refused { reason, .. } => write!(f, "the daemon refused: {reason}"),
-            ConnectError::Broken(error) => write!(f, "the daemon's answer makes no sense: {error}"),
+            ConnectError::Broken(error) => write!(f, "the daemon's answer is invalid: {error}"),
         }
     }
 }

@@ -39,7 +39,7 @@ impl Client {
             if now >= patience {
                 let waited_s = now.since(begun).0 / NS_PER_S;
                 self.die(broken(format!(
-                    "heard nothing from the daemon for {waited_s} s"
+                    "the daemon has not answered for {waited_s} s"
                 )));
                 return;
             }

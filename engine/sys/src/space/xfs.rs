@@ -38,10 +38,10 @@ const _: () = assert!(size_of::<Request>() == 32);
 /// Errors   its inode cannot be read, or is as the handle says; or it is no handle of XFS.
 pub(super) fn is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<()> {
     let (number, generation) = parts(kind, handle)
-        .ok_or_else(|| io::Error::other("its handle is none of XFS, as far as is known"))?;
+        .ok_or_else(|| io::Error::other("its handle has no form that XFS is known to use"))?;
     match generation_of(root, number) {
         Ok(found) if found == generation => Err(io::Error::other(
-            "XFS knows its inode, and does not open it",
+            "XFS finds its inode, but does not open it",
         )),
         Ok(_) => Ok(()),
         Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENOENT)) => Ok(()),
