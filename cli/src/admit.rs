@@ -21,8 +21,9 @@ pub(crate) fn run(args: &AdmitArgs) -> Result<ExitCode, String> {
     let answer = ask(&args.daemon, &question).map_err(|error| match &pool {
         None => error,
         Some(pool) => format!(
-            "{error}. It lies in the pool {}, whose files lie on several disks, each asked by itself: name a folder of a member \
-             (`rushes pool status` lists them), or no --path for all disks",
+            "{error}. It is in the pool {}, whose files are on several disks: give --path a folder \
+             of one member (`rushes pool status` lists them), or leave --path out to ask about all \
+             disks",
             pool.catalogue.display()
         ),
     })?;
@@ -70,8 +71,7 @@ fn text(admission: &Admission) -> String {
         out += &format!("{}: {word}, {asked}: {}\n", name(verdict), verdict.reason);
         out += &format!("    {}\n", room(admission, verdict));
         if verdict.guessed_model {
-            out += "    the daemon knows no measurement of the device, this rests on a cautious guess: rushes \
-                    calibrate PATH --save, then systemctl reload rushes\n";
+            out += "    the daemon has no measurement of the device, so this rests on a cautious guess: rushes calibrate PATH --save, then systemctl reload rushes\n";
         }
     }
     if admission.admitted && admission.devices.len() > 1 {
@@ -100,11 +100,11 @@ fn name(verdict: &DeviceVerdict) -> String {
 /// The room of a device: behind the streams that were asked about where they fit, else now.
 fn room(admission: &Admission, verdict: &DeviceVerdict) -> String {
     let rate = show::bitrate(admission.bitrate);
-    let other = "of another rate there may be more room";
+    let other = "there may be more room for another rate";
     match (verdict.admitted, verdict.more_count) {
-        (true, 0) => format!("behind these there is room for no more of {rate}; {other}"),
+        (true, 0) => format!("after these there is room for no more of {rate}; {other}"),
         (true, count) => format!(
-            "behind these there is room for {count} more of {rate} each: {} in such streams; {other}",
+            "after these there is room for {count} more of {rate} each: {} in such streams; {other}",
             show::byte_rate(admission.bitrate / 8 * u64::from(count)),
         ),
         // The rest cannot be told in bytes a second: it depends on how they are read.
@@ -117,7 +117,7 @@ fn room(admission: &Admission, verdict: &DeviceVerdict) -> String {
                     show::bitrate(lower.bitrate),
                     show::byte_rate(lower.bytes_per_s),
                 ),
-                None => String::from("nor of much lower rates"),
+                None => String::from("nor for much lower rates"),
             }
         ),
         (false, count) => format!(
@@ -189,7 +189,7 @@ mod tests {
         );
         admission.devices[0].lower = None;
         let told = text(&admission);
-        assert!(told.contains("; nor of much lower rates"), "{told}");
+        assert!(told.contains("; nor for much lower rates"), "{told}");
         assert!(!told.contains(" 0 B/s"), "{told}");
     }
     #[test]
@@ -211,7 +211,7 @@ mod tests {
         };
         let one = text(&admission);
         let left =
-            "behind these there is room for 5 more of 100 Mb/s each: 62.5 MB/s in such streams";
+            "after these there is room for 5 more of 100 Mb/s each: 62.5 MB/s in such streams";
         assert!(
             one.starts_with("sda (share media): yes, 2 streams"),
             "{one}"
@@ -219,7 +219,7 @@ mod tests {
         assert!(one.contains(left) && !one.contains("tightest"), "{one}");
         admission.devices.push(verdict("sdb", &["a", "b"], 0));
         let both = text(&admission);
-        let last = "yes on all 2 devices; the tightest is sdb (shares a, b): behind these there is room for no more of 100 Mb/s;";
+        let last = "yes on all 2 devices; the tightest is sdb (shares a, b): after these there is room for no more of 100 Mb/s;";
         assert!(both.lines().last().unwrap().starts_with(last), "{both}");
         admission.devices.clear();
         admission.admitted = false;

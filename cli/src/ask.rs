@@ -33,8 +33,9 @@ pub(crate) fn runtime_dir(daemon: &DaemonArg) -> Result<PathBuf, String> {
             let text = error.to_string();
             let first = text.lines().next().unwrap_or_default();
             eprintln!(
-                "rushes: {} is wrong ({first}), so the daemon is looked for in {DEFAULT_RUNTIME_DIR}; \
-                 `rushes check` tells more, --runtime-dir names another folder",
+                "rushes: {} is invalid ({first}), so this command looks for the daemon in \
+                 {DEFAULT_RUNTIME_DIR}; `rushes check` says more, --runtime-dir names another \
+                 folder",
                 file.display()
             );
             Ok(PathBuf::from(DEFAULT_RUNTIME_DIR))
@@ -97,7 +98,8 @@ fn other_folders(file: &Path, is_read: bool, runtime_dir: &Path, others: &[Runni
         false => String::from("the default"),
     };
     let rule = format!(
-        "It was looked for in {}, {whose}; a daemon that was started before runtime_dir was changed keeps its former folder until it is restarted",
+        "This command looked for it in {}, {whose}; a daemon that was started before runtime_dir \
+         was changed keeps its former folder until it is restarted",
         runtime_dir.display(),
     );
     // A daemon of this configuration is the one that was meant.
@@ -135,12 +137,15 @@ pub(crate) fn unexpected(answer: &Answer) -> String {
         Answer::Done { .. } => "\"done\"",
         Answer::Error { .. } => "an error",
     };
-    format!("the daemon answered {kind} to another question; are both of one version?")
+    format!(
+        "the daemon answered {kind} to another question; install program and daemon of one release"
+    )
 }
 
 /// A value as indented JSON on standard output.
 pub(crate) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), String> {
-    let text = serde_json::to_string_pretty(value).map_err(|e| format!("cannot say it: {e}"))?;
+    let text = serde_json::to_string_pretty(value)
+        .map_err(|e| format!("the answer cannot be printed as JSON: {e}"))?;
     say(&format!("{text}\n"))
 }
 
@@ -174,7 +179,7 @@ mod tests {
                 &others,
             )
         };
-        let rule = "It was looked for in /run/new, the runtime_dir of /etc/r.toml; a daemon that was started before";
+        let rule = "This command looked for it in /run/new, the runtime_dir of /etc/r.toml; a daemon that was started before";
         assert!(said(&[]).starts_with(rule));
         assert!(said(&[]).ends_with("until it is restarted"));
         let meant = said(&[("/run/a", "/etc/a.toml"), ("/run/old", "/etc/r.toml")]);

@@ -32,8 +32,10 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, String> {
     let calibration = measured.map_err(|error| error.to_string())?;
     if let Some(file) = &calibration.buffered_file {
         eprintln!(
-            "warning: /dev/{0} is the file {file}, and goes by way of this machine's memory: that was measured as much as the disk, and promises \
-             that rest on it will not hold. Give it direct I/O (losetup --direct-io=on /dev/{0}), and measure again",
+            "warning: /dev/{0} is the file {file}, and its requests go through this machine's \
+             memory: the result shows the memory as much as the disk, and contracts that rest on \
+             it will not hold. Give it direct I/O (losetup --direct-io=on /dev/{0}), and measure \
+             again",
             calibration.identity.disk
         );
     }
@@ -52,10 +54,11 @@ pub(crate) fn run(args: &CalibrateArgs) -> Result<ExitCode, String> {
         .map_err(|error| format!("the table cannot be printed: {error}"))?;
     match saved {
         Some(file) => println!(
-            "\nkept in {}; the daemon uses it from its next start or reload on (`systemctl reload rushes`)",
+            "\nsaved in {}; the daemon uses it from its next start or reload on (`systemctl reload \
+             rushes`)",
             file.display()
         ),
-        None => println!("\nnot kept; with --save the daemon will use it"),
+        None => println!("\nnot saved; with --save the daemon will use it"),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -80,7 +83,10 @@ fn state_dir(args: &CalibrateArgs) -> PathBuf {
         |error| {
             // A measurement before there is a configuration needs no warning.
             if file.exists() {
-                eprintln!("warning: {error}. The result goes to {DEFAULT_STATE_DIR}; is that the daemon's? --state-dir names another");
+                eprintln!(
+                    "warning: {error}. The result goes to {DEFAULT_STATE_DIR}; if the daemon has \
+                     another state folder, give it with --state-dir"
+                );
             }
             PathBuf::from(DEFAULT_STATE_DIR)
         },

@@ -87,7 +87,7 @@ fn text(report: &Report) -> String {
         }
     }
     out += &match (report.error_count, report.warning_count) {
-        (0, 0) => String::from("\nNothing is in the way.\n"),
+        (0, 0) => String::from("\nNo fault was found.\n"),
         (errors, warnings) => {
             format!(
                 "\n{}, {}\n",

@@ -14,8 +14,9 @@ Stays in the foreground and ends with SIGTERM or SIGINT. It is stopped while the
 wait. Clients mount it by `mount -t nfs -o vers=4.2,proto=tcp,port=PORT SERVER:NAME /mnt`. Exit code: 0 it was told to end, 2 it could not \
 be served, or ganesha.nfsd ended.
 
-Without --listen and --client it is for this machine alone. NFS believes what a client says of its users, so clients are to come from ports that \
-only root may use: Linux does, macOS by its mount option resvport; --any-port takes any. Needs the Debian packages nfs-ganesha and nfs-ganesha-vfs.")]
+Without --listen and --client it is for this machine alone. NFS trusts the user ids that a client sends, so clients have to use ports that \
+only root may use: Linux does, macOS with its mount option resvport; --any-port accepts any. Needs the Debian packages nfs-ganesha and \
+nfs-ganesha-vfs.")]
     Nfs(ExportNfsArgs),
     /// Serve a file in a mounted pool as a disk, by iSCSI (tgt)
     #[command(after_help = "\
@@ -31,11 +32,11 @@ more. Needs the Debian package tgt.")]
 /// The rights that the users of NFS clients have.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub(crate) enum SquashArg {
-    /// Users are who the client says; its root is nobody
+    /// Users keep the ids that the client sends; root becomes nobody
     Root,
-    /// Everybody is the user of --anonymous
+    /// All users become the user of --anonymous
     All,
-    /// Users are who the client says, root too
+    /// Users keep the ids that the client sends, root too
     None,
 }
 
@@ -45,33 +46,33 @@ pub(crate) struct ExportNfsArgs {
     #[arg(value_name = "FOLDER", value_hint = ValueHint::DirPath)]
     pub(crate) folder: PathBuf,
     /// Clients that may mount it: an address, a network such as 192.168.7.0/24, or a host's name;
-    /// again for more
+    /// may be repeated
     #[arg(long = "client", value_name = "CLIENT")]
     pub(crate) clients: Vec<String>,
     /// The address of this machine to listen on
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     pub(crate) listen: IpAddr,
     /// TCP port
-    #[arg(long, default_value_t = 2049, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 2049, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
     /// The name that clients mount; otherwise the folder's own name
     #[arg(long, value_name = "/NAME")]
     pub(crate) name: Option<String>,
-    /// Nobody writes through it
+    /// Clients may only read
     #[arg(long)]
     pub(crate) read_only: bool,
-    /// Take clients from any port: any user there, or here on loopback, can then claim to be
-    /// another one
+    /// Accept clients from any port: then any user of a client, or here on loopback, can claim to
+    /// be another user
     #[arg(long)]
     pub(crate) any_port: bool,
     /// The rights that users have
     #[arg(long, value_enum, default_value = "root", value_name = "WHO")]
     pub(crate) squash: SquashArg,
-    /// User and group of a user that is nobody, or of everybody with `--squash all`
+    /// User and group that root becomes, or all users with `--squash all`
     #[arg(long, value_name = "UID:GID", value_parser = parse_ids)]
     pub(crate) anonymous: Option<(u32, u32)>,
-    /// NFSv3 as well, for clients that know no other (needs rpcbind; without locks between v3
-    /// clients)
+    /// NFSv3 as well, for clients without NFSv4; needs rpcbind, and v3 clients do not see each
+    /// other's locks
     #[arg(long)]
     pub(crate) v3: bool,
     /// With --v3: TCP port of the mount protocol
@@ -85,11 +86,11 @@ pub(crate) struct ExportNfsArgs {
     /// and folder
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) runtime_dir: Option<PathBuf>,
-    /// Folder for what must outlive a reboot: which clients had something open; otherwise
+    /// Folder for data that must outlive a reboot: which clients had files open; otherwise
     /// /var/lib/rushes/nfs-NAME-ID
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Print Ganesha's configuration and how it is started, and do nothing
+    /// Print Ganesha's configuration and its command line, and start nothing
     #[arg(long)]
     pub(crate) print: bool,
     /// Print JSON, one line each time clients are answered or have to wait
@@ -102,37 +103,37 @@ pub(crate) struct ExportIscsiArgs {
     /// A file in a mounted pool
     #[arg(value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) file: PathBuf,
-    /// Make the file, of this size (512GB, 2TiB), if it is not there yet
+    /// Create the file, of this size (512GB, 2TiB), if it does not exist yet
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) size: Option<u64>,
-    /// Of a file that is made: take room only as it is written. A full pool is then an error of the
-    /// disk
+    /// With --size: take room only as the file is written. A full pool then gives disk errors
     #[arg(long, requires = "size")]
     pub(crate) sparse: bool,
-    /// Clients that may log in: an address, or a network such as 192.168.7.0/24; again for more
+    /// Clients that may log in: an address, or a network such as 192.168.7.0/24; may be
+    /// repeated
     #[arg(long = "client", value_name = "CLIENT")]
     pub(crate) clients: Vec<String>,
-    /// Clients that may log in, instead of --client: the initiator's name (iqn.…), which anybody
-    /// can take; again for more
+    /// Clients that may log in, instead of --client: the initiator's name (iqn.…), which any
+    /// client can claim; may be repeated
     #[arg(long = "initiator", value_name = "IQN")]
     pub(crate) initiators: Vec<String>,
     /// The address of this machine to listen on
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     pub(crate) listen: IpAddr,
     /// TCP port
-    #[arg(long, default_value_t = 3260, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..), value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, default_value_t = 3260, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) port: u16,
     /// Name of the target; otherwise iqn.2026-01.local.rushes: and the file's name. Two disks need
     /// two
     #[arg(long, value_name = "IQN")]
     pub(crate) target: Option<String>,
-    /// Nobody writes through it
+    /// Clients may only read
     #[arg(long)]
     pub(crate) read_only: bool,
     /// Folder for tgtd's socket; otherwise /run/rushes/iscsi-NAME-ID, ID being of pool and file
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) runtime_dir: Option<PathBuf>,
-    /// Print the commands that do the same, and do nothing; the file has to be there
+    /// Print the commands that do the same, and start nothing; the file has to exist
     #[arg(long, conflicts_with = "size")]
     pub(crate) print: bool,
     /// Print JSON, one line each time clients are answered or have to wait

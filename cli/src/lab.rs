@@ -23,7 +23,7 @@ pub(crate) fn words() -> Result<Words, String> {
     let said = said.map_err(|error| format!("{} cannot be started: {error}", program.display()))?;
     Words::read(&said.stdout).map_err(|error| {
         format!(
-            "{} does not say what it understands ({error}); expected the one of this release",
+            "{} does not list its commands ({error}); expected the one of this release",
             program.display()
         )
     })

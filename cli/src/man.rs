@@ -50,7 +50,7 @@ const PAGES: &[More] = &[
         command: "rushes",
         files: &[CONFIG, RUNTIME, STATE, SERVICE],
         examples: &[
-            ("rushes check", "Is anything in the way?"),
+            ("rushes check", "Examine configuration and machine."),
             (
                 "rushes calibrate /srv/media --save",
                 "Measure the disk below a share, so that promises rest on it.",
@@ -67,7 +67,7 @@ const PAGES: &[More] = &[
         files: &[CONFIG, RUNTIME, STATE],
         examples: &[(
             "rushes serve --config /tmp/rushes.toml --log debug",
-            "Try a configuration by hand, with a talkative log.",
+            "Try a configuration by hand, with a verbose log.",
         )],
     },
     More {
@@ -107,7 +107,10 @@ const PAGES: &[More] = &[
         command: "rushes-status",
         files: &[
             CONFIG,
-            ("/run/rushes/control.sock", "The socket of the question."),
+            (
+                "/run/rushes/control.sock",
+                "The socket on which the daemon answers.",
+            ),
         ],
         examples: &[
             ("rushes status", "The ledger, for people."),
@@ -118,7 +121,10 @@ const PAGES: &[More] = &[
         command: "rushes-top",
         files: &[
             CONFIG,
-            ("/run/rushes/control.sock", "The socket of the question."),
+            (
+                "/run/rushes/control.sock",
+                "The socket on which the daemon answers.",
+            ),
         ],
         examples: &[
             ("rushes top", "Live, until q."),
@@ -132,7 +138,10 @@ const PAGES: &[More] = &[
         command: "rushes-admit",
         files: &[
             CONFIG,
-            ("/run/rushes/control.sock", "The socket of the question."),
+            (
+                "/run/rushes/control.sock",
+                "The socket on which the daemon answers.",
+            ),
         ],
         examples: &[
             (

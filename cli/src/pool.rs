@@ -149,12 +149,15 @@ pub(crate) fn outlast_the_machine<'a>(
 ) -> Result<(), String> {
     let is_in_memory =
         |path: &PathBuf| rustix::fs::statfs(path).is_ok_and(|found| found.f_type as u64 == TMPFS);
-    folders.find(|path| is_in_memory(path)).map_or(Ok(()), |path| {
-        Err(format!(
-            "{} is on a file system in memory (tmpfs), of which nothing is left when the machine starts anew; expected ext4, XFS, btrfs or the like",
-            path.display()
-        ))
-    })
+    folders
+        .find(|path| is_in_memory(path))
+        .map_or(Ok(()), |path| {
+            Err(format!(
+                "{} is on a file system in memory (tmpfs), which is empty after a restart of the \
+             machine; expected ext4, XFS, btrfs or the like",
+                path.display()
+            ))
+        })
 }
 
 /// A daemon that goes on writing after a mount has ended needs some seconds.

@@ -126,7 +126,7 @@ pub(crate) fn rescue(args: &PoolRescueArgs) -> Result<ExitCode, String> {
         };
         let lost = match report.attributes_lost {
             0 => String::new(),
-            count => format!("{count} attributes were not taken by the file system.\n"),
+            count => format!("The file system refused {count} attributes.\n"),
         };
         say(&format!("{first}{lost}{}", text(&report.fsck, true)))?;
     }
@@ -192,7 +192,7 @@ fn text(report: &FsckReport, repair: bool) -> String {
     );
     for missing in &report.missing {
         text += &format!(
-            "  member {} was not looked at: its folder {}\n",
+            "  member {} was not checked: its folder {}\n",
             missing.member, missing.reason
         );
     }
@@ -212,7 +212,8 @@ fn text(report: &FsckReport, repair: bool) -> String {
     text += &match (report.findings.len(), report.left_count) {
         (0, _) if is_all => String::from("Nothing is wrong.\n"),
         (0, _) => String::from(
-            "Nothing wrong was found in what was looked at. Repeat this when all members are there.\n",
+            "Nothing is wrong in the part that was checked. Repeat this when all members are \
+             there.\n",
         ),
         (_, 0) if is_all => String::from("All of it is mended.\n"),
         (_, 0) => {

@@ -76,10 +76,10 @@ fn text(report: &DestroyReport) -> String {
         .collect();
     let rest = match left.as_str() {
         "" => String::new(),
-        left => format!("What is not the pool's is still there:\n{left}"),
+        left => format!("Files that are not the pool's are still there:\n{left}"),
     };
     format!(
-        "The pool {} is no more. Its folders are free: {folders}\n{rest}",
+        "The pool {} is deleted. Its folders are free: {folders}\n{rest}",
         report.catalogue
     )
 }

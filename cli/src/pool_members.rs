@@ -156,7 +156,8 @@ fn of_no_class(pool: &Pool, numbers: &[u16]) -> String {
         .any(|member| is_new(member.number()) && member.class().is_none());
     match (lack, numbers.first()) {
         (true, Some(first)) if !classes.is_empty() => format!(
-            "It is of no class, others are of {}: files that are bound to a class do not go there. `rushes pool policy {} --class {first}=CLASS` gives it one.\n",
+            "It has no class, and others have {}: files whose policy names a class do not go \
+             there. `rushes pool policy {} --class {first}=CLASS` gives it one.\n",
             classes.join(", "),
             pool.catalogue().path().display()
         ),
@@ -263,7 +264,8 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
             (true, _) => format!("Member {} takes new bytes.\n", number.0),
             (false, true) => format!("Member {} is empty; {moved}.\n", number.0),
             (false, false) => format!(
-                "Member {} is not empty; {moved}. {}{}Where there is no room add a member or remove files; then repeat this.\n",
+                "Member {} is not empty; {moved}. {}{}If there is no room, add a member or delete \
+                 files; then repeat this.\n",
                 number.0,
                 failed_text(report.failed_count, &report.failed),
                 // Read the members again: another command may have changed their duties.
@@ -279,8 +281,10 @@ pub(crate) fn drain(args: &PoolDrainArgs) -> Result<ExitCode, String> {
 
 fn drain_interrupted(catalogue: &str, number: MemberNumber) -> String {
     format!(
-        "Interrupted. Nothing is lost; member {0} takes nothing new, and the file that was on its way may be in two pieces on two members. \
-         `rushes pool drain {catalogue} {0}` goes on and makes it whole; with --cancel the member takes new bytes again, and that file stays so.",
+        "Interrupted. Nothing is lost; member {0} takes no new bytes, and the file that was being \
+         moved may be in two segments on two members. `rushes pool drain {catalogue} {0}` \
+         continues and joins them; with --cancel the member takes new bytes again, and that file \
+         stays as it is.",
         number.0
     )
 }
@@ -398,7 +402,7 @@ impl RebalanceReport {
         let whole = percent(self.whole_permille);
         if self.is_even {
             return format!(
-                "No member is fuller than all together ({whole}) by more than one part in a hundred.\n"
+                "No member is fuller than the whole pool ({whole}) by more than 1 %.\n"
             );
         }
         let fuller: Vec<String> = self
@@ -414,13 +418,13 @@ impl RebalanceReport {
             (self.striped_count, "striped"),
             (
                 self.bound_count,
-                "bound to members of a class, which are full alike",
+                "bound to members of a class, which are equally full",
             ),
             (
                 self.unreadable_count,
                 "not readable: see `rushes pool fsck`",
             ),
-            (self.movable_count, "free to go by now: repeat this"),
+            (self.movable_count, "can be moved by now: repeat this"),
         ];
         let kept: Vec<String> = kept
             .iter()
@@ -428,11 +432,11 @@ impl RebalanceReport {
             .map(|(count, why)| format!("{count} {why}"))
             .collect();
         let kept = match kept.as_slice() {
-            [] => String::from("no file has bytes there; what fills it is not the pool's"),
+            [] => String::from("no file has bytes there; files that are not the pool's fill it"),
             kept => format!("files that stay: {}", kept.join("; ")),
         };
         format!(
-            "Fuller than all together ({whole}): {}. {kept}.\n",
+            "Fuller than the whole pool ({whole}): {}. {kept}.\n",
             fuller.join(", ")
         )
     }
@@ -452,7 +456,7 @@ impl RebalanceReport {
         match all.as_slice() {
             [] => String::new(),
             all => format!(
-                "Left out, since nothing new may go there: {}.\n",
+                "Left out, since no new bytes may go there: {}.\n",
                 all.join(", ")
             ),
         }
@@ -461,8 +465,8 @@ impl RebalanceReport {
 
 fn rebalance_interrupted(catalogue: &str) -> String {
     format!(
-        "Interrupted. Nothing is lost; the file that was on its way may be in two pieces on two members. `rushes pool rebalance {catalogue}` goes on and \
-         makes it whole."
+        "Interrupted. Nothing is lost; the file that was being moved may be in two segments on two \
+         members. `rushes pool rebalance {catalogue}` continues and joins them."
     )
 }
 
@@ -479,7 +483,7 @@ pub(crate) fn rebalance(args: &PoolCatalogueArgs) -> Result<ExitCode, String> {
     };
     bar.finish_and_clear();
     let (done, failed) = done.map_err(told)?;
-    let looking = waiting("looking how full members are, and why files stay");
+    let looking = waiting("reading how full members are, and why files stay");
     let found = rushes_pool::evenness(&seen(&args.catalogue)?).map_err(told);
     looking.finish_and_clear();
     let found = found?;
@@ -650,7 +654,7 @@ pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
         may_be_given_up(&pool, number)?;
     }
     let hand = Hand::on(&args.catalogue)?;
-    let bar = waiting("looking whether a file has bytes there");
+    let bar = waiting("looking for files with bytes there");
     let removed = match hand {
         Hand::Ours(pool) => rushes_pool::remove(&pool, number, Parting::of(lost), &Nobody),
         Hand::Mount(door) => {
@@ -664,7 +668,9 @@ pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
         print_json(&report)?;
     } else if lost {
         say(&format!(
-            "Member {} is given up. Files that had bytes on it are in the tree still: put those back from your backup, or remove them. `rushes pool where` says \"lost\" of them, and when the pool is not mounted `rushes pool fsck {}` names each.\n",
+            "Member {} is given up. Files that had bytes on it are still in the tree: restore them \
+             from your backup, or delete them. `rushes pool where` says \"lost\" of them, and when \
+             the pool is not mounted `rushes pool fsck {}` names each.\n",
             report.member, report.catalogue
         ))?;
     } else {
@@ -758,7 +764,7 @@ impl WorkReport {
             "{}{of}{} for {} s: {}",
             self.kind,
             match self.is_tidying {
-                true => ", tidying itself,",
+                true => ", tidying,",
                 false => "",
             },
             self.running_s,
@@ -1032,8 +1038,10 @@ pub(crate) fn draining_text(catalogue: &str, members: impl Iterator<Item = u16>)
     members
         .map(|number| {
             format!(
-                "Member {number} is draining: it takes nothing new until it is taken out of the pool or this is undone. `rushes pool drain {catalogue} {number}` \
-                 moves what is left on it, then `rushes pool remove {catalogue} {number}` takes it out; `rushes pool drain --cancel {catalogue} {number}` undoes it.\n"
+                "Member {number} is draining: it takes no new bytes until it is removed from the \
+                 pool or the drain is cancelled. `rushes pool drain {catalogue} {number}` moves \
+                 its last files, then `rushes pool remove {catalogue} {number}` removes it; \
+                 `rushes pool drain --cancel {catalogue} {number}` cancels the drain.\n"
             )
         })
         .collect()
@@ -1066,7 +1074,7 @@ mod tests {
         let said = draining_text("/c", [1].into_iter());
         for part in [
             "Member 1 is draining",
-            "takes nothing new",
+            "takes no new bytes",
             "rushes pool drain /c 1",
             "rushes pool remove /c 1",
             "rushes pool drain --cancel /c 1",

@@ -60,8 +60,9 @@ fn can_mount(user: u32, args: &PoolMountArgs) -> Result<(), String> {
     let folder = args.folder.display();
     if user != 0 {
         return Err(format!(
-            "user {user} asks for a mount of the pool {} on {folder}; expected root, who alone may mount it and reach the files on its members: \
-             sudo rushes pool mount {} {folder}",
+            "user {user} asks for a mount of the pool {} on {folder}; expected root, since only \
+             root may mount it and reach the files on its members: sudo rushes pool mount {} \
+             {folder}",
             args.catalogue.display(),
             args.catalogue.display()
         ));

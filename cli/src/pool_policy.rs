@@ -147,19 +147,19 @@ fn of_path(
     let pool = Pool::look(&place.catalogue).map_err(told)?;
     if args.tidy.is_some() {
         return Err(format!(
-            "--tidy is about the pool; expected the catalogue, {}",
+            "--tidy is for the whole pool; expected the catalogue, {}",
             place.catalogue.display()
         ));
     }
     if !args.class.is_empty() {
         return Err(format!(
-            "--class is about members; expected the catalogue, {}",
+            "--class is for members; expected the catalogue, {}",
             place.catalogue.display()
         ));
     }
     if args.is_about_rules() {
         return Err(format!(
-            "rules are the pool's; expected the catalogue, {}",
+            "rules are for the whole pool; expected the catalogue, {}",
             place.catalogue.display()
         ));
     }
@@ -167,7 +167,8 @@ fn of_path(
     if !kind.is_file() && !kind.is_dir() {
         return Err(failed(
             path,
-            "neither a file nor a folder; nothing else has bytes on members",
+            "it is neither a file nor a folder; expected one of these, since nothing else has \
+             bytes on members",
         ));
     }
     if let Some(wish) = args.wish() {
@@ -190,7 +191,8 @@ fn of_path(
         .or(&pool.wish());
     let report = report(&pool, Some(path), own, wish)?;
     let sentence = if kind.is_dir() {
-        "It counts for files and folders that are made in it from now on; what is there stays as it is.\n"
+        "It counts for files and folders that are created in it from now on; existing ones stay as \
+         they are.\n"
     } else {
         "It counts when its first bytes are written; bytes that it has stay where they are.\n"
     };
@@ -276,11 +278,11 @@ fn text(report: &PolicyReport) -> String {
         );
     };
     match report.own.as_deref().map(Wish::of) {
-        None => format!("{path} says nothing itself; its pool says: {in_force}\n"),
+        None => format!("{path} has no policy of its own; its pool has: {in_force}\n"),
         Some(Ok(_)) => format!("{path}: {in_force}\n"),
         // Somebody has written it past the mount.
         Some(Err(fault)) => {
-            format!("{path} says what cannot be followed ({fault}); its pool says: {in_force}\n")
+            format!("{path} has an invalid policy ({fault}); its pool has: {in_force}\n")
         }
     }
 }
@@ -298,7 +300,7 @@ fn rules(rules: &[RuleReport]) -> String {
         table.row(vec![rule.pattern.clone(), words.to_owned()]);
     }
     format!(
-        "\nOf files that are made, where their folder says nothing; the first pattern that matches counts:\n{}",
+        "\nFor new files in folders without a policy; the first pattern that matches counts:\n{}",
         table.text()
     )
 }

@@ -51,9 +51,9 @@ fn recovered(left: &[LaneLeft]) -> String {
     let writes: u64 = left.iter().map(|lane| lane.write_count).sum();
     let bytes = show::bytes(left.iter().map(|lane| lane.bytes).sum());
     match writes {
-        0 => String::from("nothing was left to be written"),
-        1 => format!("what was left is on the disks: one write, {bytes}"),
-        _ => format!("what was left is on the disks: {writes} writes, {bytes}"),
+        0 => String::from("no data was left to be written"),
+        1 => format!("the data that was left is on the disks: one write, {bytes}"),
+        _ => format!("the data that was left is on the disks: {writes} writes, {bytes}"),
     }
 }
 
@@ -70,7 +70,8 @@ fn load(named: &Path) -> Result<Config, String> {
     let config = Config::load(&file).map_err(|error| error.to_string())?;
     if !is_same_folder(&config.runtime_dir, &missed) {
         return Err(format!(
-            "what is left is in {} ({RUNTIME_DIR}), and {} is of a daemon with {}; expected the configuration of the former: rushes recover --config FILE",
+            "the data that is left is in {} ({RUNTIME_DIR}), but {} is the configuration of a \
+             daemon with {}; expected the one of the first folder: rushes recover --config FILE",
             missed.display(),
             file.display(),
             config.runtime_dir.display()
@@ -104,12 +105,14 @@ fn run_give_up(config: &Config, lane: u32, yes: bool) -> Result<ExitCode, String
         left.retain(|left| left.lane == lane);
         if left.is_empty() {
             return Err(format!(
-                "there is nothing in a lane {lane}; `rushes recover --list` shows those that have something"
+                "there is no data in a lane {lane}; `rushes recover --list` shows the lanes that \
+                 have data"
             ));
         }
         say(&table(&left))?;
         return Err(format!(
-            "nothing is thrown away: what lane {lane} has, clients were told is safe; to lose it all the same: rushes recover --give-up {lane} --yes"
+            "nothing is given up: lane {lane} has acknowledged data; to lose it nevertheless: \
+             rushes recover --give-up {lane} --yes"
         ));
     }
     give_up(config, lane).map_err(|error| error.to_string())?;
@@ -135,7 +138,7 @@ fn of_lane(lane: &LaneLeft) -> String {
         None => format!("lane {}: {what}\n", lane.lane),
         // It says which lane.
         Some(fault) => format!(
-            "{fault}\n  it takes {} of memory; what can still be told of it: {what}\n",
+            "{fault}\n  it takes {} of memory; still readable: {what}\n",
             show::bytes(lane.memory_bytes)
         ),
     };

@@ -18,8 +18,8 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
 pub(crate) fn log_to_stderr(filter: &str) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         format!(
-            "--log {filter:?} is no filter ({error}); expected error, warn, info, debug, trace, or \
-             such as info,rushes_daemon=debug"
+            "--log {filter:?} is not a filter ({error}); expected error, warn, info, debug, trace, \
+             or such as info,rushes_daemon=debug"
         )
     })?;
     let format = tracing_subscriber::fmt()

@@ -87,7 +87,7 @@ fn live(args: &TopArgs, dir: &Path) -> Result<ExitCode, String> {
     let mut now = before.clone();
     let mut trouble: Option<String> = None;
     let mut terminal = ratatui::try_init().map_err(|error| {
-        format!("this is no terminal to draw on ({error}); use --once or --json")
+        format!("standard output is not a terminal ({error}); use --once or --json")
     })?;
     let result = loop {
         let around = Around {

@@ -151,7 +151,7 @@ fn a_daemon_is_started_asked_reloaded_and_stopped() {
     let yes = run(&config, &["admit", "--bitrate", "1M"]);
     let text = String::from_utf8(yes.stdout).unwrap();
     assert!(text.contains("(share media): yes, one stream"), "{text}");
-    assert!(text.contains("behind these there is room for"), "{text}");
+    assert!(text.contains("after these there is room for"), "{text}");
     let no = run(
         &config,
         &["admit", "--bitrate", "500G", "--count", "9", "--json"],
@@ -225,7 +225,7 @@ fn a_daemon_that_was_started_with_another_runtime_folder_is_found() {
         assert_eq!(output.status.code(), Some(2), "{words:?}");
         let said = String::from_utf8_lossy(&output.stderr);
         for expect in [
-            format!("looked for in {}, the runtime_dir", new.display()),
+            format!("looked for it in {}, the runtime_dir", new.display()),
             format!("is in {0}: --runtime-dir {0}", former.display()),
         ] {
             assert!(said.contains(&expect), "{expect}: {said}");
@@ -449,7 +449,7 @@ fn asking_with_a_wrong_configuration_says_that_it_was_not_used() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success());
     assert!(
-        said.contains("is wrong (") && said.contains("nonsense"),
+        said.contains("is invalid (") && said.contains("nonsense"),
         "{said}"
     );
 }

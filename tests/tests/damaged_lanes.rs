@@ -158,7 +158,7 @@ impl Left {
         let text = said(&asked);
         assert!(!asked.status.success(), "{text}");
         let words = format!("--give-up {number} --yes");
-        for part in ["take.mov", "nothing is thrown away", &words] {
+        for part in ["take.mov", "nothing is given up", &words] {
             assert!(text.contains(part), "{part:?}: {text}");
         }
         assert!(self.table().exists());

@@ -341,7 +341,7 @@ fn words_that_are_none_are_refused_by_mount_and_command_with_a_sentence() {
         &policy(&reel, &["--set", "class=ssd"]),
         "none is of a class yet",
     );
-    refused(&policy(&reel, &["--class", "0=ssd"]), "about members");
+    refused(&policy(&reel, &["--class", "0=ssd"]), "for members");
     refused(&policy(Path::new("/proc"), &[]), "in no pool");
     let catalogue = world.catalogue();
     // A class is given while it is served: pool_classes.rs.
@@ -608,7 +608,10 @@ fn rules_are_said_in_their_order_replaced_and_taken_away() {
     let never = text();
     let one = ["--rule", "a/**", "single"];
     refused(&policy(&catalogue, &one), "is served already (process ");
-    refused(&policy(&world.path(""), &one), "rules are the pool's");
+    refused(
+        &policy(&world.path(""), &one),
+        "rules are for the whole pool",
+    );
     assert_eq!(patterns(&said(&catalogue, &[])), [""; 0]);
     world.end();
     let check = |words: &[&str], expect: &[&str]| {
@@ -775,7 +778,7 @@ fn a_new_disk_gets_its_class_while_the_pool_is_in_use_and_brings_room_to_it() {
     let disks = ["third", "fourth"].map(|name| world.disk(name, (EXT4, 20)));
     let said = done(&world, &["add"], &disks[..1]);
     assert!(
-        said.contains("of no class, others are of archive, raid"),
+        said.contains("has no class, and others have archive, raid"),
         "{said}"
     );
     done(&world, &["add", "--class", "raid"], &disks[1..]);

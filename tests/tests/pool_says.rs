@@ -142,7 +142,7 @@ fn who_cancels_right_behind_an_interrupted_drain_is_not_told_to_wait() {
     // It was too fast for us, or says what is left behind.
     if status.code() != Some(0) {
         assert_eq!(status.code(), None, "as the signal ends everybody: {words}");
-        assert!(words.contains("goes on and makes it whole"), "{words}");
+        assert!(words.contains("continues and joins them"), "{words}");
     }
     let (report, code) = world.json(&["drain", &number, "--cancel"], &[]);
     assert_eq!(

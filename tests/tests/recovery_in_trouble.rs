@@ -224,7 +224,7 @@ fn what_is_left_is_told_alike_by_whoever_is_asked() {
     assert!(said(&check).contains(&told), "{}", said(&check));
     let absent = world.rushes(&["recover", "--give-up", "99"]).output();
     let absent = said(&absent.expect("rushes was built"));
-    assert!(absent.contains("there is nothing in a lane 99"), "{absent}");
+    assert!(absent.contains("there is no data in a lane 99"), "{absent}");
 
     let recover = world.rushes(&["recover"]).output();
     let recover = recover.expect("rushes was built");
