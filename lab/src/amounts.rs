@@ -52,15 +52,16 @@ pub fn parse_amount(text: &str) -> Result<u64, String> {
     let bytes = scaled(text, SIZES).filter(|bytes| *bytes < 9e18);
     let bytes = bytes.map(|bytes| bytes.round() as u64);
     bytes.ok_or_else(|| {
-        format!("`{text}` is no size; expected bytes, for instance 1GiB, 512MiB, 750MB or 100M")
+        format!("`{text}` is not a size; expected bytes, for instance 1GiB, 512MiB, 750MB or 100M")
     })
 }
 
 /// Bits a second. `100M`, `1.5G`, `100 Mb/s`; of bytes a second it is refused rather than guessed
 /// at.
 pub fn parse_bitrate(text: &str) -> Result<u64, String> {
-    let no_rate =
-        || format!("`{text}` is no rate; expected bits a second, for instance 100M, 1.5G or 48k");
+    let no_rate = || {
+        format!("`{text}` is not a rate; expected bits a second, for instance 100M, 1.5G or 48k")
+    };
     if text.trim().ends_with("B/s") || text.trim().ends_with("Bps") {
         return Err(no_rate());
     }
@@ -76,7 +77,7 @@ pub fn parse_span(text: &str) -> Result<Duration, String> {
     let seconds = scaled(text, SPANS);
     let span = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     span.ok_or_else(|| {
-        format!("`{text}` is no span of time; expected for instance 500ms, 2s or 5min")
+        format!("`{text}` is not a duration; expected for instance 500ms, 2s or 5min")
     })
 }
 
@@ -84,7 +85,7 @@ pub fn parse_span(text: &str) -> Result<Duration, String> {
 pub fn parse_seconds(text: &str) -> Result<f64, String> {
     let seconds = parse_span(text)?.as_secs_f64();
     if seconds == 0.0 {
-        return Err("a run of no length shows nothing".to_owned());
+        return Err("a run of 0 s shows nothing; expected more".to_owned());
     }
     Ok(seconds)
 }

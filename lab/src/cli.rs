@@ -1303,7 +1303,7 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
     }
     match parse_bitrate(text)? {
         0..8 => Err(format!(
-            "`{text}` is no rate; expected for instance 100M, or max"
+            "`{text}` is not a rate; expected for instance 100M, or max"
         )),
         bits => Ok(Rate::Bits(bits)),
     }
@@ -1312,7 +1312,7 @@ fn parse_rate(text: &str) -> Result<Rate, String> {
 /// A number of bytes, not zero.
 fn parse_pieces(text: &str) -> Result<u64, String> {
     match parse_amount(text)? {
-        0 => Err("nothing to write shows nothing".to_owned()),
+        0 => Err("0 bytes to write show nothing; expected more".to_owned()),
         bytes => Ok(bytes),
     }
 }
@@ -1320,14 +1320,16 @@ fn parse_pieces(text: &str) -> Result<u64, String> {
 fn parse_pages(text: &str) -> Result<u64, String> {
     match parse_amount(text)? {
         bytes if bytes > 0 && bytes % PAGE_BYTES as u64 == 0 => Ok(bytes),
-        _ => Err(format!("`{text}` is not in whole pages of 4 KiB")),
+        _ => Err(format!(
+            "`{text}` is not a multiple of 4 KiB; expected whole pages"
+        )),
     }
 }
 
 fn parse_pair(text: &str) -> Result<(String, String), String> {
     let (key, value) = text
         .split_once('=')
-        .ok_or_else(|| format!("`{text}` is no KEY=VALUE"))?;
+        .ok_or_else(|| format!("`{text}` is not a setting; expected KEY=VALUE"))?;
     Ok((key.trim().to_owned(), value.trim().to_owned()))
 }
 

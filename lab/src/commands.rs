@@ -240,7 +240,11 @@ impl Experiment for CompareArgs {
     type Outcome = Compared;
 
     fn run(&self) -> Result<Compared> {
-        let most = *self.streams.iter().max().context("no stream counts")?;
+        let most = *self
+            .streams
+            .iter()
+            .max()
+            .context("no number of streams was given")?;
         let base = play_of(
             Kind::Rushes,
             most,
@@ -279,7 +283,11 @@ impl Experiment for PrerollArgs {
     type Outcome = Vec<Answer>;
 
     fn run(&self) -> Result<Vec<Answer>> {
-        let most = *self.streams.iter().max().context("no stream counts")?;
+        let most = *self
+            .streams
+            .iter()
+            .max()
+            .context("no number of streams was given")?;
         let base = play_of(
             Kind::Rushes,
             most,

@@ -29,10 +29,10 @@ pub fn take_job<J: DeserializeOwned>(address: impl Fn(&J) -> &Address) -> Result
     std::io::stdout().flush()?;
     let begin = lines
         .next()
-        .context("nobody said when to begin")??
+        .context("no instant to begin at was given")??
         .trim()
         .parse()
-        .context("the instant to begin at is no number")?;
+        .context("the instant to begin at is not a number")?;
     Ok((job, door, begin))
 }
 
@@ -92,7 +92,7 @@ impl Client {
     /// Wait until it is connected.
     pub fn wait_ready(&mut self) -> Result<()> {
         let line = self.line()?;
-        anyhow::ensure!(line == "ready", "a client said `{line}` instead of `ready`");
+        anyhow::ensure!(line == "ready", "a client wrote `{line}`; expected `ready`");
         Ok(())
     }
 

@@ -79,7 +79,7 @@ impl Copies {
             if !fifo.exists() {
                 let mode = Mode::from_raw_mode(0o600);
                 rustix::fs::mknodat(rustix::fs::CWD, &fifo, FileType::Fifo, mode, 0)
-                    .context("no pipe for a copier")?;
+                    .context("a pipe for a copier cannot be created")?;
             }
             let (shared, address) = (Arc::clone(&shared), address.clone());
             threads.push(std::thread::spawn(move || {
@@ -296,7 +296,7 @@ pub fn smbclient(address: &Address, command: &str) -> Result<Child> {
         home,
     } = address
     else {
-        bail!("copies go over SMB; `--door local` has none");
+        bail!("copies go over SMB; expected another door than `--door local`");
     };
     let settings: PathBuf = home.join(".smb/smb.conf");
     Command::new("smbclient")

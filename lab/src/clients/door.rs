@@ -143,11 +143,11 @@ impl Door {
     pub fn connect(address: &Address) -> Result<Door> {
         match address {
             Address::Local(root) => {
-                ensure!(root.is_dir(), "{} is no folder", root.display());
+                ensure!(root.is_dir(), "{} is not a folder", root.display());
                 Ok(Door::Local(root.clone()))
             }
             Address::Disk(root) => {
-                ensure!(root.is_dir(), "{} is no folder", root.display());
+                ensure!(root.is_dir(), "{} is not a folder", root.display());
                 Ok(Door::Disk(root.clone()))
             }
             Address::Nfs { port, export } => {
@@ -167,7 +167,7 @@ impl Door {
                     ..Connect::default()
                 };
                 let session = Client::connect(socket, &who)
-                    .map_err(|error| anyhow!("the daemon refused us: {error:?}"))?;
+                    .map_err(|error| anyhow!("the daemon refused the session: {error:?}"))?;
                 Ok(Door::Rushes {
                     root: root.clone(),
                     session: Box::new(RefCell::new(session)),
@@ -195,9 +195,9 @@ impl Door {
                 client.set_timeout(SMB_TIMEOUT)?;
                 // The connection is made at the first call; a player's first frame must not pay for
                 // it.
-                client
-                    .stat("/")
-                    .with_context(|| format!("share {share} on 127.0.0.1:{port} refused us"))?;
+                client.stat("/").with_context(|| {
+                    format!("share {share} on 127.0.0.1:{port} refused the connection")
+                })?;
                 Ok(Door::Smb(client))
             }
         }
@@ -383,7 +383,7 @@ impl Opened<'_> {
         match self {
             Opened::Local(file) => Ok(file.set_len(bytes)?),
             Opened::Disk(_) | Opened::Rushes(_) | Opened::Smb { .. } | Opened::Nfs { .. } => {
-                bail!("no way through this door makes a file longer")
+                bail!("this door cannot extend a file")
             }
         }
     }

@@ -196,7 +196,7 @@ impl Answer {
         let found = self.u32()?;
         ensure!(
             found == number,
-            "the NFS server answered operation {found}, asked was {number}"
+            "the NFS server answered operation {found}; expected {number}"
         );
         self.u32()
     }
@@ -288,7 +288,7 @@ impl Nfs {
             }
             ensure!(
                 std::time::Instant::now() < end,
-                "{path}: the NFS server lets nobody open files for {PATIENCE:?}"
+                "{path}: the NFS server has let no client open files for {PATIENCE:?}"
             );
             std::thread::sleep(GRACE_STEP);
         }
@@ -350,7 +350,10 @@ impl Nfs {
         answer.fixed::<20>()?;
         let flags = answer.u32()?;
         answer.skip_bitmap()?;
-        ensure!(answer.u32()? == 0, "the NFS server delegates unasked");
+        ensure!(
+            answer.u32()? == 0,
+            "the NFS server gave a delegation; expected none"
+        );
         answer.op(GETFH)?;
         let handle = answer.opaque()?.to_vec();
         let mut file = NfsFile {
@@ -542,7 +545,8 @@ fn stream_to(port: u16) -> Result<TcpStream> {
         .any(|own| rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], own))).is_ok());
     ensure!(
         bound,
-        "no port from {PORTS:?} is free (or we are not root): NFS clients come from those"
+        "no port from {PORTS:?} can be had: NFS clients have to use those; end programs that have \
+         them, or run the lab as root"
     );
     // All requests are answered when it is closed. A port that is kept for a minute then would be
     // gone for copiers, who come with a dozen for each file.

@@ -50,7 +50,11 @@ pub fn main() -> Result<()> {
     let door = Door::connect(&job.address)?;
     println!("ready");
     std::io::stdout().flush()?;
-    let begin: u64 = lines.next().context("no beginning")??.trim().parse()?;
+    let begin: u64 = lines
+        .next()
+        .context("no instant to begin at was given")??
+        .trim()
+        .parse()?;
     sleep_until_ns(begin);
     let mut done = Done::default();
     if let Err(error) = storm(&door, &job, begin, &mut done) {
@@ -73,7 +77,7 @@ fn storm(door: &Door, job: &Job, begin: u64, done: &mut Done) -> Result<()> {
             let count = door.list("archive")?;
             anyhow::ensure!(
                 count as u64 == job.entry_count,
-                "the folder has {count} entries, not {}",
+                "the folder has {count} entries; expected {}",
                 job.entry_count
             );
             done.list_count += 1;

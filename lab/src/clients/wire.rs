@@ -109,7 +109,7 @@ impl Wire {
             let (status, header, _) = self.ask(SESSION_SETUP, &setup)?;
             ensure!(
                 status == wanted,
-                "smbd lets nobody in without a name (status {status:#x})"
+                "smbd accepts no guest (status {status:#x})"
             );
             self.session = u64::from_le_bytes(part(&header, 40)?);
         }

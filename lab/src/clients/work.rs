@@ -165,7 +165,11 @@ pub fn main() -> Result<()> {
     let door = Door::connect(&job.address)?;
     println!("ready");
     std::io::stdout().flush()?;
-    let begin: u64 = lines.next().context("no beginning")??.trim().parse()?;
+    let begin: u64 = lines
+        .next()
+        .context("no instant to begin at was given")??
+        .trim()
+        .parse()?;
     sleep_until_ns(begin);
     let mut worker = Worker::new(&job);
     let start = now_ns();

@@ -14,7 +14,7 @@ use super::setup::{self, DiskError, DiskSpec, FileSystem, Room, SlowDisk};
 use super::timing::DiskTiming;
 use crate::amounts::{self, parse_amount};
 
-/// What can be done with slow disks.
+/// Commands for slow disks.
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
     /// Serve a disk that `up` or the lab has prepared (not for people).
@@ -129,7 +129,7 @@ impl Kind {
 
 fn parse_bytes(text: &str) -> Result<ByteCount, String> {
     match parse_amount(text)? {
-        0 => Err(String::from("a disk of no bytes has no room for anything")),
+        0 => Err(String::from("a disk of 0 bytes has no room; expected more")),
         // Whole pages, as the disk wants them.
         bytes => Ok(ByteCount(bytes.next_multiple_of(4096))),
     }

@@ -116,7 +116,7 @@ impl fmt::Display for Command {
 
 fn number<T: FromStr>(word: &str, what: &str) -> Result<T, String> {
     word.parse()
-        .map_err(|_| format!("read \"{word}\" where {what} was expected"))
+        .map_err(|_| format!("read \"{word}\"; expected {what}"))
 }
 
 impl FromStr for Command {

@@ -117,7 +117,7 @@ impl Recorder {
             other => other,
         };
         if let Err(error) = self.write(&change, now) {
-            self.complaint = Some(format!("the log is not whole: {error}"));
+            self.complaint = Some(format!("the log is incomplete: {error}"));
         } else if self.bytes > LOG_BYTES_MAX {
             self.complaint = Some(format!("the log is larger than {LOG_BYTES_MAX} bytes"));
         }
@@ -143,7 +143,7 @@ impl Recorder {
     pub(super) fn finish(mut self) -> Result<(), String> {
         self.out
             .flush()
-            .map_err(|error| format!("the log is not whole: {error}"))?;
+            .map_err(|error| format!("the log is incomplete: {error}"))?;
         self.complaint.map_or(Ok(()), Err)
     }
 }
@@ -283,7 +283,9 @@ impl std::fmt::Display for LogError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             LogError::Unreadable(error) => write!(f, "the log cannot be read: {error}"),
-            LogError::NoLog => f.write_str("this is no log of a disk, or one of another version"),
+            LogError::NoLog => {
+                f.write_str("this is not the log of a disk, or it is of another version")
+            }
             LogError::Damaged { at } => write!(f, "the log is damaged at byte {at}"),
         }
     }

@@ -689,7 +689,7 @@ impl Server {
     fn obey_with_recorder(&self, command: Command) -> Result<(), String> {
         match command {
             Command::Record(true) if self.timing.write_cache_bytes > 0 => Err(String::from(
-                "this disk has a write cache, and a log is to be cut as if it had none of its own: record a disk without",
+                "this disk has a write cache; expected none for a recording: make a disk without",
             )),
             Command::Record(true) => {
                 let recorder = Recorder::create(&self.log_path, self.size.0)
@@ -706,7 +706,9 @@ impl Server {
                     recorder.note(Change::Mark { number }, now());
                     recorder.complaint().map_or(Ok(()), Err)
                 }
-                None => Err(String::from("a mark, but nothing is recorded: record on")),
+                None => Err(String::from(
+                    "a mark was sent, but nothing is recorded; send `record on` before",
+                )),
             },
             _ => Ok(()),
         }

@@ -169,7 +169,7 @@ pub(super) struct Room {
 impl Room {
     pub(super) fn named(name: &str) -> Result<Room, DiskError> {
         if name.is_empty() || name.contains('/') || name.starts_with('.') {
-            let reason = "a name is expected, without slash and not starting with a dot";
+            let reason = "expected a name without slash that does not start with a dot";
             return Err(failed("name", name)(io::Error::other(reason)));
         }
         Ok(Room {
@@ -520,7 +520,7 @@ impl SlowDisk {
             .check()
             .map_err(|reason| failed("configure", &spec.name)(io::Error::other(reason)))?;
         if spec.bytes == 0 || !spec.bytes.is_multiple_of(4096) {
-            let reason = format!("{} bytes: expected whole pages of 4096", spec.bytes);
+            let reason = format!("{} bytes; expected a multiple of 4096", spec.bytes);
             return Err(failed("configure", &spec.name)(io::Error::other(reason)));
         }
         let program = program(&spec)?;
@@ -591,7 +591,7 @@ impl SlowDisk {
             owned: pipe.map(|pipe| (child, pipe)),
         };
         if disk.device.as_os_str().is_empty() {
-            let reason = "it ended before its disk was ready; its last words are above";
+            let reason = "it ended before its disk was ready; its output stands above";
             return Err(failed("start", program)(io::Error::other(reason)));
         }
         if !owned {

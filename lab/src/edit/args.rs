@@ -168,7 +168,7 @@ impl EditArgs {
         }
         ensure!(
             self.keep.is_none() || edit.room_bytes() == 0,
-            "--keep is for footage alone, and this run makes or writes other files; leave it out"
+            "--keep is for runs that only read footage, and this run writes files; leave it out"
         );
         edit.check_lists()?;
         ensure!(

@@ -47,7 +47,7 @@ const LINES_MAX: usize = 100_000;
 pub fn parse(bytes: &[u8], rate: u64) -> Result<Vec<Event>> {
     ensure!(
         !bytes.contains(&0),
-        "it has bytes of 0, as no text has; export a CMX 3600 EDL"
+        "it has bytes of 0, so it is not text; export a CMX 3600 EDL"
     );
     let text = String::from_utf8_lossy(bytes);
     let mut raws: Vec<Raw> = Vec::new();
@@ -126,12 +126,12 @@ fn frames_of(code: &str, rate: u64) -> Result<u64> {
         .map(|part| part.parse().ok().filter(|_| part.len() == 2))
         .collect();
     let Some([hours, minutes, seconds, frames]) = numbers.as_deref() else {
-        bail!("`{code}` is no time code; expected HH:MM:SS:FF: correct the EDL");
+        bail!("`{code}` is not a time code; expected HH:MM:SS:FF: correct the EDL");
     };
     ensure!(
         *minutes < 60 && *seconds < 60 && *frames < rate,
-        "`{code}` is no time code at {rate} frames a second; expected at most 59:59:{:02} behind the hours: \
-         correct the EDL, or give its rate with --fps",
+        "`{code}` is not a time code at {rate} frames a second; expected at most 59:59:{:02} \
+         behind the hours: correct the EDL, or give its rate with --fps",
         rate - 1
     );
     Ok(((hours * 60 + minutes) * 60 + seconds) * rate + frames)
@@ -218,7 +218,7 @@ mod tests {
         );
         assert!(said.contains("--fps"), "{said}");
         let said = complaint(b"001 A V C 00:00:00:00 00:00:03:00 soon 00:00:03:00\n");
-        assert!(said.contains("`soon` is no time code"), "{said}");
+        assert!(said.contains("`soon` is not a time code"), "{said}");
         let said = complaint(b"001 A V C 00:00:04:00 00:00:03:00 00:00:00:00 00:00:03:00\n");
         assert!(said.contains("ends before it begins"), "{said}");
         let said = complaint(b"001 A V\n");

@@ -302,7 +302,7 @@ impl Edit {
             .map_err(|error| match interrupted() {
                 true => error,
                 false => error.context(format!(
-                    "{} said at last:\n{}",
+                    "the last output of {}:\n{}",
                     contender.kind,
                     server.log_tail()
                 )),

@@ -222,7 +222,7 @@ impl Workload {
         let known = || BUILT_IN.map(|(known, _)| known).join(", ");
         ensure!(
             path.is_file(),
-            "`{name}` is neither a workload of ours ({}) nor a file that describes one; correct it",
+            "`{name}` is neither a built-in workload ({}) nor a file that describes one; correct it",
             known()
         );
         let text = std::fs::read_to_string(path)
@@ -230,7 +230,7 @@ impl Workload {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
         Workload::parse(&stem, &text).with_context(|| {
             format!(
-                "{} describes no workload; those of ours are docs/guide/lab.md's examples",
+                "{} does not describe a workload; docs/guide/lab.md has examples",
                 path.display()
             )
         })
@@ -1000,7 +1000,7 @@ impl Mix {
     pub fn parse(text: &str) -> Result<Mix> {
         let one = |word: &str| -> Result<(Workload, u64)> {
             let (name, count) = word.split_once('=').with_context(|| {
-                format!("`{word}` is no part of a mix; expected NAME=COUNT, such as timeline=6")
+                format!("`{word}` is not a part of a mix; expected NAME=COUNT, such as timeline=6")
             })?;
             let count: u64 = count
                 .trim()
@@ -1008,7 +1008,7 @@ impl Mix {
                 .ok()
                 .filter(|n| (1..=256).contains(n))
                 .with_context(|| {
-                    format!("`{count}` of `{word}` is no number of clients; expected 1 to 256")
+                    format!("`{count}` of `{word}` is not a number of clients; expected 1 to 256")
                 })?;
             Ok((Workload::find(name.trim())?, count))
         };
@@ -1096,7 +1096,7 @@ pub fn events_of(path: &Path, frames_per_kilosecond: u64) -> Result<Vec<Event>> 
         )
     })?;
     let rate = frames_per_kilosecond.div_ceil(1000);
-    edl::parse(&bytes, rate).with_context(|| format!("{} is no CMX 3600 EDL", path.display()))
+    edl::parse(&bytes, rate).with_context(|| format!("{} is not a CMX 3600 EDL", path.display()))
 }
 
 #[cfg(test)]

@@ -46,7 +46,8 @@ impl FromStr for Contender {
             "absent" => (Kind::Absent, true),
             _ => {
                 return Err(format!(
-                    "`{text}` is no server; expected rushes, rushes-no-analyser, stock, stock-tuned, stock-strict, stock-uring, io_uring or absent"
+                    "`{text}` is not a server; expected rushes, rushes-no-analyser, stock, \
+                     stock-tuned, stock-strict, stock-uring, io_uring or absent"
                 ));
             }
         };

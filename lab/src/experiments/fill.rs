@@ -102,7 +102,7 @@ impl Fill {
     pub fn prepare(&self, stage: &Stage) -> Result<()> {
         ensure!(
             stage.is_pool(),
-            "filling is for pools: --layout pool, or pool-striped"
+            "filling is for pools; give --layout pool or pool-striped"
         );
         for filler in 0..self.filler_count {
             stage.make_folder_anew(&folder(filler))?;

@@ -186,7 +186,7 @@ impl Metadata {
                 }
                 let first = times.iter().map(|(begun, _)| *begun).min();
                 let last = times.iter().map(|(_, ended)| *ended).max();
-                let (first, last) = first.zip(last).context("nobody works")?;
+                let (first, last) = first.zip(last).context("there is no client")?;
                 Ok(last - first)
             })?;
             rates.push((self.file_count * clients) as f64 / taken.as_secs_f64());

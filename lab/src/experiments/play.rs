@@ -148,7 +148,7 @@ impl Play {
         );
         ensure!(
             self.storm_count == 0 || self.server.way != Way::Nfs,
-            "over NFS nobody looks names up; leave out --storm or use --door smb"
+            "over NFS the lab does not look names up; leave out --storm or use --door smb"
         );
         stage.timing(false)?;
         if let Some(tidy) = &self.tidy {
@@ -170,7 +170,7 @@ impl Play {
                 .map_err(|error| match interrupted() {
                     true => error,
                     false => error.context(format!(
-                        "{} said at last:\n{}",
+                        "the last output of {}:\n{}",
                         self.server.kind,
                         server.log_tail()
                     )),

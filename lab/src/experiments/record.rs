@@ -210,7 +210,7 @@ impl Record {
             .map_err(|error| match interrupted() {
                 true => error,
                 false => error.context(format!(
-                    "{} said at last:\n{}",
+                    "the last output of {}:\n{}",
                     spec.kind,
                     server.log_tail()
                 )),

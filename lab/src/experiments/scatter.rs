@@ -178,7 +178,7 @@ impl Scatter {
             .map_err(|error| match interrupted() {
                 true => error,
                 false => error.context(format!(
-                    "{} said at last:\n{}",
+                    "the last output of {}:\n{}",
                     spec.kind,
                     server.log_tail()
                 )),

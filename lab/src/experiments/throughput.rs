@@ -140,7 +140,7 @@ impl Throughput {
     ) -> Result<ThroughputReport> {
         ensure!(
             self.reader_count + self.writer_count > 0,
-            "nobody reads or writes: --readers or --writers"
+            "no client reads or writes; give --readers or --writers"
         );
         ensure!(
             self.writer_count == 0
@@ -159,7 +159,7 @@ impl Throughput {
             .map_err(|error| match interrupted() {
                 true => error,
                 false => error.context(format!(
-                    "{} said at last:\n{}",
+                    "the last output of {}:\n{}",
                     spec.kind,
                     server.log_tail()
                 )),

@@ -109,14 +109,14 @@ impl Tidy {
     /// Files, then members.
     pub fn prepare(&self, stage: &Stage) -> Result<()> {
         let array = stage.array().filter(|_| stage.is_pool());
-        let array = array.context("tidying is for pools: --layout pool, or pool-striped")?;
+        let array = array.context("tidying is for pools; give --layout pool or pool-striped")?;
         stage.make_folder_anew(FOLDER)?;
         if self.untidy == Untidy::Grow {
             // Over groups of two, as many as there are.
             let words = format!("striped={}x2", stage.disk_count() / 2);
             let (folder, words) = (stage.root().join(FOLDER), words.as_bytes());
             setxattr(&folder, "user.rushes.policy", words, XattrFlags::empty())
-                .context("a wish cannot be left at a folder")?;
+                .context("the policy of a folder cannot be set")?;
         }
         let mut files = Vec::new();
         for number in 0..self.file_count {

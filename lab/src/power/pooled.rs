@@ -326,7 +326,7 @@ impl PoolHost {
             return Ok(0);
         };
         let ended = thread.join();
-        ended.unwrap_or_else(|_| Err(anyhow!("who disturbs the pool panicked")))
+        ended.unwrap_or_else(|_| Err(anyhow!("the thread that disturbs the pool panicked")))
     }
 
     /// How many files are in pieces, and how many are striped.

@@ -37,7 +37,7 @@ impl Cgroup {
         let tail = room
             .path()
             .file_name()
-            .context("the room has no name")?
+            .context("the run's folder has no name")?
             .to_string_lossy();
         let name = format!("{tail}-{name}");
         let root = Path::new(ROOT);

@@ -212,8 +212,8 @@ impl Daemon {
         let status = self.child.wait()?;
         ensure!(
             status.success(),
-            "rushes serve was told to stop and ended with {status}; expected it to write what it kept and to end with 0. \
-             Its log ends:\n{}",
+            "rushes serve was told to stop and ended with {status}; expected it to write all data \
+             and to end with 0. Its log ends:\n{}",
             self.log_tail()
         );
         Ok(())

@@ -171,7 +171,8 @@ impl Spec {
         };
         ensure!(
             stands,
-            "{} has nothing to do with `--layout {}`; with rushes it is pool or pool-striped, the others are for stock",
+            "{} cannot use `--layout {}`; with rushes give pool or pool-striped, the others are \
+             for stock",
             self.kind,
             layout.name()
         );
@@ -186,7 +187,8 @@ impl Spec {
         );
         ensure!(
             self.way == Way::Smb || matches!(self.kind, Kind::Stock | Kind::Rushes),
-            "`--door local` leaves SMB away, and without it only stock and rushes differ; use --door smb for {}",
+            "`--door local` does without SMB, where only stock and rushes differ; use --door smb \
+             for {}",
             self.kind
         );
         Ok(())
@@ -435,7 +437,7 @@ pub fn find_module(told: Option<&Path>) -> Result<PathBuf> {
     if let Some(path) = told {
         ensure!(
             path.exists(),
-            "there is no module at {} (--module)",
+            "the module {} (--module) does not exist; build it (make build), or name another",
             path.display()
         );
         return Ok(path.to_owned());

@@ -96,7 +96,7 @@ impl Array {
     pub fn create(place: &Place, ground: &Ground, disk_bytes: u64) -> Result<Array> {
         ensure!(
             ground.layout != Layout::Plain || ground.disk_count == 1,
-            "--disks {} wants --layout as well: what is to make one place of them?",
+            "--disks {} needs --layout, which makes one place of them; give it as well",
             ground.disk_count
         );
         let room = Room::in_memory()?;
@@ -264,7 +264,7 @@ impl Array {
                 String::from_utf8_lossy(&out.stderr)
             )
         })?;
-        all.pop().context("rushes pool status told of no pool")
+        all.pop().context("rushes pool status named no pool")
     }
 
     fn folder(&self, name: &str) -> Result<PathBuf> {
@@ -410,7 +410,7 @@ impl Array {
                 let reports = reports.as_array().context("no list of files")?;
                 ensure!(
                     reports.len() == files.len(),
-                    "rushes pool where told of {} files out of {}",
+                    "rushes pool where named {} of {} files",
                     reports.len(),
                     files.len()
                 );

@@ -241,7 +241,10 @@ impl Stage {
     ) -> Result<Stage> {
         match place {
             Place::Folder(_) if ground.folder.is_some() => {
-                bail!("--disk-folder is for the modelled disk's bytes; leave out it or --disk")
+                bail!(
+                    "--disk-folder is for the bytes of the modelled disk; leave out --disk-folder \
+                     or --disk"
+                )
             }
             _ if needs_array(place, &ground) => Stage::on_array(place, plan, ground, quiet),
             Place::Folder(folder) => Stage::in_folder(folder, plan, ground.room_bytes, None, quiet),
@@ -265,7 +268,7 @@ impl Stage {
                 Stage::on_slow_disk(room, plan, Ground::default(), None, Some(author), false)
             }
             Place::Table5(_) | Place::Ssd | Place::Memory => {
-                bail!("real footage goes to `table5` or a folder; not to `{place}`")
+                bail!("`{place}` cannot have real footage; expected `table5` or a folder")
             }
         }
     }
@@ -355,7 +358,7 @@ impl Stage {
             .collect();
         ensure!(
             ground.added_count < ground.disk_count,
-            "--added {} of --disks {}: the pool needs a member to begin with",
+            "--added {} of --disks {} leaves no member to begin with; give fewer",
             ground.added_count,
             ground.disk_count
         );
@@ -418,7 +421,8 @@ impl Stage {
         ensure!(
             most.zip(least)
                 .is_none_or(|(most, least)| most - least <= 1),
-            "disks have {counts:?} of the {} files; expected as many on each, or nothing could be compared",
+            "disks have {counts:?} of the {} files; expected as many on each, since runs cannot be \
+             compared otherwise",
             paths.len()
         );
         Ok(())
@@ -643,7 +647,9 @@ impl Stage {
 
     /// Read-ahead of the block device below. Units: KiB. Returns what it was before.
     pub fn set_read_ahead(&self, kib: u64) -> Result<u64> {
-        let before = self.read_ahead().context("no read-ahead is told")?;
+        let before = self
+            .read_ahead()
+            .context("the disk's read-ahead is unknown")?;
         for device in self.devices()? {
             let knob = queue_knob(&device, "read_ahead_kb")?;
             fs::write(&knob, kib.to_string())
@@ -955,7 +961,7 @@ fn ensure_memory(plan: &Plan, room_bytes: u64) -> Result<()> {
                 .strip_suffix(" kB")
         })
         .and_then(|kib| kib.parse::<u64>().ok())
-        .context("/proc/meminfo says nothing of MemAvailable")?
+        .context("/proc/meminfo has no MemAvailable")?
         * 1024;
     let footage = footage_bytes(plan) + room_bytes;
     ensure!(
@@ -1133,7 +1139,7 @@ fn extents_of(paths: &[PathBuf]) -> Result<Vec<Vec<(u64, u64)>>> {
         .collect();
     ensure!(
         out.status.success() && found.len() == paths.len(),
-        "filefrag told of {} files out of {}: {}",
+        "filefrag named {} of {} files: {}",
         found.len(),
         paths.len(),
         String::from_utf8_lossy(&out.stderr)
@@ -1248,7 +1254,7 @@ fn device_of(path: &Path) -> Result<PathBuf> {
     let source = find_mount(path, "SOURCE")?;
     ensure!(
         source.starts_with("/dev/"),
-        "{} lies on `{source}`, which is no block device",
+        "{} lies on `{source}`, which is not a block device",
         path.display()
     );
     Ok(fs::canonicalize(source)?)

@@ -28,7 +28,7 @@ pub fn catch_interrupts() -> Result<()> {
             std::process::exit(130);
         }
     })
-    .context("no handler for Ctrl-C could be installed")
+    .context("cannot install a handler for Ctrl-C")
 }
 
 /// True once the user wants us to stop.
@@ -38,7 +38,10 @@ pub fn interrupted() -> bool {
 
 /// Fails once the user wants us to stop.
 pub fn go_on() -> Result<()> {
-    anyhow::ensure!(!interrupted(), "interrupted; everything was put away");
+    anyhow::ensure!(
+        !interrupted(),
+        "interrupted; the files, mounts and disks of this run are removed"
+    );
     Ok(())
 }
 
@@ -87,14 +90,15 @@ impl Room {
             let lock = File::open(path.join("lock"));
             if let Ok(lock) = lock {
                 flock(&lock, FlockOperation::NonBlockingLockExclusive)
-                    .context("the room is another run's")?;
+                    .context("the run's folder belongs to another run")?;
             }
             sweep(path);
         }
         fs::create_dir(path).with_context(|| format!("{} could not be created", path.display()))?;
-        let lock = File::create(path.join("lock")).context("the room has no lock file")?;
+        let lock = File::create(path.join("lock"))
+            .context("the lock file of the run's folder cannot be created")?;
         flock(&lock, FlockOperation::NonBlockingLockExclusive)
-            .context("the room's lock is held by somebody else")?;
+            .context("another process holds the lock of the run's folder")?;
         Ok(Room {
             path: path.to_owned(),
             _lock: lock,
@@ -121,7 +125,7 @@ impl Room {
             .append(true)
             .create(true)
             .open(self.path.join(CGROUPS))
-            .context("the room's list of control groups cannot be written")?;
+            .context("the list of control groups of the run cannot be written")?;
         for folder in folders {
             writeln!(file, "{}", folder.display()).context("the list of control groups")?;
         }
