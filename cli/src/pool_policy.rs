@@ -178,8 +178,8 @@ fn of_path(
                 "it is in the catalogue of a pool that is in use; expected its path below the mount",
             ));
         }
-        if let Some(sentence) = pool.cannot_meet(&wish) {
-            return Err(sentence);
+        if let Some(lacked) = pool.cannot_meet(&wish) {
+            return Err(lacked.to_string());
         }
         set_own(path, &wish)?;
     }

@@ -277,12 +277,12 @@ fn create_refuses_what_it_must_not_take_and_changes_nothing_then() {
     assert!(create(&[catalogue, a]).status.success());
     refused(&create(&[catalogue, b]), "the catalogue of the pool");
     let other = disks.folders("other");
-    refused(&create(&[&other[0], a, b]), "a folder belongs to one pool");
+    refused(&create(&[&other[0], a, b]), "expected a folder of no pool");
     refused(
         &create(&[&other[0], catalogue]),
         "the catalogue of the pool",
     );
-    refused(&pool(&["ls"], &[a]), "expected its catalogue");
+    refused(&pool(&["ls"], &[a]), "expected the catalogue of that pool");
     // A member of a newer Rushes is missing for this one, and said so.
     fs::write(a.join("rushes-pool"), newer).expect("our own disk");
     let shown = json(&pool(&["ls", "--json"], &[catalogue]), 1);

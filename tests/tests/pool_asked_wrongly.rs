@@ -90,7 +90,7 @@ fn the_last_member_of_a_class_stays_while_a_rule_names_that_and_a_drain_says_wha
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
-        said.contains("a.mov: it is bound to members of the class ssd"),
+        said.contains("a.mov: the file is bound to members of the class ssd"),
         "{said}"
     );
     fs::remove_file(world.path("a.mov")).expect("removed");

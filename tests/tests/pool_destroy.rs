@@ -61,7 +61,7 @@ fn a_pool_goes_only_when_nobody_has_it_all_of_it_is_there_and_its_files_may_go()
     let output = destroy(&world, &all);
     assert!(inside.join("others").exists(), "it is somebody else's");
     run(Command::new("umount").arg(&inside));
-    refused(&output, "something is mounted on");
+    refused(&output, "a file system is mounted on");
     // Without --yes it is only said.
     let (report, code) = world.json(&["destroy", "--with-files"], &[]);
     assert_eq!(

@@ -305,7 +305,7 @@ fn giving_up_may_be_killed_at_every_step_and_is_done_whole_or_not_at_all() {
     let output = world.command(&["rescue"], &all).output().expect("starts");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("leave it out"), "{said}");
+    assert!(said.contains("leave this folder out"), "{said}");
     let (report, _) = world.json(&["rescue"], &left);
     assert!(report["log_serial"].is_u64(), "{report}");
     world.start();

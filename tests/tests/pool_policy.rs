@@ -770,7 +770,7 @@ fn a_new_disk_gets_its_class_while_the_pool_is_in_use_and_brings_room_to_it() {
         .expect("it starts");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
-        said.contains("full: it is bound to members of the class raid"),
+        said.contains("full: the file is bound to members of the class raid"),
         "{said}"
     );
     done(&world, &["drain", "0", "--cancel"], &[]);

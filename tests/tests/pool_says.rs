@@ -44,7 +44,7 @@ fn a_drain_that_cannot_be_begun_changes_nothing() {
     world.unplug(1);
     for _ in ["mounted", "not mounted"] {
         refused(&world, &["drain", "1"], "member 1 is missing");
-        refused(&world, &["drain", "7"], "no member 7; it has 0, 1");
+        refused(&world, &["drain", "7"], "no member 7; expected one of 0, 1");
         assert_eq!(duty(&world, 1), "full");
         let now = fs::read(world.catalogue().join("rushes-pool")).expect("it is there");
         assert!(now == before, "the format file is another one");

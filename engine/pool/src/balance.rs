@@ -16,6 +16,7 @@ use crate::member::{Access, MemberState};
 use crate::names::checkpoint_now;
 use crate::online::{Move, each_file_in};
 use crate::pool::Pool;
+use crate::refusal::WorkRefusal;
 use crate::walk::each_stub;
 use rushes_core::pool::balance::{Fill, Stay, fuller, lighter, whole_permille};
 use rushes_core::pool::{Layout, MemberNumber, Object, Shape};
@@ -81,10 +82,8 @@ pub(crate) fn each_with_record(
     })?;
     // Records have changed without a door that tells of it.
     if done.moved_count > 0 {
-        checkpoint_now(pool).map_err(|error| {
-            PoolError::Refused(format!(
-                "files were moved, but the log of names could not be written: {error}; repeat this when there is room for it"
-            ))
+        checkpoint_now(pool).map_err(|error| WorkRefusal::LogUnwritten {
+            trouble: Box::new(error),
         })?;
     }
     Ok((done, failed))

@@ -5,6 +5,7 @@
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, Format, FormatFault};
 use crate::member::{random, shared_device};
+use crate::refusal::{CatalogueRefusal, refused};
 use rushes_core::pool::FileIdentity;
 use rustix::fs::{
     AtFlags, Dir, FileType, FlockOperation, Mode, OFlags, ResolveFlags, flock, fstat, open, openat,
@@ -72,47 +73,39 @@ impl Catalogue {
         lock: Lock,
         file: &str,
     ) -> Result<(Catalogue, CatalogueFormat), PoolError> {
-        let path = path.canonicalize().map_err(|error| {
-            PoolError::Refused(format!(
-                "{} cannot be entered: {error}; expected the catalogue of a pool",
-                path.display()
-            ))
-        })?;
+        let path = path
+            .canonicalize()
+            .map_err(|error| CatalogueRefusal::NotEntered {
+                path: path.to_path_buf(),
+                error,
+            })?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let failed = |name: &str, error: rustix::io::Errno| match error {
-            rustix::io::Errno::ACCESS => PoolError::Refused(format!(
-                "{} may not be opened: permission denied; a pool's folders are root's: run this as root (sudo)",
-                path.join(name).display()
-            )),
+            rustix::io::Errno::ACCESS => CatalogueRefusal::Denied {
+                path: path.join(name),
+            }
+            .into(),
             error => PoolError::system("open", path.join(name).display().to_string(), error),
         };
         let root = open(&path, flags, Mode::empty()).map_err(|error| failed("", error))?;
         let format = match format::read(root.as_fd(), file) {
             Ok(Some(Format::Catalogue(format))) => format,
-            Ok(found) => {
-                let what = if found.is_some() {
-                    "a member of a pool, not its catalogue"
-                } else if let Some(pool) = crate::find::mounted_on(&path) {
-                    return Err(PoolError::Refused(format!(
-                        "{} is where the pool of {pool} is mounted; expected its catalogue, {pool}",
-                        path.display(),
-                        pool = pool.display()
-                    )));
-                } else {
-                    "not the catalogue of a pool"
-                };
-                return Err(PoolError::Refused(format!(
-                    "{} is {what}; expected a folder that `rushes pool create` made",
-                    path.display()
-                )));
+            Ok(Some(Format::Member(_))) => {
+                return refused(CatalogueRefusal::IsMember { path });
+            }
+            Ok(None) => {
+                return refused(match crate::find::mounted_on(&path) {
+                    Some(catalogue) => CatalogueRefusal::IsMount { path, catalogue },
+                    None => CatalogueRefusal::IsNone { path },
+                });
             }
             Err(FormatFault::Failed(error)) => {
                 let about = path.join(file).display().to_string();
                 return Err(PoolError::system("read", about, error));
             }
-            Err(FormatFault::Wrong(clause)) => {
+            Err(fault @ FormatFault::Wrong(_)) => {
                 let file = path.join(file);
-                return Err(PoolError::Refused(format!("{} {clause}", file.display())));
+                return refused(CatalogueRefusal::Format { file, fault });
             }
         };
         let below = |name: &str| {
@@ -186,10 +179,9 @@ impl Catalogue {
         // A look first: to open a device is to use it.
         let found = named(OFlags::PATH).and_then(fstat).map_err(failed)?;
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
-            return Err(PoolError::Refused(format!(
-                "{} is no regular file; only those have bytes on members",
-                below.display()
-            )));
+            return refused(CatalogueRefusal::NotRegular {
+                path: below.to_path_buf(),
+            });
         }
         named(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME).map_err(failed)
     }
@@ -291,15 +283,16 @@ impl Catalogue {
             .parse()
             .ok()
             .filter(|&next| next > 0)
-            .ok_or_else(|| {
-                PoolError::Refused(format!(
-                    "{}: read {text:?}, expected a number",
-                    path.display()
-                ))
+            .ok_or_else(|| CatalogueRefusal::Number {
+                file: path.clone(),
+                text: text.clone(),
             })?;
-        let end = next.checked_add(NUMBERS_AT_A_TIME).ok_or_else(|| {
-            PoolError::Refused(format!("{}: {next} is beyond all numbers", path.display()))
-        })?;
+        let end =
+            next.checked_add(NUMBERS_AT_A_TIME)
+                .ok_or_else(|| CatalogueRefusal::NumbersUsedUp {
+                    file: path.clone(),
+                    number: next,
+                })?;
         let text = format!("{end}\n");
         format::replace_file(self.root.as_fd(), &self.path, NUMBERS, text.as_bytes())?;
         Ok(Numbers { next, end })
@@ -340,10 +333,9 @@ fn its_lock(root: &OwnedFd, path: &Path, lock: OwnedFd) -> Result<File, PoolErro
     let had = fstat(&lock).map_err(failed)?;
     let now = statat(root, LOCK, AtFlags::SYMLINK_NOFOLLOW).map_err(failed)?;
     if (had.st_dev, had.st_ino) != (now.st_dev, now.st_ino) {
-        return Err(PoolError::Refused(format!(
-            "{} is another file than the one that is locked; expected the catalogue that was mounted",
-            path.join(LOCK).display()
-        )));
+        return refused(CatalogueRefusal::OtherLock {
+            file: path.join(LOCK),
+        });
     }
     Ok(File::from(lock))
 }

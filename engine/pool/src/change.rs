@@ -7,7 +7,7 @@
 //! repeating it. A file's bytes move as in a spill: copied and fsynced, then the record, then that
 //! made durable, then the old object goes. So at every instant a record leads to all its bytes.
 
-use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format, refused};
+use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format};
 use crate::data::data_ranges;
 use crate::error::{PoolError, is_full};
 use crate::failed::Failed;
@@ -20,6 +20,7 @@ use crate::member::{Access, Member, MemberState, NAMES, mark_of, random};
 use crate::names::{checkpoint_now, newest_log};
 use crate::others;
 use crate::pool::{Pool, punch};
+use crate::refusal::{AddRefusal, MemberRefusal, Role, refused};
 use crate::refused::Refused;
 use crate::walk::{each_stub, each_stub_below};
 use crate::wishes::{change_classes, lacks_any};
@@ -93,20 +94,17 @@ pub fn add(
     class: Option<&Class>,
     mut progress: impl FnMut(usize, usize),
 ) -> Result<Vec<MemberNumber>, PoolError> {
-    let catalogue = Folder::enter(String::from("the catalogue"), pool.catalogue().path())?;
+    let catalogue = Folder::enter(Role::Catalogue, pool.catalogue().path())?;
     let mut folders = Vec::with_capacity(members.len());
     for path in members {
-        folders.push(Folder::enter(String::from("member to be"), path)?);
+        folders.push(Folder::enter(Role::NewMember, path)?);
     }
     let mut others = Vec::new();
     for member in pool.members().iter() {
         let is_there = !matches!(member.status().state, MemberState::Missing(_));
         let is_given = folders.iter().any(|folder| folder.path == member.path());
         if is_there && !is_given {
-            others.push(Folder::enter(
-                format!("member {}", member.number().0),
-                member.path(),
-            )?);
+            others.push(Folder::enter(Role::Member(member.number()), member.path())?);
         }
     }
     let given = folders.len();
@@ -128,10 +126,9 @@ pub fn add(
         Ok(None) => None,
         Ok(Some(Format::Catalogue(plan))) if plan.pool == pool.id() => Some(plan),
         _ => {
-            return refused(format!(
-                "{} cannot be used; remove it, and look through the pool with `rushes pool fsck`",
-                catalogue.path.join(PLAN).display()
-            ));
+            return refused(AddRefusal::Plan {
+                plan: catalogue.path.join(PLAN),
+            });
         }
     };
     if let Some(plan) = &plan {
@@ -142,15 +139,10 @@ pub fn add(
             .copied()
             .eq(folders.iter().map(|folder| folder.path.as_path()))
         {
-            let names: Vec<String> = planned
-                .iter()
-                .map(|path| path.display().to_string())
-                .collect();
-            return refused(format!(
-                "an add of other members was interrupted; repeat that one: {} (or remove {}, if those are gone)",
-                names.join(" "),
-                catalogue.path.join(PLAN).display()
-            ));
+            return refused(AddRefusal::OtherMembers {
+                members: planned.into_iter().map(Path::to_path_buf).collect(),
+                plan: catalogue.path.join(PLAN),
+            });
         }
     }
     if plan.is_none() {
@@ -160,12 +152,10 @@ pub fn add(
             // One that is there is refused for what it is.
             let mut members = known.iter().filter(|_| folder.format.is_none());
             let one = members.find(|one| one.path() == folder.path)?;
-            Some((folder.path.display(), one.number().0))
+            Some((folder.path.clone(), one.number()))
         });
         if let Some((path, number)) = taken {
-            return refused(format!(
-                "{path} is the place of member {number}, whose disk is not there; expected another folder: a new disk gets a mount point of its own"
-            ));
+            return refused(AddRefusal::TakenPlace { path, number });
         }
     }
     for folder in &folders {
@@ -173,26 +163,25 @@ pub fn add(
             && of.pool == pool.id()
             && pool.is_lost(of.number)
         {
-            return refused(format!(
-                "{} has what member {} had when it was given up, and the pool has gone on without it; expected an empty folder: make a new file system on that disk, or give another folder of it",
-                folder.path.display(),
-                of.number.0
-            ));
+            return refused(AddRefusal::GivenUp {
+                path: folder.path.clone(),
+                number: of.number,
+            });
         }
         let known = pool.members();
         let displaced = |of: &MemberFormat| {
             let of_it = |one: &&Arc<Member>| one.number() == of.number && one.path() != folder.path;
             let member = known.iter().find(of_it).filter(|_| of.pool == pool.id());
-            member.map(|member| member.path().display().to_string())
+            member.map(|member| member.path().to_path_buf())
         };
         if let Some(Format::Member(of)) = &folder.format
             && let Some(place) = displaced(of)
         {
-            return refused(format!(
-                "{} is member {} of this very pool, which is expected at {place}: mount its file system there, nothing else is needed",
-                folder.path.display(),
-                of.number.0
-            ));
+            return refused(AddRefusal::Displaced {
+                path: folder.path.clone(),
+                number: of.number,
+                place,
+            });
         }
         let entries = plan.iter().flat_map(|plan| &plan.members);
         let entry = entries.clone().find(|entry| entry.path == folder.path);
@@ -217,14 +206,10 @@ pub fn add(
             && folders.iter().any(|folder| folder.path == entry.path)
     };
     if let Some(entry) = plan.members.iter().find(is_of_another) {
-        return refused(format!(
-            "an add of {} of {} was interrupted; repeat that one, and give the class afterwards (`rushes pool policy CATALOGUE --class NUMBER=CLASS`)",
-            entry.path.display(),
-            match &entry.class {
-                Some(class) => format!("the class {}", class.name()),
-                None => String::from("no class"),
-            }
-        ));
+        return refused(AddRefusal::OtherClass {
+            path: entry.path.clone(),
+            class: entry.class.clone(),
+        });
     }
     let mut numbers = Vec::new();
     for (at, folder) in folders.iter().enumerate() {
@@ -262,10 +247,10 @@ fn planned(
     let mut plan = now.clone();
     for folder in folders {
         if plan.members.len() >= MEMBER_COUNT_MAX {
-            return refused(format!("a pool has {MEMBER_COUNT_MAX} members at most"));
+            return refused(AddRefusal::TooMany);
         }
         let Ok(number) = u16::try_from(plan.members_given) else {
-            return refused(String::from("all numbers of members have been given"));
+            return refused(AddRefusal::NoNumber);
         };
         let id = u128::from(random()?) << 64 | u128::from(random()?);
         let path = folder.path.clone();
@@ -317,10 +302,9 @@ fn no_add_waits(pool: &Pool) -> Result<(), PoolError> {
     if !is_add_interrupted(pool) {
         return Ok(());
     }
-    refused(format!(
-        "an add was interrupted; repeat it first (or remove {}, if its folders are gone)",
-        pool.catalogue().path().join(PLAN).display()
-    ))
+    refused(AddRefusal::Interrupted {
+        plan: pool.catalogue().path().join(PLAN),
+    })
 }
 
 /// From now on, durably, a member takes nothing new, or does again.
@@ -332,24 +316,14 @@ pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result
     let duty = if draining { Duty::Draining } else { Duty::Full };
     let Some(member) = pool.member(number) else {
         let members = pool.members();
-        let numbers: Vec<String> = members
-            .iter()
-            .map(|one| one.number().0.to_string())
-            .collect();
-        return refused(format!(
-            "the pool has no member {}; it has {}, as `rushes pool ls` shows",
-            number.0,
-            numbers.join(", ")
-        ));
+        let known = members.iter().map(|one| one.number()).collect();
+        return refused(MemberRefusal::Unknown { number, known });
     };
     if draining {
         member.must_be_there()?;
     }
     match member.duty() {
-        Duty::Leaving => refused(format!(
-            "member {} is being removed; repeat `rushes pool remove`",
-            number.0
-        )),
+        Duty::Leaving => refused(MemberRefusal::Leaving { number }),
         now => {
             let is_new = now != duty;
             if is_new {
@@ -428,22 +402,17 @@ pub fn names_follow(
     users: &impl Users,
 ) -> Result<(), PoolError> {
     users.log_names(pool).map_err(|error| {
-        PoolError::Refused(format!(
-            "what could be moved off member {} was moved, but the log of names could not be written: {}; then repeat the drain. Until then member {} takes nothing new, \
-             unless `rushes pool drain --cancel` lets it",
-            number.0,
-            others::why_no_log(pool, number, &error),
-            number.0
-        ))
+        MemberRefusal::LogAfterDrain(others::why_no_log(pool, number, &error)).into()
     })
 }
 
 /// Trouble with a file, by its name.
-fn about(path: &Path, error: &PoolError) -> PoolError {
-    PoolError::Refused(format!(
-        "{}: {error}; look through the pool with `rushes pool fsck`",
-        path.display()
-    ))
+fn about(path: &Path, error: PoolError) -> PoolError {
+    MemberRefusal::File {
+        path: path.to_path_buf(),
+        trouble: Box::new(error),
+    }
+    .into()
 }
 
 /// Returns  how many bytes were copied
@@ -595,10 +564,7 @@ pub(crate) fn no_room(pool: &Pool, stub: BorrowedFd<'_>, except: MemberNumber) -
         |member: &Arc<Member>| member.class() == class.as_ref() && member.number() != except;
     match class.clone() {
         Some(class) if !members.iter().any(|one| one.takes_bytes() && is_of_it(one)) => {
-            PoolError::Refused(format!(
-                "it is bound to members of the class {0}, and no other one that takes bytes is of it; give one that class (`rushes pool policy CATALOGUE --class NUMBER={0}`), or change what the file wants (`rushes pool policy FILE --set WORDS`)",
-                class.name()
-            ))
+            MemberRefusal::Bound { class }.into()
         }
         Some(class) => PoolError::ClassFull { class },
         None => PoolError::NoRoom,
@@ -748,10 +714,8 @@ pub fn remove(
             }
             Ok(())
         } else {
-            refused(format!(
-                "the pool has no member {}, and never had",
-                number.0
-            ))
+            let known = pool.members().iter().map(|one| one.number()).collect();
+            refused(MemberRefusal::Unknown { number, known })
         };
     };
     if parting == Parting::Lost {
@@ -763,12 +727,9 @@ pub fn remove(
         let mut without = now.clone();
         without.members.retain(|entry| entry.number != number);
         if lacks_any(&now).is_none()
-            && let Some(sentence) = lacks_any(&without)
+            && let Some(lacked) = lacks_any(&without)
         {
-            return refused(format!(
-                "without member {}: {sentence}; or take away what asks for it",
-                number.0
-            ));
+            return refused(MemberRefusal::Lacks { number, lacked });
         }
         // Nothing gets there while it is looked for.
         pool.adopt(with_duty(pool, number, Duty::Draining));
@@ -799,11 +760,9 @@ pub fn remove(
 }
 
 fn log_must_stay(pool: &Pool, number: MemberNumber, error: &PoolError) -> Result<(), PoolError> {
-    refused(format!(
-        "no other member than {} has the log of names, and it could not be written: {}; then repeat this",
-        number.0,
-        others::why_no_log(pool, number, error)
-    ))
+    refused(MemberRefusal::OnlyLog(others::why_no_log(
+        pool, number, error,
+    )))
 }
 
 /// A member goes with all that it has, in one step. This waits for no thread that may hang in its
@@ -812,11 +771,10 @@ fn log_must_stay(pool: &Pool, number: MemberNumber, error: &PoolError) -> Result
 fn give_up(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolError> {
     let number = member.number();
     if !member.is_away() {
-        return refused(format!(
-            "member {} ({}) is there, and what it has would be lost; expected one that is missing: empty it with `rushes pool drain`, then remove it without --lost (or unmount its disk, by `umount -l` where it hangs, if it is to be given up all the same)",
-            number.0,
-            member.path().display()
-        ));
+        return refused(MemberRefusal::IsThere {
+            number,
+            path: member.path().to_path_buf(),
+        });
     }
     others::must_take_bytes_without(pool, member)?;
     // Its log may be all there is of the log of names.
@@ -840,23 +798,20 @@ fn give_up(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolE
 fn is_unused(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolError> {
     let number = member.number();
     if users.are_there() && matches!(member.status().state, MemberState::Missing(_)) {
-        return refused(format!(
-            "member {} is missing, and while the pool is in use it cannot be proved that no file is on it; unmount the pool and repeat this (or give it up with all that it has, by --lost)",
-            number.0
-        ));
+        return refused(MemberRefusal::MissingInUse { number });
     }
     let left = left(pool, member, users)?;
     if left.file_count > 0 {
-        return refused(format!(
-            "bytes of {} files are on member {}; move them with `rushes pool drain`",
-            left.file_count, number.0
-        ));
+        return refused(MemberRefusal::HasFiles {
+            number,
+            count: left.file_count,
+        });
     }
     if left.object_count > 0 {
-        return refused(format!(
-            "{} objects that no file names are on member {}; `rushes pool fsck --repair` finds out what they are",
-            left.object_count, number.0
-        ));
+        return refused(MemberRefusal::HasObjects {
+            number,
+            count: left.object_count,
+        });
     }
     Ok(())
 }
@@ -867,7 +822,7 @@ fn left(pool: &Pool, member: &Member, users: &impl Users) -> Result<Left, PoolEr
     users.bury(pool)?;
     let mut count = |path: &Path, stub: BorrowedFd<'_>| {
         // A record that nobody can read may name it.
-        let layout = pool.layout(stub).map_err(|error| about(path, &error))?;
+        let layout = pool.layout(stub).map_err(|error| about(path, error))?;
         let objects = layout.map(|layout| layout.objects()).unwrap_or_default();
         let is_on_it = objects
             .iter()

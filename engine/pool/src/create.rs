@@ -14,6 +14,7 @@ use crate::format::{
 };
 use crate::member::random;
 use crate::pool::Pool;
+use crate::refusal::{FolderRefusal, Occupant, PoolFolder, Role, refused};
 use crate::rules::Rules;
 use crate::xattr::{self, HIDDEN_PREFIX};
 use rushes_core::pool::tidy::Schedule;
@@ -63,8 +64,7 @@ pub struct Created {
 
 /// A folder of the pool to be, locked so that no other create takes it.
 pub(crate) struct Folder {
-    /// For sentences: "the catalogue", "member 3".
-    role: String,
+    role: Role,
     pub(crate) path: PathBuf,
     pub(crate) fd: OwnedFd,
     device: u64,
@@ -83,14 +83,14 @@ pub fn create(
 ) -> Result<Created, PoolError> {
     let member_count = wanted.members.len();
     if !(1..=MEMBER_COUNT_MAX).contains(&member_count) {
-        return refused(format!(
-            "{member_count} members; expected 1 to {MEMBER_COUNT_MAX}"
-        ));
+        return refused(FolderRefusal::MemberCount {
+            count: member_count,
+        });
     }
-    let catalogue = Folder::enter(String::from("the catalogue"), &wanted.catalogue)?;
+    let catalogue = Folder::enter(Role::Catalogue, &wanted.catalogue)?;
     let mut members = Vec::with_capacity(member_count);
-    for (at, path) in wanted.members.iter().enumerate() {
-        members.push(Folder::enter(format!("member {at}"), path)?);
+    for (path, number) in wanted.members.iter().zip(0u16..) {
+        members.push(Folder::enter(Role::Member(MemberNumber(number)), path)?);
     }
     all_apart(&catalogue, &members)?;
     for folder in [&catalogue].into_iter().chain(&members) {
@@ -147,10 +147,6 @@ pub fn create(
     })
 }
 
-pub(crate) fn refused<T>(sentence: String) -> Result<T, PoolError> {
-    Err(PoolError::Refused(sentence))
-}
-
 /// No folder twice, none in another. Bind mounts may hide that one is in another; then the outer
 /// one is not empty, which is refused too.
 pub(crate) fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), PoolError> {
@@ -163,44 +159,32 @@ pub(crate) fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), Po
                 (other, one)
             };
             if (one.device, one.inode) == (other.device, other.inode) {
-                return refused(format!(
-                    "{} is {} and {} at once; each needs a folder of its own",
-                    one.path.display(),
-                    one.role,
-                    other.role
-                ));
+                return refused(FolderRefusal::Twice {
+                    path: one.path.clone(),
+                    roles: [one.role, other.role],
+                });
             }
             if inner.path.starts_with(&outer.path) {
-                return refused(format!(
-                    "{} ({}) is inside {} ({}); folders of a pool are beside each other",
-                    inner.path.display(),
-                    inner.role,
-                    outer.path.display(),
-                    outer.role
-                ));
+                return refused(FolderRefusal::Nested {
+                    inner: inner.named(),
+                    outer: outer.named(),
+                });
             }
         }
     }
     Ok(())
 }
 
-/// A folder that is a catalogue's or a member's, of any pool, and a clause of which; None: it is
-/// none.
-pub(crate) fn of_pool(folder: &Path) -> Option<(&Path, String)> {
+/// A folder that is a catalogue's or a member's, of any pool, and its part there; None: it is none.
+pub(crate) fn of_pool(folder: &Path) -> Option<(&Path, Occupant)> {
     // A folder that cannot be entered has no format file that anybody could go by.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let fd = open(folder, flags, Mode::empty()).ok()?;
     let of = match format::read(fd.as_fd(), FORMAT_FILE) {
         Ok(None) | Err(format::FormatFault::Failed(_)) => return None,
-        Ok(Some(Format::Catalogue(of))) => {
-            format!("the catalogue of the pool {}", format::hex(of.pool.0))
-        }
-        Ok(Some(Format::Member(of))) => format!(
-            "member {} of the pool {}",
-            of.number.0,
-            format::hex(of.pool.0)
-        ),
-        Err(format::FormatFault::Wrong(_)) => String::from("a folder of a pool"),
+        Ok(Some(Format::Catalogue(of))) => Occupant::Catalogue(of.pool),
+        Ok(Some(Format::Member(of))) => Occupant::Member(of.number, of.pool),
+        Err(format::FormatFault::Wrong(_)) => Occupant::Unknown,
     };
     Some((folder, of))
 }
@@ -220,17 +204,15 @@ fn same_as_wanted(
     if is_as_wanted(plan, policy, members) {
         return Ok(());
     }
-    let planned: Vec<String> = plan
-        .members
-        .iter()
-        .map(|entry| entry.path.display().to_string())
-        .collect();
-    refused(format!(
-        "{} has an interrupted create of other members or with another policy; repeat that one: {} with --policy {}",
-        catalogue.path.display(),
-        planned.join(" "),
-        plan.policy.name()
-    ))
+    refused(FolderRefusal::OtherCreate {
+        catalogue: catalogue.path.clone(),
+        members: plan
+            .members
+            .iter()
+            .map(|entry| entry.path.clone())
+            .collect(),
+        policy: plan.policy,
+    })
 }
 
 fn new_plan(policy: Policy, members: &[Folder]) -> Result<CatalogueFormat, PoolError> {
@@ -260,7 +242,7 @@ fn new_plan(policy: Policy, members: &[Folder]) -> Result<CatalogueFormat, PoolE
 }
 
 impl Folder {
-    pub(crate) fn enter(role: String, path: &Path) -> Result<Folder, PoolError> {
+    pub(crate) fn enter(role: Role, path: &Path) -> Result<Folder, PoolError> {
         let entered = path.canonicalize().and_then(|path| {
             let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             let fd = open(&path, flags, Mode::empty())?;
@@ -270,19 +252,23 @@ impl Folder {
         let (path, fd, status) = match entered {
             Ok(entered) => entered,
             Err(error) => {
-                return refused(format!(
-                    "{} ({role}) cannot be entered: {error}; expected a folder that is there",
-                    path.display()
-                ));
+                return refused(FolderRefusal::NotEntered {
+                    folder: PoolFolder {
+                        path: path.to_path_buf(),
+                        role,
+                    },
+                    error,
+                });
             }
         };
         let format = match format::read(fd.as_fd(), FORMAT_FILE) {
             Ok(format) => format,
             Err(fault) => {
-                return refused(format!(
-                    "{} ({role}) {fault}",
-                    path.join(FORMAT_FILE).display()
-                ));
+                return refused(FolderRefusal::Format {
+                    file: path.join(FORMAT_FILE),
+                    role: Some(role),
+                    fault,
+                });
             }
         };
         Ok(Folder {
@@ -295,9 +281,11 @@ impl Folder {
         })
     }
 
-    /// "/mnt/a (member 0)"
-    pub(crate) fn name(&self) -> String {
-        format!("{} ({})", self.path.display(), self.role)
+    pub(crate) fn named(&self) -> PoolFolder {
+        PoolFolder {
+            path: self.path.clone(),
+            role: self.role,
+        }
     }
 
     pub(crate) fn failed<T>(
@@ -305,16 +293,15 @@ impl Folder {
         operation: &'static str,
         done: Result<T, Errno>,
     ) -> Result<T, PoolError> {
-        done.map_err(|error| PoolError::system(operation, self.name(), error))
+        done.map_err(|error| PoolError::system(operation, self.named().to_string(), error))
     }
 
     pub(crate) fn lock(&self) -> Result<(), PoolError> {
         match flock(&self.fd, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(()),
-            Err(Errno::WOULDBLOCK) => refused(format!(
-                "{} is being made part of a pool by another process; wait for that",
-                self.name()
-            )),
+            Err(Errno::WOULDBLOCK) => refused(FolderRefusal::Locked {
+                folder: self.named(),
+            }),
             Err(error) => self.failed("lock", Err(error)),
         }
     }
@@ -324,11 +311,14 @@ impl Folder {
         match format::read(self.fd.as_fd(), PLAN) {
             Ok(None) => Ok(None),
             Ok(Some(Format::Catalogue(plan))) => Ok(Some(plan)),
-            Ok(Some(Format::Member(_))) => refused(format!(
-                "{} is a member's, expected the plan of a catalogue; remove it",
-                self.path.join(PLAN).display()
-            )),
-            Err(fault) => refused(format!("{} {fault}", self.path.join(PLAN).display())),
+            Ok(Some(Format::Member(_))) => refused(FolderRefusal::MembersPlan {
+                plan: self.path.join(PLAN),
+            }),
+            Err(fault) => refused(FolderRefusal::Format {
+                file: self.path.join(PLAN),
+                role: None,
+                fault,
+            }),
         }
     }
 
@@ -346,19 +336,17 @@ impl Folder {
             None => {}
             found if found.is_some() && *found == ours => {}
             Some(Format::Catalogue(of)) => {
-                return refused(format!(
-                    "{} is the catalogue of the pool {} already",
-                    self.name(),
-                    format::hex(of.pool.0)
-                ));
+                return refused(FolderRefusal::IsCatalogue {
+                    folder: self.named(),
+                    pool: of.pool,
+                });
             }
             Some(Format::Member(of)) => {
-                return refused(format!(
-                    "{} is member {} of the pool {} already; a folder belongs to one pool (if that one is no more, or has given the member up, and nothing that lies here is wanted: make a new file system on its disk)",
-                    self.name(),
-                    of.number.0,
-                    format::hex(of.pool.0)
-                ));
+                return refused(FolderRefusal::IsMember {
+                    folder: self.named(),
+                    number: of.number,
+                    pool: of.pool,
+                });
             }
         }
         let mut known: BTreeSet<OsString> = [LOST_AND_FOUND, PROBE].map(OsString::from).into();
@@ -373,11 +361,10 @@ impl Folder {
         }
         for name in self.names(Path::new(""))? {
             if !known.contains(&name) {
-                return refused(format!(
-                    "{} is not empty: it has {:?}; expected an empty folder (make one: a pool may have a folder beside others)",
-                    self.name(),
-                    name
-                ));
+                return refused(FolderRefusal::NotEmpty {
+                    folder: self.named(),
+                    name,
+                });
             }
         }
         if plan.is_none() {
@@ -390,12 +377,12 @@ impl Folder {
             all_object_folders().map(PathBuf::from).collect()
         };
         for folder in must_be_empty {
-            if let Some(name) = self.names(&folder)?.first() {
-                return refused(format!(
-                    "{} has {} from an interrupted create, and in it {name:?}, which that did not make",
-                    self.name(),
-                    folder.display()
-                ));
+            if let Some(name) = self.names(&folder)?.into_iter().next() {
+                return refused(FolderRefusal::Strange {
+                    folder: self.named(),
+                    below: folder,
+                    name,
+                });
             }
         }
         Ok(())
@@ -405,16 +392,16 @@ impl Folder {
     pub(crate) fn is_in_no_pool(&self) -> Result<(), PoolError> {
         match self.path.ancestors().skip(1).find_map(of_pool) {
             None => Ok(()),
-            Some((outer, of)) => refused(format!(
-                "{} is inside {}, which is {of}; expected a folder outside of it, where nothing of a pool is",
-                self.name(),
-                outer.display()
-            )),
+            Some((outer, occupant)) => refused(FolderRefusal::InPool {
+                folder: self.named(),
+                outer: outer.to_path_buf(),
+                occupant,
+            }),
         }
     }
 
     fn is_catalogue(&self) -> bool {
-        !self.role.starts_with("member")
+        self.role == Role::Catalogue
     }
 
     /// The names in a folder below it; one that is not there has none.
@@ -448,18 +435,17 @@ impl Folder {
         });
         match tried {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(Errno::OPNOTSUPP)) => refused(format!(
-                "the file system of {} keeps no extended attributes (trusted.*), which a pool's records live in; expected ext4, XFS, btrfs or the like",
-                self.name()
-            )),
-            Ok(Err(Errno::PERM)) | Err(Errno::ACCESS | Errno::PERM) => refused(format!(
-                "{} cannot be written to as a pool needs it; run this as root",
-                self.name()
-            )),
-            Err(Errno::ROFS) => refused(format!(
-                "{} is mounted read-only; remount it for writing",
-                self.name()
-            )),
+            Ok(Err(Errno::OPNOTSUPP)) => refused(FolderRefusal::NoAttributes {
+                folder: self.named(),
+            }),
+            Ok(Err(Errno::PERM)) | Err(Errno::ACCESS | Errno::PERM) => {
+                refused(FolderRefusal::NotWritable {
+                    folder: self.named(),
+                })
+            }
+            Err(Errno::ROFS) => refused(FolderRefusal::ReadOnly {
+                folder: self.named(),
+            }),
             Ok(Err(error)) | Err(error) => self.failed("write to", Err(error)),
         }
     }

@@ -10,12 +10,13 @@
 
 use crate::catalogue::{LOCK, Lock, NUMBERS, REMOVED, SOCKET, TREE};
 use crate::change::is_add_interrupted;
-use crate::create::{OBJECTS, PROBE, refused};
+use crate::create::{OBJECTS, PROBE};
 use crate::error::PoolError;
 use crate::find::mounts_below;
 use crate::format::FORMAT_FILE;
 use crate::member::{Member, MemberState, NAMES, mark_of};
 use crate::pool::Pool;
+use crate::refusal::{MemberRefusal, refused};
 use rushes_core::pool::check::Mark;
 use rustix::fs::{
     AtFlags, Dir, FileType, Mode, OFlags, fsync, mkdirat, openat, renameat, unlinkat,
@@ -91,12 +92,8 @@ impl Doomed {
             doomed.must_be_whole(files)?;
         }
         for folder in doomed.folders() {
-            if let Some(mount) = mounts_below(&folder)?.first() {
-                return refused(format!(
-                    "something is mounted on {}, inside of {}; unmount it first",
-                    mount.display(),
-                    folder.display()
-                ));
+            if let Some(mount) = mounts_below(&folder)?.into_iter().next() {
+                return refused(MemberRefusal::MountInside { mount, folder });
             }
         }
         Ok(doomed)
@@ -104,9 +101,7 @@ impl Doomed {
 
     fn must_be_whole(&mut self, files: Files) -> Result<(), PoolError> {
         if is_add_interrupted(&self.pool) {
-            return refused(String::from(
-                "an add was interrupted; repeat it first, so that all folders of the pool are known",
-            ));
+            return refused(MemberRefusal::AddInterrupted);
         }
         for member in self.pool.members().iter() {
             match member.status().state {
@@ -118,31 +113,24 @@ impl Doomed {
                     });
                 }
                 MemberState::Missing(why) => {
-                    let (catalogue, number) = (self.catalogue().display(), member.number().0);
                     let members = self.pool.members();
                     let mut states = members.iter().map(|other| other.status().state);
-                    let is_gone = states.all(|state| matches!(state, MemberState::Missing(_)));
-                    return refused(format!(
-                        "member {number} is missing: {} {why}; mount it there. If its disk is dead, {}",
-                        member.path().display(),
-                        match is_gone {
-                            true => format!(
-                                "and those of all others, only names are left of this pool: delete the catalogue by `rm -r {catalogue}`"
-                            ),
-                            false => format!(
-                                "give it up first: rushes pool remove --lost --yes {catalogue} {number}"
-                            ),
-                        }
-                    ));
+                    let is_all = states.all(|state| matches!(state, MemberState::Missing(_)));
+                    return refused(MemberRefusal::Missing {
+                        number: member.number(),
+                        path: member.path().to_path_buf(),
+                        why,
+                        catalogue: self.catalogue().to_path_buf(),
+                        is_all,
+                    });
                 }
             }
             self.object_count += member.object_count()?;
         }
         if self.has_files && files == Files::None {
-            return refused(format!(
-                "{} has files, which would be lost for good; expected an empty pool. Move them elsewhere first, or say --with-files",
-                self.catalogue().display()
-            ));
+            return refused(MemberRefusal::PoolHasFiles {
+                catalogue: self.catalogue().to_path_buf(),
+            });
         }
         Ok(())
     }

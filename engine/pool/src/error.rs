@@ -2,6 +2,7 @@
 //! The troubles of a pool, said so that the person at the rack can act on them.
 
 use crate::member::ObjectName;
+use crate::refusal::Refusal;
 use rushes_core::pool::{Class, FileIdentity, LayoutFault, MemberNumber, Object};
 use rushes_sys::SysError;
 use std::fmt;
@@ -85,8 +86,8 @@ pub enum PoolError {
         /// Why.
         fault: ObjectFault,
     },
-    /// The user's: a sentence that says what was read, what was expected and what to do.
-    Refused(String),
+    /// The request is refused. In a box, since every result here carries room for an error.
+    Refused(Box<Refusal>),
     /// A mount has the pool, or a command that changes it.
     Served {
         /// The catalogue.
@@ -220,7 +221,7 @@ impl fmt::Display for PoolError {
                 path.join(ObjectName::of(object.id).as_str()).display(),
                 object.member.0
             ),
-            PoolError::Refused(sentence) => write!(f, "{sentence}"),
+            PoolError::Refused(refusal) => refusal.fmt(f),
             PoolError::Served { catalogue, holder } => write!(
                 f,
                 "the pool {} is served already ({holder}); unmount it, or wait until that command has ended: one pool has one mount, or one command that changes it, at a time",

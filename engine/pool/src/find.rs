@@ -9,6 +9,7 @@
 use crate::catalogue::TREE;
 use crate::error::PoolError;
 use crate::format::{self, FORMAT_FILE, Format};
+use crate::refusal::{CatalogueRefusal, refused};
 use rushes_sys::file::FdInfo;
 use rustix::fs::{Mode, OFlags, open};
 use std::collections::BTreeSet;
@@ -42,10 +43,12 @@ pub struct Mounted {
 /// The pool that this path is in: a mount of it, a path below that, its catalogue, or a path in its
 /// tree.
 pub fn find(path: &Path) -> Result<Place, PoolError> {
-    let refused = |sentence: String| Err(PoolError::Refused(sentence));
     let path = match path.canonicalize() {
         Ok(path) => path,
-        Err(error) => return refused(format!("{}: {error}", path.display())),
+        Err(error) => {
+            let path = path.to_path_buf();
+            return refused(CatalogueRefusal::Unreached { path, error });
+        }
     };
     let mut shut = None;
     let fd = open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
@@ -60,11 +63,10 @@ pub fn find(path: &Path) -> Result<Place, PoolError> {
         let (Ok(below_mount), Ok(below_root)) =
             (path.strip_prefix(&row.mount), row.root.strip_prefix("/"))
         else {
-            return refused(format!(
-                "{} is not below its mount {}; ask inside that one",
-                path.display(),
-                row.mount.display()
-            ));
+            return refused(CatalogueRefusal::OutsideMount {
+                path,
+                mount: row.mount,
+            });
         };
         let below = below_root.join(below_mount);
         // A mount of a single file has nothing below it, and join would add a slash.
@@ -83,8 +85,8 @@ pub fn find(path: &Path) -> Result<Place, PoolError> {
                 continue;
             }
             Ok(true) => {
-                if let Some(sentence) = whose(&path, folder) {
-                    return refused(sentence);
+                if let Some(refusal) = of_member(&path, folder) {
+                    return refused(refusal);
                 }
                 continue;
             }
@@ -105,16 +107,12 @@ pub fn find(path: &Path) -> Result<Place, PoolError> {
         }
     }
     if let Some(shut) = shut {
-        return refused(format!(
-            "{}: you are not allowed to look into {}, so that it cannot be said whether it is of a pool; expected root (sudo)",
-            path.display(),
-            shut.display()
-        ));
+        return refused(CatalogueRefusal::Shut {
+            folder: shut.to_path_buf(),
+            path: path.clone(),
+        });
     }
-    refused(format!(
-        "{} is in no pool that is mounted here, and in no catalogue's tree",
-        path.display()
-    ))
+    refused(CatalogueRefusal::InNoPool { path })
 }
 
 fn is_file(path: &Path) -> io::Result<bool> {
@@ -125,8 +123,8 @@ fn is_file(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Of a path in a member's folder: whose member that is. None: it is none.
-fn whose(path: &Path, folder: &Path) -> Option<String> {
+/// A path in a member's folder is in no catalogue. None: the folder is no member's.
+fn of_member(path: &Path, folder: &Path) -> Option<CatalogueRefusal> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = open(folder, flags, Mode::empty()).ok()?;
     let Ok(Some(Format::Member(of))) = format::read(fd.as_fd(), FORMAT_FILE) else {
@@ -137,22 +135,13 @@ fn whose(path: &Path, folder: &Path) -> Option<String> {
         let format = root.and_then(|root| format::read(root.as_fd(), FORMAT_FILE).ok().flatten());
         matches!(format, Some(Format::Catalogue(format)) if format.pool == of.pool)
     };
-    let mounted = mounted().unwrap_or_default();
-    let its = match mounted.iter().find(|one| is_its(one)) {
-        Some(one) => format!(
-            "whose catalogue is {}; expected that, or a path below {}",
-            one.catalogue.display(),
-            one.mount.display()
-        ),
-        None => String::from("which is not mounted here; expected its catalogue"),
-    };
-    Some(format!(
-        "{} is in {}, member {} of the pool {}, {its}",
-        path.display(),
-        folder.display(),
-        of.number.0,
-        format::hex(of.pool.0)
-    ))
+    Some(CatalogueRefusal::InMember {
+        path: path.to_path_buf(),
+        folder: folder.to_path_buf(),
+        number: of.number,
+        pool: of.pool,
+        mounted: mounted().unwrap_or_default().into_iter().find(is_its),
+    })
 }
 
 /// All pools that are mounted here.
@@ -275,11 +264,10 @@ impl Row {
         }
         match is_file(&self.source.join(FORMAT_FILE)) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                Err(PoolError::Refused(format!(
-                    "you are not allowed to look into {}, the catalogue of what is mounted on {}; expected root (sudo)",
-                    self.source.display(),
-                    self.mount.display()
-                )))
+                refused(CatalogueRefusal::ShutMount {
+                    catalogue: self.source.clone(),
+                    mount: self.mount.clone(),
+                })
             }
             found => Ok(found.unwrap_or(false) && self.source.join(TREE).is_dir()),
         }

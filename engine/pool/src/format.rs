@@ -487,7 +487,7 @@ fn rules_of(rules: Option<Vec<RuleText>>) -> Result<Rules, String> {
     let rules = rules.unwrap_or_default().into_iter();
     let rule = |text: RuleText| Rule::of(&text.pattern, &text.wish);
     let rules: Result<Vec<Rule>, _> = rules.map(rule).collect();
-    Rules::of(rules.map_err(|fault| fault.to_string())?)
+    Rules::of(rules.map_err(|fault| fault.to_string())?).map_err(|fault| fault.to_string())
 }
 
 /// One more than the highest number.
@@ -498,7 +498,7 @@ fn most(members: &[MemberEntry]) -> u32 {
 
 /// The fault of a format file, apart from its not being there.
 #[derive(Debug)]
-pub(crate) enum FormatFault {
+pub enum FormatFault {
     /// It cannot be read.
     Failed(std::io::Error),
     /// A clause: "is of format version 7, …".

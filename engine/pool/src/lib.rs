@@ -34,6 +34,7 @@ mod online;
 mod others;
 mod pool;
 mod record_room;
+mod refusal;
 mod refused;
 mod request;
 mod rescue;
@@ -58,7 +59,7 @@ pub use destroy::{Destroyed, Doomed, Files};
 pub use error::{ObjectFault, PoolError};
 pub use failed::{Failed, Failure};
 pub use find::{MOUNT_TYPE, Mounted, Place, find, kept_elsewhere, mounted, mounts_of};
-pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, MemberId};
+pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, FormatFault, MemberId};
 pub use fsck::{Fsck, Issue, Progress, State, fsck};
 pub use gather::{Defragged, Pieces};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
@@ -68,6 +69,10 @@ pub use online::{Move, Moved, each_file_in};
 pub use others::draining_with_room;
 pub use pool::{Buried, Members, Opens, Pool, Readers, SpillReason, Usage};
 pub use record_room::scarce_room;
+pub use refusal::{
+    AddRefusal, CatalogueRefusal, FolderRefusal, LackedClass, MemberRefusal, NoLog, Occupant,
+    OtherCatalogue, Overlap, PolicyRefusal, PoolFolder, Refusal, RescueRefusal, Role, WorkRefusal,
+};
 pub use request::{
     Asked, Asker, Door, DoorStatus, Listener, MountState, Request, Told, Work, WorkKind,
 };

@@ -12,6 +12,7 @@ use crate::format::{
     self, CatalogueFormat, CatalogueIdentity, Duty, FORMAT_FILE, Format, FormatFault, MemberEntry,
     MemberFormat, MemberId, Standing,
 };
+use crate::refusal::{CatalogueRefusal, OtherCatalogue, refused};
 use crate::xattr::{self, OBJECT_ATTRIBUTE};
 use rushes_core::pool::check::{FoundObject, Mark};
 use rushes_core::pool::{
@@ -152,10 +153,10 @@ impl FormatFile {
 }
 
 /// Why a catalogue has nothing to do with a member any more.
-const OF_A_LATER_CATALOGUE: &str =
+pub(crate) const OF_A_LATER_CATALOGUE: &str =
     "belongs to a later catalogue of this pool, which `rushes pool rescue` has made";
 /// Why a catalogue has nothing to do with a member of the same pool.
-const OF_ANOTHER_CATALOGUE: &str =
+pub(crate) const OF_ANOTHER_CATALOGUE: &str =
     "belongs to another catalogue of this pool, which another `rushes pool rescue` has made";
 
 /// One member of an open pool.
@@ -388,18 +389,22 @@ impl Member {
         let Some((_, format)) = self.own_format() else {
             return Ok(());
         };
-        let (number, path, catalogue) = (self.number.0, self.path.display(), catalogue.display());
+        let (number, path) = (self.number, self.path.clone());
+        let catalogue = catalogue.to_path_buf();
         match self.catalogue.standing_of(format.catalogue) {
             Standing::Same | Standing::Earlier => Ok(()),
-            Standing::Later => Err(PoolError::Refused(format!(
-                "member {number} in {path} {OF_A_LATER_CATALOGUE}. {catalogue} is no pool's catalogue any more: use the one that the rescue made. When all \
-                 files are there, delete this one by `rm -r`"
-            ))),
-            Standing::Beside => Err(PoolError::Refused(format!(
-                "member {number} in {path} {OF_ANOTHER_CATALOGUE} ({}); expected {catalogue} ({}). Use the member with its own catalogue. To have one pool \
-                 again, end both mounts, move both catalogues away, and run `rushes pool rescue` with an empty folder and all members of both",
-                format.catalogue, self.catalogue
-            ))),
+            Standing::Later => refused(CatalogueRefusal::Superseded {
+                number,
+                path,
+                catalogue,
+            }),
+            Standing::Beside => refused(CatalogueRefusal::Beside(OtherCatalogue {
+                number,
+                path,
+                its: format.catalogue,
+                catalogue,
+                own: self.catalogue,
+            })),
         }
     }
 

@@ -2,9 +2,10 @@
 //! Whether a pool may be mounted on a folder: a mount hides all that lies below, and that must be
 //! nothing that the pool itself is made of. Mounting is a door's.
 
-use crate::create::{of_pool, refused};
+use crate::create::of_pool;
 use crate::error::PoolError;
 use crate::pool::Pool;
+use crate::refusal::{FolderRefusal, Overlap, PoolFolder, Role, refused};
 use rustix::fs::stat;
 use std::path::Path;
 
@@ -19,46 +20,45 @@ pub fn may_be_mounted_on(pool: &Pool, folder: &Path) -> Result<(), PoolError> {
         Ok(folder) => folder,
         Err(_) => std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf()),
     };
-    let expected =
-        "expected a folder beside those of the pool, since what is mounted hides what lies below";
     let members = pool.members();
-    let members = members.iter().map(|one| {
-        (
-            one.path().to_path_buf(),
-            format!("member {}", one.number().0),
-        )
+    let members = members.iter().map(|one| PoolFolder {
+        path: one.path().to_path_buf(),
+        role: Role::Member(one.number()),
     });
-    let catalogue = pool.catalogue().path().to_path_buf();
-    let all = [(catalogue, String::from("the catalogue"))]
-        .into_iter()
-        .chain(members);
-    for (path, role) in all {
-        let (folder, path) = (folder.as_path(), path.as_path());
-        let how = if path == folder {
-            "is"
-        } else if is_in(path, folder) {
-            "contains"
+    let catalogue = PoolFolder {
+        path: pool.catalogue().path().to_path_buf(),
+        role: Role::Catalogue,
+    };
+    for covered in [catalogue].into_iter().chain(members) {
+        let path = covered.path.as_path();
+        let overlap = if path == folder {
+            Overlap::Is
+        } else if is_in(path, &folder) {
+            Overlap::Contains
         } else if folder.starts_with(path) {
-            "is inside"
+            Overlap::IsInside
         } else {
             continue;
         };
-        return refused(format!(
-            "{} {how} {} ({role}), and the pool cannot be mounted on it; {expected}",
-            folder.display(),
-            path.display()
-        ));
+        return refused(FolderRefusal::Covers {
+            folder,
+            overlap,
+            covered,
+        });
     }
     // By what lies there, too: a bind mount shows the same folders elsewhere, and what is mounted
     // on one is often on the other at once.
     match folder.ancestors().find_map(of_pool) {
         None => Ok(()),
-        Some((outer, of)) => refused(format!(
-            "{} {} {}, which is {of}, and the pool cannot be mounted on it; {expected}",
-            folder.display(),
-            if outer == folder { "is" } else { "is inside" },
-            outer.display()
-        )),
+        Some((outer, occupant)) => refused(FolderRefusal::MountInPool {
+            overlap: match outer == folder {
+                true => Overlap::Is,
+                false => Overlap::IsInside,
+            },
+            outer: outer.to_path_buf(),
+            occupant,
+            folder: folder.clone(),
+        }),
     }
 }
 

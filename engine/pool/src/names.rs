@@ -12,6 +12,7 @@
 use crate::error::PoolError;
 use crate::member::{Member, MemberState, NAMES};
 use crate::pool::Pool;
+use crate::refusal::{WorkRefusal, refused};
 use crate::walk::walk;
 use crate::xattr::{HIDDEN_PREFIX, LAYOUT_ATTRIBUTE};
 pub use rushes_core::pool::names::Inode;
@@ -363,9 +364,7 @@ impl NameLog {
                 Err(Without::Moved) => {}
             }
         }
-        Err(PoolError::Refused(String::from(
-            "folders were renamed each time that the log of names was written; repeat this when nobody does",
-        )))
+        refused(WorkRefusal::Renaming)
     }
 
     /// Write what was told, and how the inodes are that `changed` knows; a checkpoint if one is

@@ -3,11 +3,11 @@
 //! sentences that say which one does not, why, and what lets it. This module does not decide which
 //! member gets what.
 
-use crate::create::refused;
 use crate::error::PoolError;
 use crate::format::Duty;
 use crate::member::{Member, MemberState, MemberStatus};
 use crate::pool::Pool;
+use crate::refusal::{MemberRefusal, NoLog, refused};
 use rushes_core::pool::MemberNumber;
 use rushes_core::units::ByteCount;
 use std::sync::Arc;
@@ -120,16 +120,12 @@ pub(crate) fn must_take_bytes_beside(pool: &Pool, number: MemberNumber) -> Resul
     let is_taking = members
         .iter()
         .any(|one| one.number() == number && one.takes_bytes());
-    refused(format!(
-        "{0}nobody would take what member {1} has: {2}; {3}, then drain member {1}",
-        match is_taking {
-            true => format!("member {} is the last one that takes bytes, and ", number.0),
-            false => String::new(),
-        },
-        number.0,
-        others.clauses(),
-        others.way_out()
-    ))
+    refused(MemberRefusal::NoTaker {
+        number,
+        is_taking,
+        others: others.clauses(),
+        remedy: others.way_out(),
+    })
 }
 
 /// A member is to go: another one takes bytes, now or when its disk is there again; or the member
@@ -142,25 +138,25 @@ pub(crate) fn must_take_bytes_without(pool: &Pool, member: &Member) -> Result<()
         return Ok(());
     }
     let others = Others::than(pool, number);
+    let remedy = others.way_out();
     refused(match members.len() {
-        1 => format!(
-            "member {} is the only one of the pool; {}, which has to be there first",
-            number.0,
-            others.way_out()
-        ),
-        _ => format!(
-            "member {} is the last one that takes bytes: {}; {}, which has to be done first",
-            number.0,
-            others.clauses(),
-            others.way_out()
-        ),
+        1 => MemberRefusal::Only { number, remedy },
+        _ => MemberRefusal::LastTaker {
+            number,
+            others: others.clauses(),
+            remedy,
+        },
     })
 }
 
-/// Why no other member than this one took the log of names, and what to do about it, as clauses.
-pub(crate) fn why_no_log(pool: &Pool, number: MemberNumber, error: &PoolError) -> String {
+/// Why no other member than this one took the log of names.
+pub(crate) fn why_no_log(pool: &Pool, number: MemberNumber, error: &PoolError) -> NoLog {
     if !error.is_full() {
-        return error.to_string();
+        return NoLog {
+            number,
+            cause: error.to_string(),
+            remedy: None,
+        };
     }
     let others = Others::than(pool, number);
     let cause = match error {
@@ -168,7 +164,11 @@ pub(crate) fn why_no_log(pool: &Pool, number: MemberNumber, error: &PoolError) -
         PoolError::NoRoom => String::from("no other member takes bytes and has room"),
         error => error.to_string(),
     };
-    format!("{cause}: {}; {}", others.clauses(), others.way_out())
+    NoLog {
+        number,
+        cause: format!("{cause}: {}", others.clauses()),
+        remedy: Some(others.way_out()),
+    }
 }
 
 /// Of a member that could not be emptied: members with room that take nothing because they are to

@@ -13,6 +13,7 @@ use crate::change::Drained;
 use crate::error::PoolError;
 use crate::failed::Failed;
 use crate::gather::Defragged;
+use crate::refusal::{WorkRefusal, refused};
 use rushes_sys::socket::peer;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags, open};
@@ -228,28 +229,21 @@ impl Door {
     /// Returns  the last one
     /// Errors   [`PoolError::Refused`]: the door refused it, or the door is gone
     pub fn ask(mut self, request: &Request, mut told: impl FnMut(Told)) -> Result<Told, PoolError> {
-        let gone = |error: io::Error| {
-            PoolError::Refused(format!(
-                "the mount that has the pool does not answer any more ({error}); what was done stays done: mount the pool and repeat this"
-            ))
-        };
-        let line = line_of(request).map_err(|error| {
-            PoolError::Refused(format!("this cannot be asked of a mount: {error}"))
-        })?;
+        let gone = |error: io::Error| PoolError::from(WorkRefusal::MountGone { error });
+        let line = line_of(request).map_err(|error| WorkRefusal::Unsaid { error })?;
         self.0.get_mut().write_all(line.as_bytes()).map_err(gone)?;
         loop {
             let mut line = String::new();
             if self.0.read_line(&mut line).map_err(gone)? == 0 {
                 return Err(gone(ErrorKind::UnexpectedEof.into()));
             }
-            let answer = serde_json::from_str(&line).map_err(|error| {
-                PoolError::Refused(format!(
-                    "the mount that has the pool answered {:?}, which this program does not understand ({error}); are both of one version?",
-                    line.trim()
-                ))
-            })?;
+            let answer =
+                serde_json::from_str(&line).map_err(|error| WorkRefusal::Misunderstood {
+                    answer: line.trim().to_owned(),
+                    error,
+                })?;
             match answer {
-                Told::Refused { sentence } => return Err(PoolError::Refused(sentence)),
+                Told::Refused { sentence } => return refused(WorkRefusal::ByMount { sentence }),
                 Told::Done { .. } | Told::Status { .. } => return Ok(answer),
                 Told::Added { .. } | Told::Moved { .. } => told(answer),
             }
@@ -435,13 +429,14 @@ mod tests {
         });
         let is_root = rustix::process::geteuid().is_root();
         match answer.1 {
-            Err(PoolError::Refused(sentence)) if is_root => {
+            Err(error) if is_root => {
+                assert!(matches!(error, PoolError::Refused(_)), "{error:?}");
                 assert_eq!(
-                    (answer.0, sentence.as_str()),
+                    (answer.0, error.to_string().as_str()),
                     (vec![Told::Moved { now }], "no")
                 );
             }
-            Err(PoolError::Refused(sentence)) => assert!(sentence.contains("does not answer")),
+            Err(error) => assert!(error.to_string().contains("does not answer")),
             other => panic!("{other:?}"),
         }
         // A door that was killed leaves its socket; the next one takes its place.

@@ -8,7 +8,7 @@
 //! repeated.
 
 use crate::catalogue::{LOCK, Lock, NUMBERS, REMOVED, TREE};
-use crate::create::{Folder, LOST_AND_FOUND, PROBE, all_apart, refused};
+use crate::create::{Folder, LOST_AND_FOUND, PROBE, all_apart};
 use crate::data::data_ranges;
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, CatalogueIdentity, FORMAT_FILE, Format, MemberEntry};
@@ -16,6 +16,7 @@ use crate::fsck::{Fsck, Issue, Progress, State, fsck, lost_folder};
 use crate::member::{Access, Listed, MemberState};
 use crate::names;
 use crate::pool::Pool;
+use crate::refusal::{RescueRefusal, Role, refused};
 use crate::rules::Rules;
 use crate::walk::open_below;
 use crate::xattr::INODE_ATTRIBUTE;
@@ -69,10 +70,10 @@ pub fn rescue(
     members: &[PathBuf],
     mut progress: impl FnMut(Progress),
 ) -> Result<Rescued, PoolError> {
-    let folder = Folder::enter(String::from("the catalogue"), catalogue)?;
+    let folder = Folder::enter(Role::Catalogue, catalogue)?;
     let mut given = Vec::with_capacity(members.len());
     for path in members {
-        given.push(Folder::enter(String::from("a member"), path)?);
+        given.push(Folder::enter(Role::SomeMember, path)?);
     }
     all_apart(&folder, &given)?;
     let (id, identity, entries) = of_one_pool(&given)?;
@@ -180,25 +181,21 @@ fn of_one_pool(
     let mut pool = None;
     for folder in given {
         let Some(Format::Member(format)) = &folder.format else {
-            return refused(format!(
-                "{} is no member of a pool; expected a folder with the file {FORMAT_FILE} of one",
-                folder.path.display()
-            ));
+            return refused(RescueRefusal::NotMember {
+                path: folder.path.clone(),
+            });
         };
         if *pool.get_or_insert(format.pool) != format.pool {
-            return refused(format!(
-                "{} is a member of another pool than {}; give the members of one",
-                folder.path.display(),
-                entries[0].path.display()
-            ));
+            return refused(RescueRefusal::OtherPool {
+                path: folder.path.clone(),
+                first: entries[0].path.clone(),
+            });
         }
         if let Some(other) = entries.iter().find(|entry| entry.number == format.number) {
-            return refused(format!(
-                "{} and {} are both member {}; one of them is a copy, leave it away",
-                other.path.display(),
-                folder.path.display(),
-                format.number.0
-            ));
+            return refused(RescueRefusal::Copies {
+                paths: [other.path.clone(), folder.path.clone()],
+                number: format.number,
+            });
         }
         identity = identity.following(format.catalogue);
         entries.push(MemberEntry::new(
@@ -210,26 +207,25 @@ fn of_one_pool(
     entries.sort_by_key(|entry| entry.number);
     match pool {
         Some(pool) => Ok((pool, identity, entries)),
-        None => refused(String::from("no member is given; expected one at least")),
+        None => refused(RescueRefusal::NoMember),
     }
 }
 
 /// Empty, or what an interrupted rescue of this pool made.
 fn may_be_filled(folder: &Folder, pool: PoolId) -> Result<(), PoolError> {
     if folder.format.is_some() {
-        return refused(format!(
-            "{} is in a pool already; a catalogue that is there is looked through by `rushes pool fsck`",
-            folder.name()
-        ));
+        return refused(RescueRefusal::InPool {
+            folder: folder.named(),
+        });
     }
     let is_ours = match format::read(folder.fd.as_fd(), PLAN) {
         Ok(Some(Format::Catalogue(plan))) if plan.pool == pool => true,
         Ok(None) => false,
         _ => {
-            return refused(format!(
-                "{} has a {PLAN} of another pool; give an empty folder",
-                folder.name()
-            ));
+            return refused(RescueRefusal::OtherPlan {
+                folder: folder.named(),
+                plan: PLAN,
+            });
         }
     };
     let ours = [TREE, REMOVED, NUMBERS, LOCK, PLAN].map(OsStr::new);
@@ -238,10 +234,10 @@ fn may_be_filled(folder: &Folder, pool: PoolId) -> Result<(), PoolError> {
         let known =
             name == LOST_AND_FOUND || name == PROBE || name == format!("{PLAN}.tmp").as_str();
         if !known && !(is_ours && (temporary || ours.contains(&name.as_os_str()))) {
-            return refused(format!(
-                "{} is not empty: it has {name:?}; expected an empty folder",
-                folder.name()
-            ));
+            return refused(RescueRefusal::NotEmpty {
+                folder: folder.named(),
+                name,
+            });
         }
     }
     Ok(())
@@ -301,10 +297,7 @@ fn newest(pool: &Pool, unread: &mut Vec<PoolError>) -> Result<Option<(u64, Names
             }
         };
         if is_newer(&bytes) {
-            return refused(format!(
-                "the log of names of member {} is of a newer version; use a newer Rushes",
-                log.member.0
-            ));
+            return refused(RescueRefusal::NewerLog { number: log.member });
         }
         let names = Names::read(&bytes);
         let is_ours = names
@@ -334,9 +327,7 @@ fn known_format(
     let text = head.map(|head| String::from_utf8_lossy(&head.format).into_owned());
     let format = text.and_then(|text| Format::of(&text).ok());
     let Some(Format::Catalogue(mut format)) = format else {
-        return refused(String::from(
-            "the log of names does not say which members there are; use a newer Rushes",
-        ));
+        return refused(RescueRefusal::NoMembersInLog);
     };
     let was = head.map(|head| PathBuf::from(OsStr::from_bytes(&head.catalogue)));
     if let Some(was) = was.filter(|was| *was != folder.path) {
@@ -345,10 +336,7 @@ fn known_format(
             .ok()
             .and_then(|fd| format::read(fd.as_fd(), FORMAT_FILE).ok().flatten());
         if matches!(&there, Some(Format::Catalogue(of)) if of.pool == format.pool) {
-            return refused(format!(
-                "the catalogue of this pool is there: {}; two would give the same room twice. Look through it with `rushes pool fsck`, or move it away",
-                was.display()
-            ));
+            return refused(RescueRefusal::CatalogueThere { catalogue: was });
         }
     }
     format.catalogue = identity.following(format.catalogue);
@@ -363,11 +351,10 @@ fn known_format(
                 known.path.clone_from(&entry.path);
             }
             None if format.lost.contains(&entry.number) => {
-                return refused(format!(
-                    "{} has what member {} had when it was given up, and the pool has gone on without it; leave it out",
-                    entry.path.display(),
-                    entry.number.0
-                ));
+                return refused(RescueRefusal::GivenUp {
+                    path: entry.path.clone(),
+                    number: entry.number,
+                });
             }
             None => format.members.push(entry.clone()),
         }

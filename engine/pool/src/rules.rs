@@ -3,6 +3,7 @@
 //! daemon's (`[[rule]]`, docs/reference/config.md), by the same library in the same way, so that
 //! one pattern means one thing.
 
+use crate::refusal::PolicyRefusal;
 use globset::{Candidate, GlobBuilder, GlobSet, GlobSetBuilder};
 use rushes_core::pool::Rule;
 use rushes_core::pool::rules::can_be_rules;
@@ -30,14 +31,14 @@ impl PartialEq for Rules {
 impl Eq for Rules {}
 
 impl Rules {
-    /// Errors   a clause about the first that is none
-    pub(crate) fn of(rules: Vec<Rule>) -> Result<Rules, String> {
-        can_be_rules(&rules).map_err(|fault| fault.to_string())?;
+    /// Errors   about the first that is none
+    pub(crate) fn of(rules: Vec<Rule>) -> Result<Rules, PolicyRefusal> {
+        can_be_rules(&rules).map_err(PolicyRefusal::Rule)?;
         let rules = rules.into_iter().map(|rule| {
             let names = compile(rule.pattern())?;
             Ok(Compiled { rule, names })
         });
-        let rules: Result<Vec<Compiled>, String> = rules.collect();
+        let rules: Result<Vec<Compiled>, PolicyRefusal> = rules.collect();
         rules.map(|rules| Rules(rules.into()))
     }
 
@@ -73,15 +74,13 @@ fn composed(path: &Path) -> Cow<'_, Path> {
 
 /// `*` stays within a folder, `**` crosses them. It is a set of one: the set says when a pattern
 /// becomes too large for the library, where a single matcher panics.
-fn compile(pattern: &str) -> Result<GlobSet, String> {
+fn compile(pattern: &str) -> Result<GlobSet, PolicyRefusal> {
     let letters: String = pattern.nfc().collect();
     let glob = GlobBuilder::new(&letters).literal_separator(true).build();
     let set = glob.and_then(|glob| GlobSetBuilder::new().add(glob).build());
-    set.map_err(|error| {
-        format!(
-            "\"{pattern}\" is no pattern ({}); expected one such as \"conform/**/*.exr\"",
-            error.kind()
-        )
+    set.map_err(|error| PolicyRefusal::Pattern {
+        pattern: pattern.to_owned(),
+        fault: error.kind().clone(),
     })
 }
 
@@ -91,7 +90,7 @@ mod tests {
     use std::ffi::OsStr;
     use std::os::unix::ffi::OsStrExt;
 
-    fn rules(rules: &[(&str, &str)]) -> Result<Rules, String> {
+    fn rules(rules: &[(&str, &str)]) -> Result<Rules, PolicyRefusal> {
         let rule = |&(pattern, words): &(&str, &str)| Rule::of(pattern, words).unwrap();
         Rules::of(rules.iter().map(rule).collect())
     }
@@ -171,6 +170,7 @@ mod tests {
                 // Newer versions of the library may take it.
                 Ok(rules) => drop(rules.first(Path::new("x"))),
                 Err(fault) => {
+                    let fault = fault.to_string();
                     assert!(fault.contains("is no pattern ("), "{fault}");
                     assert!(fault.contains("expected one such as"), "{fault}");
                 }
@@ -180,6 +180,6 @@ mod tests {
             assert!(rules(&[(pattern, "single")]).is_err(), "{pattern}");
         }
         let twice = rules(&[("a", "single"), ("a", "")]);
-        assert!(twice.unwrap_err().contains("two rules"));
+        assert!(twice.unwrap_err().to_string().contains("two rules"));
     }
 }

@@ -5,14 +5,14 @@
 //! The effect of both is core/pool's: here they are only read and kept.
 
 use crate::change::write;
-use crate::create::refused;
 use crate::error::PoolError;
 use crate::format::CatalogueFormat;
 use crate::pool::Pool;
+use crate::refusal::{LackedClass, MemberRefusal, PolicyRefusal, refused};
 use crate::rules::Rules;
 use crate::xattr;
 use rushes_core::pool::{Class, MemberNumber, Rule, RuleChange, WISH_ATTRIBUTE, Wish};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -85,9 +85,9 @@ impl Pool {
         own.unwrap_or_default().or(&self.wish())
     }
 
-    /// Why no member can take what is wished so, as a sentence. None: some can, or could if they
-    /// were there.
-    pub fn cannot_meet(&self, wish: &Wish) -> Option<String> {
+    /// The class that a wish asks for and no member is of. None: some member can take what is
+    /// wished so, or could if it were there.
+    pub fn cannot_meet(&self, wish: &Wish) -> Option<LackedClass> {
         let members = self.members();
         lacks(wish, members.iter().map(|member| member.class()))
     }
@@ -107,26 +107,14 @@ impl Pool {
     }
 }
 
-fn lacks<'a>(wish: &Wish, classes: impl Iterator<Item = Option<&'a Class>>) -> Option<String> {
+fn lacks<'a>(wish: &Wish, classes: impl Iterator<Item = Option<&'a Class>>) -> Option<LackedClass> {
     let wanted = wish.class.as_ref()?;
-    let mut there: Vec<&str> = Vec::new();
-    for class in classes.flatten() {
-        if class == wanted {
-            return None;
-        }
-        there.push(class.name());
-    }
-    there.sort_unstable();
-    there.dedup();
-    let known = match there.as_slice() {
-        [] => String::from("none is of a class yet"),
-        _ => format!("they are of {}", there.join(", ")),
-    };
-    Some(format!(
-        "no member is of the class {} ({known}); `rushes pool policy CATALOGUE --class NUMBER={}` says that one is",
-        wanted.name(),
-        wanted.name()
-    ))
+    let known: BTreeSet<&Class> = classes.flatten().collect();
+    (!known.contains(wanted)).then(|| LackedClass {
+        class: wanted.clone(),
+        known: known.into_iter().cloned().collect(),
+        rule: None,
+    })
 }
 
 /// Say, durably, where files of a pool are to go. Those that have bytes stay where they are.
@@ -141,13 +129,10 @@ pub fn change_policy(pool: Pool, change: PolicyChange) -> Result<(), PoolError> 
         format.wish = wish;
     }
     let rules: Vec<Rule> = format.rules.iter().cloned().collect();
-    let rules = change.rules.of(&rules).map_err(|fault| fault.to_string());
-    format.rules = match rules.and_then(Rules::of) {
-        Ok(rules) => rules,
-        Err(sentence) => return refused(sentence),
-    };
-    if let Some(sentence) = lacks_any(&format) {
-        return refused(sentence);
+    let rules = change.rules.of(&rules).map_err(PolicyRefusal::Rule)?;
+    format.rules = Rules::of(rules)?;
+    if let Some(lacked) = lacks_any(&format) {
+        return refused(PolicyRefusal::Lacks(lacked));
     }
     if format == pool.format() {
         return Ok(());
@@ -166,8 +151,8 @@ pub fn change_classes(
 ) -> Result<(), PoolError> {
     let mut format = pool.format();
     give_classes(&mut format, classes)?;
-    if let Some(sentence) = lacks_any(&format) {
-        return refused(sentence);
+    if let Some(lacked) = lacks_any(&format) {
+        return refused(PolicyRefusal::Lacks(lacked));
     }
     if format == pool.format() {
         return Ok(());
@@ -181,26 +166,25 @@ fn give_classes(
     format: &mut CatalogueFormat,
     classes: Vec<(MemberNumber, Option<Class>)>,
 ) -> Result<(), PoolError> {
+    let known: Vec<MemberNumber> = format.members.iter().map(|entry| entry.number).collect();
     for (number, class) in classes {
         let mut entries = format.members.iter_mut();
         let Some(entry) = entries.find(|entry| entry.number == number) else {
-            return refused(format!(
-                "the pool has no member {}; expected a number of `rushes pool ls`",
-                number.0
-            ));
+            return refused(MemberRefusal::Unknown { number, known });
         };
         entry.class = class;
     }
     Ok(())
 }
 
-/// The class that the pool, or a rule of it, asks for and no member is of, as a sentence.
-pub(crate) fn lacks_any(format: &CatalogueFormat) -> Option<String> {
+/// The class that the pool, or a rule of it, asks for and no member is of.
+pub(crate) fn lacks_any(format: &CatalogueFormat) -> Option<LackedClass> {
     let classes = || format.members.iter().map(|entry| entry.class.as_ref());
     lacks(&format.wish, classes()).or_else(|| {
         format.rules.iter().find_map(|rule| {
-            let sentence = lacks(rule.wish(), classes())?;
-            Some(format!("the rule \"{}\": {sentence}", rule.pattern()))
+            let mut lacked = lacks(rule.wish(), classes())?;
+            lacked.rule = Some(rule.pattern().to_owned());
+            Some(lacked)
         })
     })
 }
@@ -231,9 +215,11 @@ mod tests {
         let wish = Wish::of("class=ssd").unwrap();
         let of = |classes: &[Option<&Class>]| lacks(&wish, classes.iter().copied());
         assert_eq!(of(&[None, ssd.as_ref()]), None);
-        let said = of(&[None, raid.as_ref(), raid.as_ref()]).unwrap();
+        let said = of(&[None, raid.as_ref(), raid.as_ref()])
+            .unwrap()
+            .to_string();
         assert!(said.contains("class ssd (they are of raid)"), "{said}");
-        let said = of(&[None]).unwrap();
+        let said = of(&[None]).unwrap().to_string();
         assert!(said.contains("none is of a class yet"), "{said}");
         assert_eq!(lacks(&Wish::default(), [None].into_iter()), None);
     }

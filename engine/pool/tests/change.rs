@@ -88,7 +88,7 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
             Parting::Empty,
             &Nobody,
         ),
-        "never had",
+        "expected one of ",
     );
     drop(new);
     refused(
@@ -202,13 +202,13 @@ fn add_refuses_what_it_must_not_take_and_an_interrupted_one_is_finished_by_repea
         policy: Policy::RoundRobin,
     };
     create(&other, |_, _| {}).unwrap();
-    try_add(&[&other.members[0]], "a folder belongs to one pool");
+    try_add(&[&other.members[0]], "expected a folder of no pool");
     let newer = r#"{"rushes_pool": "member", "format_version": 9, "colour": "blue"}"#;
     fs::write(new.join("rushes-pool"), newer).unwrap();
     try_add(&[&new], "format version 9");
     // This pool's own member, where its disk was mounted by mistake.
     fs::copy(member.join("rushes-pool"), new.join("rushes-pool")).unwrap();
-    try_add(&[&new], "of this very pool, which is expected at");
+    try_add(&[&new], "of this very pool; expected that member at");
     fs::remove_file(new.join("rushes-pool")).unwrap();
     fs::write(new.join("letter"), "dear").unwrap();
     try_add(&[&new], "is not empty");
@@ -225,7 +225,7 @@ fn add_refuses_what_it_must_not_take_and_an_interrupted_one_is_finished_by_repea
     let pool = Pool::serve(&catalogue).unwrap();
     assert_eq!(numbers(&pool), [0]);
     let third = place.disk("third", 8);
-    refused(add(&pool, &[third], None, |_, _| {}), "repeat that one");
+    refused(add(&pool, &[third], None, |_, _| {}), "repeat that add");
     refused(
         set_draining(&Pool::look(&catalogue).unwrap(), MemberNumber(0), true),
         "an add was interrupted",
@@ -274,7 +274,7 @@ fn a_member_goes_only_when_nothing_is_on_it_and_a_dead_one_only_when_nothing_was
     assert!(matches!(error, PoolError::Missing { .. }), "{error}");
     refused(
         set_draining(&pool, MemberNumber(7), true),
-        "no member 7; it has 0, 2",
+        "no member 7; expected one of 0, 2",
     );
     let text = || fs::read_to_string(catalogue.join("rushes-pool")).unwrap();
     assert!(!text().contains("draining"), "{}", text());
@@ -364,7 +364,7 @@ fn the_log_of_names_is_on_others_before_a_member_is_emptied_of_it() {
     for words in [
         "the log of names could not be written",
         "member 1 takes bytes (0.",
-        "takes in another one; then repeat the drain",
+        "takes in another one, then repeat the drain",
     ] {
         refused(drain(&pool, MemberNumber(0), |_| {}), words);
     }

@@ -309,7 +309,7 @@ fn an_interrupted_create_is_finished_by_repeating_it_and_by_nothing_else() {
         wanted(&members[..1], Policy::MostFreeSpace),
     ] {
         let error = create(&other, |_, _| {}).unwrap_err();
-        assert!(error.to_string().contains("repeat that one"), "{error}");
+        assert!(error.to_string().contains("repeat that create"), "{error}");
     }
     let stranger = members[1].join("objects/00/letter");
     fs::write(&stranger, "dear").unwrap();

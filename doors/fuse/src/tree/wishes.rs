@@ -75,8 +75,8 @@ impl Door {
         let wish = text.and_then(|text| Wish::of(text).map_err(|fault| fault.to_string()));
         match wish {
             Ok(wish) => {
-                if let Some(sentence) = self.pool.cannot_meet(&wish) {
-                    self.say_once(format!("{WISH_ATTRIBUTE}: {sentence}"));
+                if let Some(lacked) = self.pool.cannot_meet(&wish) {
+                    self.say_once(format!("{WISH_ATTRIBUTE}: {lacked}"));
                 }
                 Ok(())
             }

@@ -21,7 +21,7 @@ use rushes_core::units;
 use rushes_pool::{
     Access, Asker, ByteCount, Class, Defragged, Drained, Failed, Layout, MemberNumber, MountState,
     Move, Moved, Object, Parting, Pool, PoolError, Request, Told, Users, Work, WorkKind,
-    each_file_in, names_follow, set_draining,
+    WorkRefusal, each_file_in, names_follow, set_draining,
 };
 use rushes_sys::priority::{idle_io, ordinary_io};
 use rustix::fs::{Mode, OFlags, open};
@@ -158,20 +158,11 @@ impl Care {
             };
             let is_stopping = other.is_stopping();
             if !is_stopping || Instant::now() >= end {
-                let of = other
-                    .member
-                    .map_or(String::new(), |number| format!(" of member {number}"));
-                let remedy = match is_stopping {
-                    false => "wait for it, or interrupt that command",
-                    true => {
-                        "that command has ended, and the mount stops after the piece that it \
-                         moves: repeat this in a moment"
-                    }
-                };
-                return Err(PoolError::Refused(format!(
-                    "the mount is busy with `rushes pool {}`{of}; {remedy}",
-                    other.kind.name()
-                )));
+                let (kind, member) = (other.kind, other.member);
+                return Err(PoolError::from(match is_stopping {
+                    false => WorkRefusal::Busy { kind, member },
+                    true => WorkRefusal::Stopping { kind, member },
+                }));
             }
             drop(state);
             std::thread::sleep(STOP_LOOK_EVERY);
@@ -215,10 +206,7 @@ impl Care {
         let _waiting = self.waits();
         let state = self.until_untidied();
         if let Some(other) = &state.going {
-            return Err(PoolError::Refused(format!(
-                "the mount is busy with `rushes pool {}`; repeat this when it is done",
-                other.kind.name()
-            )));
+            return Err(WorkRefusal::Unsettable { kind: other.kind }.into());
         }
         act()
     }
@@ -248,8 +236,12 @@ type Tell<'a> = dyn FnMut(&Told) -> bool + 'a;
 
 /// Both ends are of one version, so that a name that is none comes of no command of ours.
 fn class_named(name: &str) -> Result<Class, PoolError> {
-    Class::of(name)
-        .ok_or_else(|| PoolError::Refused(format!("{name:?} is not a name of a class of members")))
+    Class::of(name).ok_or_else(|| {
+        WorkRefusal::NoClass {
+            text: name.to_owned(),
+        }
+        .into()
+    })
 }
 
 impl Users for Door {
@@ -456,9 +448,9 @@ impl Door {
             return Ok(None);
         }
         // The daemon first writes all it has of it, and has nothing of it in its cache afterwards.
-        let looked_after = self.hold(node, &state, |_| true).map_err(|error| {
-            PoolError::Refused(format!("its bytes in memory cannot be written ({error})"))
-        })?;
+        let looked_after = self
+            .hold(node, &state, |_| true)
+            .map_err(|error| PoolError::from(WorkRefusal::Unwritten { error }))?;
         let moved = one.one_piece(&self.pool, file.stub.as_fd(), &mut layout, piece);
         if moved.is_err()
             && let Ok(Some(written)) = self.pool.layout(file.stub.as_fd())
@@ -543,7 +535,7 @@ fn done(numbers: Vec<u16>) -> Told {
 }
 
 fn unopened(error: Errno) -> PoolError {
-    PoolError::Refused(format!("it cannot be opened ({error})"))
+    WorkRefusal::Unopened { error }.into()
 }
 
 /// An open file that this thread moves.
@@ -700,10 +692,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             return Ok(());
         };
         if since.elapsed() > READER_PATIENCE {
-            return Err(PoolError::Refused(format!(
-                "{} is open, and the kernel reads it straight from this member, so it cannot be moved; expected that its reader closes it. Every other file is moved. Find the reader with `fuser` or `lsof` on the mount, and repeat this when it has closed the file",
-                path.display()
-            )));
+            return Err(WorkRefusal::Passed { path: path.clone() }.into());
         }
         std::thread::sleep(NAP);
         self.told(false)
@@ -953,15 +942,10 @@ impl<'a, 'b> Mover<'a, 'b> {
 
     fn must_stop(&self) -> Result<(), PoolError> {
         if self.door.closing.load(Ordering::Acquire) {
-            return Err(PoolError::Refused(String::from(
-                "the pool is being unmounted; files that were moved stay moved: repeat this to \
-                 continue",
-            )));
+            return Err(WorkRefusal::Unmounting.into());
         }
         if self.is_unwanted {
-            return Err(PoolError::Refused(String::from(
-                "the command that asked for it has ended",
-            )));
+            return Err(WorkRefusal::Unwanted.into());
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use crate::upkeep::care::Busy;
 use rushes_core::pool::tidy::{Seen, Tidier, Wait};
 use rushes_core::pool::vain::Vain;
 use rushes_core::units;
-use rushes_pool::{Failed, PoolError, Schedule, Tidied, Told, WorkKind, set_schedule};
+use rushes_pool::{Failed, PoolError, Schedule, Tidied, Told, WorkKind, WorkRefusal, set_schedule};
 use rushes_sys::clock::{minute_of_day, now};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -163,10 +163,10 @@ impl Door {
     /// When the pool may tidy itself from now on.
     pub(crate) fn set_schedule(&self, schedule: &str) -> Result<Told, PoolError> {
         let Some(schedule) = Schedule::of(schedule) else {
-            return Err(PoolError::Refused(format!(
-                "{schedule:?} is not a schedule; expected off, idle, always or a time such as \
-                 02:00-06:00"
-            )));
+            return Err(WorkRefusal::NoSchedule {
+                text: schedule.to_owned(),
+            }
+            .into());
         };
         self.care.change(|| set_schedule(&self.pool, schedule))?;
         Ok(Told::Status {
