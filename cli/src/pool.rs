@@ -47,7 +47,7 @@ pub(crate) struct PoolReport {
 pub(crate) struct MemberReport {
     pub(crate) number: u16,
     pub(crate) path: String,
-    pub(crate) state: &'static str,
+    pub(crate) state: Standing,
     pub(crate) reason: Option<String>,
     pub(crate) duty: &'static str,
     pub(crate) bytes_total: u64,
@@ -85,7 +85,7 @@ pub(crate) struct ObjectReport {
     pub(crate) member: u16,
     pub(crate) assigned_class: Option<String>,
     pub(crate) path: Option<String>,
-    pub(crate) state: &'static str,
+    pub(crate) state: Standing,
     pub(crate) reason: Option<String>,
 }
 
@@ -217,7 +217,7 @@ fn ls(args: &PoolLsArgs) -> Result<ExitCode, String> {
     let is_whole = reports
         .iter()
         .flat_map(|report| &report.members)
-        .all(|member| member.state == PRESENT);
+        .all(|member| member.state == Standing::Present);
     Ok(ExitCode::from(u8::from(!is_whole)))
 }
 
@@ -252,13 +252,43 @@ pub(crate) fn catalogues(args: &PoolLsArgs) -> Result<Vec<PathBuf>, String> {
     Ok(all)
 }
 
-pub(crate) const PRESENT: &str = "present";
+/// How a member stands, or an object on one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Standing {
+    /// It can be read and written.
+    Present,
+    /// It can be read.
+    ReadOnly,
+    /// It is not there.
+    Missing,
+    /// It is there, and its device answers with errors.
+    Failing,
+    /// Its member was given up.
+    Lost,
+    /// Its member is there, and it cannot be opened.
+    Unusable,
+}
 
-pub(crate) fn state_of(state: &MemberState) -> (&'static str, Option<String>) {
+impl Standing {
+    /// As tables have it.
+    pub(crate) fn word(self) -> &'static str {
+        match self {
+            Standing::Present => "present",
+            Standing::ReadOnly => "read-only",
+            Standing::Missing => "missing",
+            Standing::Failing => "failing",
+            Standing::Lost => "lost",
+            Standing::Unusable => "unusable",
+        }
+    }
+}
+
+pub(crate) fn state_of(state: &MemberState) -> (Standing, Option<String>) {
     match state {
-        MemberState::Present => (PRESENT, None),
-        MemberState::ReadOnly => ("read_only", None),
-        MemberState::Missing(why) => ("missing", Some(why.clone())),
+        MemberState::Present => (Standing::Present, None),
+        MemberState::ReadOnly => (Standing::ReadOnly, None),
+        MemberState::Missing(why) => (Standing::Missing, Some(why.clone())),
     }
 }
 
@@ -350,13 +380,13 @@ fn text(report: &PoolReport) -> String {
             remarks.push(String::from("on one device with the catalogue"));
         }
         let size = |bytes| match member.state {
-            "missing" => String::from("?"),
+            Standing::Missing => String::from("?"),
             _ => show::bytes(bytes),
         };
         table.row(vec![
             member.number.to_string(),
             member.path.clone(),
-            member.state.replace('_', "-"),
+            member.state.word().to_owned(),
             size(member.bytes_total),
             size(member.bytes_free),
             remarks.join("; "),
@@ -410,7 +440,7 @@ fn where_is(args: &PoolWhereArgs) -> Result<ExitCode, String> {
         .iter()
         .flat_map(|report| &report.segments)
         .flat_map(|segment| &segment.objects)
-        .all(|object| matches!(object.state, PRESENT | "read_only"));
+        .all(|object| matches!(object.state, Standing::Present | Standing::ReadOnly));
     Ok(ExitCode::from(u8::from(!is_whole)))
 }
 
@@ -521,10 +551,10 @@ fn object_report(pool: &Pool, layout: &Layout, object: Object) -> ObjectReport {
     let (state, reason) = match (member.as_ref().map(|member| member.status().state), opened) {
         (Some(state @ (MemberState::Present | MemberState::ReadOnly)), Ok(_)) => state_of(&state),
         (Some(state @ MemberState::Missing(_)), _) => state_of(&state),
-        (None, Err(error @ PoolError::Lost { .. })) => ("lost", Some(error.to_string())),
-        (None, Err(error)) => ("missing", Some(error.to_string())),
-        (Some(_), Err(error)) => ("unusable", Some(error.to_string())),
-        (None, Ok(_)) => ("unusable", None),
+        (None, Err(error @ PoolError::Lost { .. })) => (Standing::Lost, Some(error.to_string())),
+        (None, Err(error)) => (Standing::Missing, Some(error.to_string())),
+        (Some(_), Err(error)) => (Standing::Unusable, Some(error.to_string())),
+        (None, Ok(_)) => (Standing::Unusable, None),
     };
     ObjectReport {
         member: object.member.0,
@@ -561,9 +591,9 @@ fn file_text(report: &FileReport) -> String {
                 },
                 object.path.clone().unwrap_or_default(),
                 match (object.state, &object.reason) {
-                    (PRESENT, _) => String::new(),
-                    (state, None) => state.replace('_', "-"),
-                    (state, Some(reason)) => format!("{}: {reason}", state.replace('_', "-")),
+                    (Standing::Present, _) => String::new(),
+                    (state, None) => state.word().to_owned(),
+                    (state, Some(reason)) => format!("{}: {reason}", state.word()),
                 },
             ]);
         }

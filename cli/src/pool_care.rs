@@ -170,7 +170,7 @@ impl FindingReport {
             State::Open => ("open", None),
         };
         FindingReport {
-            kind: issue.kind,
+            kind: issue.kind.name(),
             sentence: issue.sentence,
             file: issue.path.map(|path| shown(&path)),
             member: issue.object.map(|object| object.member.0),

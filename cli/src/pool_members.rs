@@ -8,7 +8,7 @@ use crate::args::{
 };
 use crate::ask::{print_json, say};
 use crate::pool::{
-    PRESENT, catalogues, class_of, print_all, settled, shown, state_of, told, with_wish,
+    Standing, catalogues, class_of, print_all, settled, shown, state_of, told, with_wish,
 };
 use crate::pool_care::counter;
 use crate::show::{self, Table};
@@ -357,7 +357,7 @@ struct FullerReport {
 struct LeftOutReport {
     member: u16,
     duty: &'static str,
-    state: &'static str,
+    state: Standing,
 }
 
 impl RebalanceReport {
@@ -447,7 +447,7 @@ impl RebalanceReport {
             .iter()
             .map(|one| {
                 let why = match (one.duty, one.state) {
-                    ("full", state) => state.replace('_', "-"),
+                    ("full", state) => state.word().to_owned(),
                     (duty, _) => duty.to_owned(),
                 };
                 format!("member {} ({why})", one.member)
@@ -887,7 +887,7 @@ impl TidyReport {
 struct MemberStatusReport {
     number: u16,
     path: String,
-    state: &'static str,
+    state: Standing,
     reason: Option<String>,
     duty: &'static str,
     class: &'static str,
@@ -906,7 +906,7 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
         let status = member.status();
         let (mut state, mut reason) = state_of(&status.state);
         let counted = match state {
-            "missing" => None,
+            Standing::Missing => None,
             _ => Some(member.object_count()),
         };
         let number = member.number().0;
@@ -915,7 +915,7 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
         // One that fails keeps nobody from what there is to say of the others.
         let failed = counted.as_ref().and_then(|counted| counted.as_ref().err());
         if let Some(why) = failing.or_else(|| failed.map(ToString::to_string)) {
-            (state, reason) = ("failing", Some(why));
+            (state, reason) = (Standing::Failing, Some(why));
         }
         let object_count = counted.and_then(Result::ok);
         members.push(MemberStatusReport {
@@ -963,7 +963,10 @@ pub(crate) fn status(args: &PoolLsArgs) -> Result<ExitCode, String> {
     print_all(&reports, args.json, "status", text)?;
     let is_well = reports.iter().all(|report| {
         (report.log_serial.is_some() || report.is_empty)
-            && report.members.iter().all(|one| one.state == PRESENT)
+            && report
+                .members
+                .iter()
+                .all(|one| one.state == Standing::Present)
     });
     Ok(ExitCode::from(u8::from(!is_well)))
 }
@@ -975,7 +978,7 @@ fn text(report: &StatusReport) -> String {
     let mut table = Table::new(&heads);
     for member in &report.members {
         let size = |bytes| match member.state {
-            "missing" => String::from("?"),
+            Standing::Missing => String::from("?"),
             _ => show::bytes(bytes),
         };
         table.row(vec![
@@ -983,7 +986,7 @@ fn text(report: &StatusReport) -> String {
             member.path.clone(),
             member.class.replace('_', " "),
             member.assigned_class.clone().unwrap_or_default(),
-            member.state.replace('_', "-"),
+            member.state.word().to_owned(),
             // The word "full" would be read as a member that has no room.
             match member.duty {
                 "full" => String::from("all"),

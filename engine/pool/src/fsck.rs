@@ -62,11 +62,78 @@ pub enum State {
     Open,
 }
 
+/// The kinds of findings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IssueKind {
+    /// A layout record cannot be used.
+    RecordFaulty,
+    /// A file with a size has no layout record.
+    RecordAbsent,
+    /// Bytes are on a member that was given up.
+    MemberLost,
+    /// A record names a member that the pool does not have.
+    MemberUnknown,
+    /// An object that a record names is not there.
+    ObjectAbsent,
+    /// An object is not there of bytes that were never made durable.
+    NeverSynced,
+    /// An object that a record names belongs to another file.
+    ObjectOfOther,
+    /// The mark of an object cannot be used.
+    MarkFaulty,
+    /// Two records name one object.
+    NamedTwice,
+    /// Two stubs say that they are the same file.
+    SameFile,
+    /// No record names an object.
+    Unnamed,
+    /// An object is another pool's.
+    Foreign,
+    /// A name in a member's folder for objects is no object's.
+    Stranger,
+    /// An object cannot be looked at.
+    ObjectUnreadable,
+    /// Deleted files are not cleaned up.
+    Removed,
+    /// The number of the next file is too low, or cannot be read.
+    Numbers,
+    /// Bytes that no record names were copied to lost+found.
+    Copied,
+    /// The log of names, or the word of a member on its catalogue, is not as it should be.
+    LogOfNames,
+}
+
+impl IssueKind {
+    /// A word for programs.
+    pub fn name(self) -> &'static str {
+        match self {
+            IssueKind::RecordFaulty => "record_faulty",
+            IssueKind::RecordAbsent => "record_absent",
+            IssueKind::MemberLost => "member_lost",
+            IssueKind::MemberUnknown => "member_unknown",
+            IssueKind::ObjectAbsent => "object_absent",
+            IssueKind::NeverSynced => "never_synced",
+            IssueKind::ObjectOfOther => "object_of_other",
+            IssueKind::MarkFaulty => "mark_faulty",
+            IssueKind::NamedTwice => "named_twice",
+            IssueKind::SameFile => "same_file",
+            IssueKind::Unnamed => "unnamed",
+            IssueKind::Foreign => "foreign",
+            IssueKind::Stranger => "stranger",
+            IssueKind::ObjectUnreadable => "object_unreadable",
+            IssueKind::Removed => "removed",
+            IssueKind::Numbers => "numbers",
+            IssueKind::Copied => "copied",
+            IssueKind::LogOfNames => "log_of_names",
+        }
+    }
+}
+
 /// A finding, for people.
 #[derive(Clone, Debug)]
 pub struct Issue {
-    /// A word for programs.
-    pub kind: &'static str,
+    /// Its kind.
+    pub kind: IssueKind,
     /// A sentence.
     pub sentence: String,
     /// The file below the tree, if one is known.
@@ -165,7 +232,7 @@ fn look_once(
     numbers(pool, &look, repair, &mut report)?;
     for stranger in &look.strangers {
         report.issues.push(Issue {
-            kind: "stranger",
+            kind: IssueKind::Stranger,
             sentence: format!(
                 "{} is no object; something else put it there, move it away",
                 stranger.display()
@@ -177,7 +244,7 @@ fn look_once(
     }
     for (_, path, error) in &look.unreadable {
         report.issues.push(Issue {
-            kind: "object_unreadable",
+            kind: IssueKind::ObjectUnreadable,
             sentence: format!(
                 "{} cannot be read ({error}); its disk fails or its file system is damaged: empty that member with `rushes pool drain`. What may depend on it is left as it is",
                 path.display()
@@ -297,7 +364,7 @@ fn removed(
     report: &mut Fsck,
 ) -> Result<BTreeSet<FileIdentity>, PoolError> {
     let issue = |sentence, state| Issue {
-        kind: "removed",
+        kind: IssueKind::Removed,
         sentence,
         path: None,
         object: None,
@@ -452,7 +519,7 @@ fn numbers(pool: &Pool, look: &Look, repair: bool, report: &mut Fsck) -> Result<
         State::Mendable
     };
     report.issues.push(Issue {
-        kind: "numbers",
+        kind: IssueKind::Numbers,
         sentence: match end {
             Some(end) => format!("the next file would get the number {end}, but {most} is given"),
             None => String::from("the number of the next file cannot be read"),
@@ -488,13 +555,13 @@ impl Mender<'_> {
         let shown = |stub: usize| self.look.paths[stub].display();
         let (kind, stub, object, sentence) = match *finding {
             Finding::RecordFaulty { stub, fault, .. } => (
-                "record_faulty",
+                IssueKind::RecordFaulty,
                 Some(stub),
                 None,
                 format!("{}: the layout record cannot be used: {fault}", shown(stub)),
             ),
             Finding::RecordAbsent { stub } => (
-                "record_absent",
+                IssueKind::RecordAbsent,
                 Some(stub),
                 None,
                 format!(
@@ -504,7 +571,7 @@ impl Mender<'_> {
                 ),
             ),
             Finding::MemberUnknown { stub, object } if self.pool.is_lost(object.member) => (
-                "member_lost",
+                IssueKind::MemberLost,
                 Some(stub),
                 Some(object),
                 format!(
@@ -515,7 +582,7 @@ impl Mender<'_> {
                 ),
             ),
             Finding::MemberUnknown { stub, object } => (
-                "member_unknown",
+                IssueKind::MemberUnknown,
                 Some(stub),
                 Some(object),
                 format!(
@@ -525,7 +592,7 @@ impl Mender<'_> {
                 ),
             ),
             Finding::ObjectAbsent { stub, object } => (
-                "object_absent",
+                IssueKind::ObjectAbsent,
                 Some(stub),
                 Some(object),
                 format!(
@@ -536,7 +603,7 @@ impl Mender<'_> {
                 ),
             ),
             Finding::NeverSynced { stub } => (
-                "never_synced",
+                IssueKind::NeverSynced,
                 Some(stub),
                 None,
                 format!(
@@ -545,7 +612,7 @@ impl Mender<'_> {
                 ),
             ),
             Finding::ObjectOfOther { stub, object } => (
-                "object_of_other",
+                IssueKind::ObjectOfOther,
                 Some(stub),
                 Some(object),
                 format!(
@@ -560,7 +627,7 @@ impl Mender<'_> {
                 is_newer,
                 ..
             } => (
-                "mark_faulty",
+                IssueKind::MarkFaulty,
                 Some(stub),
                 Some(object),
                 format!(
@@ -579,7 +646,7 @@ impl Mender<'_> {
                 first,
                 object,
             } => (
-                "named_twice",
+                IssueKind::NamedTwice,
                 Some(stub),
                 Some(object),
                 format!(
@@ -590,7 +657,7 @@ impl Mender<'_> {
                 ),
             ),
             Finding::SameFile { stub, first } => (
-                "same_file",
+                IssueKind::SameFile,
                 Some(stub),
                 None,
                 format!(
@@ -602,7 +669,7 @@ impl Mender<'_> {
             Finding::Unnamed {
                 object, has_data, ..
             } => (
-                "unnamed",
+                IssueKind::Unnamed,
                 None,
                 Some(object),
                 format!(
@@ -612,7 +679,7 @@ impl Mender<'_> {
                 ),
             ),
             Finding::Foreign { object } => (
-                "foreign",
+                IssueKind::Foreign,
                 None,
                 Some(object),
                 format!(
@@ -1187,7 +1254,7 @@ impl Mender<'_> {
                         State::Mendable
                     };
                     report.issues.push(Issue {
-                        kind: "copied",
+                        kind: IssueKind::Copied,
                         sentence: format!(
                             "{}: {copied} bytes in {} are also where the record says",
                             self.look.paths[at].display(),

@@ -60,7 +60,7 @@ pub use error::{ObjectFault, PoolError};
 pub use failed::{Failed, Failure};
 pub use find::{MOUNT_TYPE, Mounted, Place, find, kept_elsewhere, mounted, mounts_of};
 pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, FormatFault, MemberId};
-pub use fsck::{Fsck, Issue, Progress, State, fsck};
+pub use fsck::{Fsck, Issue, IssueKind, Progress, State, fsck};
 pub use gather::{Defragged, Pieces};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use mountpoint::may_be_mounted_on;

@@ -12,7 +12,7 @@ use crate::create::{Folder, LOST_AND_FOUND, PROBE, all_apart};
 use crate::data::data_ranges;
 use crate::error::PoolError;
 use crate::format::{self, CatalogueFormat, CatalogueIdentity, FORMAT_FILE, Format, MemberEntry};
-use crate::fsck::{Fsck, Issue, Progress, State, fsck, lost_folder};
+use crate::fsck::{Fsck, Issue, IssueKind, Progress, State, fsck, lost_folder};
 use crate::member::{Access, Listed, MemberState};
 use crate::names;
 use crate::pool::Pool;
@@ -266,7 +266,7 @@ fn start(folder: &Folder, format: &CatalogueFormat) -> Result<(), PoolError> {
 
 fn about_log(sentence: String) -> Issue {
     Issue {
-        kind: "log_of_names",
+        kind: IssueKind::LogOfNames,
         sentence,
         path: None,
         object: None,

@@ -330,7 +330,11 @@ fn one_repair_mends_what_its_own_deeds_lay_open() {
     rustix::io::pwrite(&fd, &pattern(MIB as u64, MIB), MIB as u64).unwrap();
     fs::remove_file(pool.catalogue().path().join("tree/f")).unwrap();
     let report = mend(&pool);
-    let kinds: Vec<&str> = report.issues.iter().map(|issue| issue.kind).collect();
+    let kinds: Vec<&str> = report
+        .issues
+        .iter()
+        .map(|issue| issue.kind.name())
+        .collect();
     assert!(kinds.contains(&"copied"), "{kinds:?}");
     let lost = pool.catalogue().path().join("tree/lost+found");
     let kept: Vec<_> = fs::read_dir(lost).unwrap().collect();
@@ -505,7 +509,11 @@ fn nothing_is_given_back_of_an_object_that_two_files_name() {
     old.stub.set_len(2 * MIB as u64).unwrap();
     check(&pool, "old", 2 * MIB);
     let report = fsck(&pool, true, |_| {}).unwrap();
-    let kinds: Vec<_> = report.issues.iter().map(|issue| issue.kind).collect();
+    let kinds: Vec<_> = report
+        .issues
+        .iter()
+        .map(|issue| issue.kind.name())
+        .collect();
     assert!(!kinds.contains(&"copied"), "{kinds:?}");
     assert!(report.issues.iter().all(|one| one.state == State::Open));
     check(&pool, "old", 2 * MIB);

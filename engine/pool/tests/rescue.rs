@@ -833,7 +833,12 @@ fn a_copy_of_the_log_that_cannot_be_read_is_said_and_the_other_one_is_taken() {
     fs::rename(second.with_extension("aside"), &second).unwrap();
     let (_, done) = rescued(&catalogue, &members);
     assert_eq!(shown(&catalogue.join("tree")), before);
-    let said: Vec<_> = done.fsck.issues.iter().map(|issue| issue.kind).collect();
+    let said: Vec<_> = done
+        .fsck
+        .issues
+        .iter()
+        .map(|issue| issue.kind.name())
+        .collect();
     assert_eq!(said, ["log_of_names"]);
 }
 

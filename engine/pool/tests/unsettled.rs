@@ -254,7 +254,7 @@ fn what_was_never_synced_is_left_as_it_is_where_that_is_in_doubt() {
         let states = report
             .issues
             .iter()
-            .filter(|one| one.kind == "never_synced");
+            .filter(|one| one.kind.name() == "never_synced");
         let states: Vec<_> = states.map(|one| one.state.clone()).collect();
         assert!(!states.is_empty() && states.iter().all(|one| *one == State::Open));
         assert_eq!(record(pool, "f").1, file.layout);

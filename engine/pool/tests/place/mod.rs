@@ -226,7 +226,7 @@ pub(crate) fn look(pool: &Pool) -> Vec<(&'static str, State)> {
 pub(crate) fn of(report: &Fsck) -> Vec<(&'static str, State)> {
     let issues = report.issues.iter();
     issues
-        .map(|issue| (issue.kind, issue.state.clone()))
+        .map(|issue| (issue.kind.name(), issue.state.clone()))
         .collect()
 }
 
