@@ -56,7 +56,7 @@ clean: ## Remove what was built
 ## Testing
 
 # Cheap and certain first: a formatting mistake should not cost a quarter of an hour.
-FIRST := setup build check-format check-tidy check-lints check-licences test-crates
+FIRST := setup build check-format check-tidy check-lints check-licences build-tests test-crates
 # None of these keeps time, and test-smb mostly waits.
 TOGETHER := test-sim test-mount test-doors-together
 LAST := test-doors-alone test-kills
@@ -71,7 +71,7 @@ check-format: ## Is the source formatted?
 	$(CARGO) fmt --all --check
 
 check-tidy: ## Map and code agree, every file keeps to the house rules (tests/tests/architecture.rs, tidy.rs)
-	$(CARGO) test --locked -p rushes-tests --test architecture --test tidy --test reference
+	tests/programs.sh architecture tidy reference
 
 check-lints: ## Clippy, warnings are errors; shell scripts too (shellcheck)
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
@@ -87,10 +87,13 @@ check-licences: ## Licences and sources of all libraries (deny.toml)
 		$(CARGO) install --locked --debug cargo-deny@0.20.2; }
 	$(CARGO) deny --locked check bans licenses sources
 
-# The crates that keep time by themselves run after the others and one test at a time.
+build-tests: ## Compile all tests
+	tests/programs.sh --build
+
+# Examples in the documentation are tests, too.
 test-crates: ## Unit and crate tests
-	$(CARGO) test --locked --no-fail-fast --workspace --exclude rushes-tests --exclude rushes-lab
-	$(CARGO) test --locked -p rushes-lab -- --test-threads=1
+	RUSHES_TEST_JOBS=$${RUSHES_TEST_JOBS:-2} tests/programs.sh --crates
+	$(CARGO) test --quiet --locked --workspace --doc
 
 test-sim: ## The simulator: every scenario, kept seeds, a thousand disks, samples of its questions of admission and of its torture
 	"$(BIN)/rushes-sim" run all
@@ -157,11 +160,11 @@ hunt-stale: build ## Files changed by local programs in every way, read over SMB
 
 test-doors: test-doors-together test-doors-alone test-kills ## End to end through the real doors
 
-test-doors-together: ## Those that keep no time, two programs at a time
-	tests/doors.sh --together
+test-doors-together: ## Those that keep no time, and runs of the lab, four programs at a time
+	tests/programs.sh --together
 
-test-doors-alone: ## Those that keep time, one at a time
-	tests/doors.sh --alone
+test-doors-alone: ## Those that keep time, and the lab's slow disk, one at a time
+	tests/programs.sh --alone
 
 test-kills: ## A daemon killed under all kinds of load; a pool's mount killed
 	"$(BIN)/smb-mixed-kills"

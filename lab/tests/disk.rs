@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The slow disk on the real kernel: bytes, timing, faults, and that nothing stays behind.
 //!
-//! Times have wide bounds, since the machine may be busy; that the model itself is right is tested
-//! on a virtual clock beside it. Without root or `/dev/fuse` these tests skip aloud.
+//! It keeps time, so it runs alone (tests/programs.sh). Times have wide bounds, since the machine
+//! may be busy; that the model itself is right is tested on a virtual clock beside it. Without root
+//! or `/dev/fuse` these tests skip aloud.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

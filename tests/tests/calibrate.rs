@@ -3,7 +3,7 @@
 //! cannot where it cannot. That the least squares are right is tested in the daemon, without a
 //! clock.
 //!
-//! It keeps time, so it runs alone (tests/doors.sh).
+//! It keeps time, so it runs alone (tests/programs.sh).
 
 use rushes_tests::disk::Disk;
 use rushes_tests::needs::{self, Need};

@@ -2,7 +2,7 @@
 //! The commands that an operator types, against a daemon with a client: their output is there,
 //! parses, and means what the reference says.
 //!
-//! It keeps time, so it runs alone (tests/doors.sh).
+//! It keeps time, so it runs alone (tests/programs.sh).
 
 use rushes_tests::disk::said;
 use rushes_tests::hand::Hand;

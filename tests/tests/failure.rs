@@ -2,7 +2,7 @@
 //! A fault stays with the party that it concerns: a bad sector with its reader, a dead client with
 //! nobody, a dead daemon with the promise and not with the bytes.
 //!
-//! It keeps time, so it runs alone (tests/doors.sh).
+//! It keeps time, so it runs alone (tests/programs.sh).
 
 use rushes_tests::hand::Hand;
 use rushes_tests::pattern;

@@ -2,7 +2,7 @@
 //! Members that are not there when their pool is mounted, or are others than they should be; and
 //! files that are just larger than a member.
 //!
-//! It keeps time, so it runs alone (tests/doors.sh).
+//! It keeps time, so it runs alone (tests/programs.sh).
 
 use rushes_tests::disk::run;
 use rushes_tests::pattern;

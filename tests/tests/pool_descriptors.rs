@@ -2,7 +2,7 @@
 //! A mount's process that may have few descriptors: a program that asks for too many files gets an
 //! error, and nobody else gets one.
 //!
-//! It keeps time, so it runs alone (tests/doors.sh).
+//! It keeps time, so it runs alone (tests/programs.sh).
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::patience::until;

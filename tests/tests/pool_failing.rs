@@ -2,7 +2,7 @@
 //! A member whose device fails, or whose file system's quota is used up: the others take what is
 //! new, and nobody is told that something is durable that is not.
 //!
-//! It keeps time, so it runs alone (tests/doors.sh).
+//! It keeps time, so it runs alone (tests/programs.sh).
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::run;

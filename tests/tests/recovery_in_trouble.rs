@@ -3,8 +3,8 @@
 //! them are thrown away, those that can be written are, the rest is named with its reason, and
 //! written when that is over. Only of a file that is proved gone the bytes go.
 //!
-//! It keeps time, so it runs alone (tests/doors.sh): the bytes that are left must not be old enough
-//! to have been written.
+//! It keeps time, so it runs alone (tests/programs.sh): the bytes that are left must not be old
+//! enough to have been written.
 
 use rushes_tests::disk::{run, said};
 use rushes_tests::fsx::{self, client};

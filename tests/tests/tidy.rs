@@ -60,6 +60,57 @@ fn every_source_file_names_its_licence() {
 }
 
 #[test]
+fn no_test_stands_where_none_is_run() {
+    let mut complaints = Complaints::default();
+    for file in source_files().iter().filter(|file| file.is("toml")) {
+        if !file.path.ends_with("Cargo.toml") {
+            continue;
+        }
+        let folder = Path::new(&file.path).parent().unwrap_or(Path::new(""));
+        for target in file.text.split("[[").skip(1) {
+            let target = target.split("\n[").next().unwrap_or_default();
+            if !target.lines().any(|line| line == "test = false") {
+                continue;
+            }
+            let path = target.lines().find_map(|l| l.strip_prefix("path = "));
+            let path = folder.join(path.expect("it says where it is").trim_matches('"'));
+            let path = path.to_string_lossy();
+            let sources = rust_files();
+            let source = sources.iter().find(|source| source.path == path);
+            let source = source.unwrap_or_else(|| panic!("{}: no {path}", file.path));
+            if source.text.contains("#[test]") {
+                complaints.add(format!(
+                    "{path}: {} says test = false, so cargo runs no test that stands in it",
+                    file.path
+                ));
+            }
+        }
+    }
+    complaints.none();
+}
+
+#[test]
+fn the_longest_tests_are_there() {
+    let root = root();
+    let listed = std::fs::read_to_string(root.join("tests/longest.txt")).expect("it can be read");
+    let mut complaints = Complaints::default();
+    for name in listed.lines().filter(|line| !line.starts_with('#')) {
+        let (krate, target) = name.split_once(':').unwrap_or(("tests", name));
+        let folders = ["", "engine/", "doors/"];
+        let is_there = folders.iter().any(|folder| {
+            root.join(format!("{folder}{krate}/tests/{target}.rs"))
+                .is_file()
+        });
+        if !is_there {
+            complaints.add(format!(
+                "tests/longest.txt: there is no test program {name}"
+            ));
+        }
+    }
+    complaints.none();
+}
+
+#[test]
 fn every_rust_file_says_what_it_is() {
     let mut complaints = Complaints::default();
     for file in rust_files() {
