@@ -5,7 +5,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-# Phases are sequential on purpose: several of them measure time through real doors.
+# tests/all.sh says what runs side by side: several phases measure time through real doors.
 .NOTPARALLEL:
 MAKEFLAGS += --no-print-directory
 
@@ -55,18 +55,22 @@ clean: ## Remove what was built
 
 ## Testing
 
-# Cheap and certain first: a formatting mistake should not cost a quarter of an hour.
-FIRST := setup build check-format check-tidy check-lints check-licences build-tests test-crates
-# None of these keeps time, and test-smb mostly waits.
-TOGETHER := test-sim test-mount test-doors-together
-LAST := test-doors-alone test-kills
+# Phases of `make test`; what comes after what, and what runs beside what, is told to tests/all.sh.
+PHASES := setup build check-format check-tidy check-lints check-licences build-tests test-crates \
+	test-sim test-smb test-mount test-doors-together test-doors-alone test-kills
 
+# Cheap and certain first: a formatting mistake should not cost a quarter of an hour. The programs
+# are compiled beside what the tests are compiled of: neither has work for two cores all the time.
+# Only what keeps time runs alone.
 test: ## Everything: setup, build, checks, all tests. Needs root (mounts, smbd)
 	@if [ "$$(id -u)" -ne 0 ]; then \
 		echo "make test: needs root, because it mounts disks and runs smbd: sudo -E make test" >&2; exit 1; fi
-	@MAKE="$(MAKE)" tests/all.sh $(FIRST) --beside test-smb $(TOGETHER) --then $(LAST)
+	@MAKE="$(MAKE)" tests/all.sh setup check-format:setup build:setup check-tidy:check-format \
+		check-lints:check-tidy check-licences:check-lints build-tests:check-lints \
+		test-crates:build-tests test-smb+:build test-doors-together:build,test-crates \
+		test-mount:build test-sim:build test-kills:build,test-crates --alone test-doors-alone
 
-.PHONY: test sim-swarm sim-admission sim-thousand sim-torture test-smb test-doors $(FIRST) $(TOGETHER) $(LAST)
+.PHONY: test sim-swarm sim-admission sim-thousand sim-torture test-doors $(PHASES)
 check-format: ## Is the source formatted?
 	$(CARGO) fmt --all --check
 

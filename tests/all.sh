@@ -3,90 +3,148 @@
 #
 # Phases of `make test`, and where the time went.
 #
-#   all.sh PHASE... [--beside PHASE PHASE... [--then PHASE...]]
+#   all.sh PHASE[+][:AFTER,...]... [--alone PHASE...]
 #
-# Phases are targets of the Makefile and run one after the other. The phase of
-# --beside, which waits more than it works, runs beside the ones up to --then;
-# what it prints comes at its end. The first phase that fails ends it all.
+# Phases are targets of the Makefile. Each begins, in this order, when those that
+# it comes AFTER have passed and one of two places is free. A phase with a + takes
+# no place: it waits more than it works. Those behind --alone keep time: they run
+# one at a time when the others have passed. What a phase prints comes in one piece
+# when it ends, and is in build/make-test/PHASE.log before. The first phase that
+# fails ends them all.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
 make=${MAKE:-make}
-log=$(mktemp "${TMPDIR:-/tmp}/rushes-beside.XXXXXX")
-beside=
-beside_pid=
+places=2
+heartbeat_s=60
+aim_s=1800
+logs=$PWD/build/make-test
+rm -rf "$logs"
+mkdir -p "$logs"
+
+names=()
+alone=()
+declare -A after=() waits=() group=() began=() passed=()
 took=()
-worked=0
-
-end_beside() {
-	if [[ -n $beside_pid ]]; then
-		kill -TERM -- "-$beside_pid" 2>/dev/null || true
-		wait "$beside_pid" 2>/dev/null || true
-	fi
-	rm -f "$log" "$log.seconds" "$log.times"
-}
-trap end_beside EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
-
-fail() {
-	echo "make test: FAILED in $1 (alone: make $1)" >&2
-	exit 1
-}
-
-# Sets `worked`: processor seconds of the phases that have ended. `times` counts the
-# children of the shell that calls it, so it may not run in a subshell.
-count_work() {
-	times >"$log.times"
-	worked=$(tail -n 1 "$log.times" | tr ' ms' '\n  ' |
-		awk '{ sum += 60 * $1 + $2 } END { printf "%d", sum }')
-}
-
-passed() { # PHASE SECONDS
-	local before=$worked
-	count_work
-	took+=("$1 $2 s (processor time $((worked - before)) s)")
-	echo "==== passed: ${took[-1]}"
-}
-
-# The phase beside the others has failed, or ended well: say so once.
-join_beside() {
-	local code=0
-	[[ -n $beside_pid ]] || return 0
-	wait "$beside_pid" || code=$?
-	beside_pid=
-	echo "==== $beside (it ran beside the ones above)"
-	cat "$log"
-	((code == 0)) || fail "$beside"
-	passed "$beside" "$(cat "$log.seconds")"
-}
+heartbeat=
 
 while (($# > 0)); do
 	case $1 in
-	--beside)
-		beside=$2
-		shift 2
-		echo "==== $beside begins, beside the next ones"
-		# A group of its own, so that it can be ended whole.
-		# shellcheck disable=SC2016 # for the inner shell
-		setsid /bin/bash -c 'code=0
-			"$0" "$1" || code=$?
-			echo "$SECONDS" >"$2.seconds"
-			exit "$code"' "$make" "$beside" "$log" >"$log" 2>&1 </dev/null &
-		beside_pid=$!
-		;;
-	--then)
+	--alone)
 		shift
-		join_beside
-		;;
-	*)
-		start=$SECONDS
-		echo "==== $1"
-		"$make" "$1" || fail "$1"
-		passed "$1" "$((SECONDS - start))"
-		shift
+		alone=("$@")
+		break
 		;;
 	esac
+	name=${1%%:*}
+	[[ $1 != *:* ]] || after[${name%+}]=${1#*:}
+	[[ $name != *+ ]] || waits[${name%+}]=1
+	names+=("${name%+}")
+	shift
 done
-join_beside
+
+end_all() {
+	local name
+	[[ -z $heartbeat ]] || kill "$heartbeat" 2>/dev/null || true
+	for name in "${!group[@]}"; do
+		kill -TERM -- "-${group[$name]}" 2>/dev/null || true
+	done
+	wait
+}
+trap end_all EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+start() { # PHASE
+	echo "==== $1 begins ($SECONDS s)"
+	began[$1]=$SECONDS
+	# A group of its own, so that it can be ended whole.
+	# shellcheck disable=SC2016 # for the inner shell
+	setsid /bin/bash -c 'TIMEFORMAT="%U %S"
+		{ time "$0" "$1" >"$2.log" 2>&1 </dev/null; } 2>"$2.times"' \
+		"$make" "$1" "$logs/$1" &
+	group[$1]=$!
+}
+
+beat() {
+	sleep "$heartbeat_s" &
+	heartbeat=$!
+}
+
+# Waits until a phase has ended, and says what came of it.
+join_one() {
+	local pid code=0 name said worked
+	wait -n -p pid || code=$?
+	if [[ $pid == "$heartbeat" ]]; then
+		said=
+		for name in "${!group[@]}"; do
+			# The file may not be there yet.
+			said+="${said:+, }$name ($(tail -n 1 "$logs/$name.log" 2>&1 | cut -c 1-60 || true))"
+		done
+		echo "==== $SECONDS s: $said"
+		beat
+		return
+	fi
+	for name in "${!group[@]}"; do
+		[[ ${group[$name]} != "$pid" ]] || break
+	done
+	unset "group[$name]"
+	echo "==== $name"
+	cat "$logs/$name.log"
+	if ((code != 0)); then
+		((${#group[@]} == 0)) || echo "==== ended with it: ${!group[*]}"
+		echo "make test: FAILED in $name (alone: make $name)" >&2
+		exit 1
+	fi
+	worked=$(tail -n 1 "$logs/$name.times" | awk '{ printf "%d", $1 + $2 }')
+	passed[$name]=$worked
+	took+=("$name $((SECONDS - began[$name])) s (processor time $worked s)")
+	echo "==== passed: ${took[-1]}"
+}
+
+is_ready() { # PHASE
+	local name those=${after[$1]:-}
+	for name in ${those//,/ }; do
+		[[ -n ${passed[$name]:-} ]] || return 1
+	done
+}
+
+busy() {
+	local name count=0
+	for name in "${!group[@]}"; do
+		[[ -n ${waits[$name]:-} ]] || count=$((count + 1))
+	done
+	echo "$count"
+}
+
+# Starts what may begin.
+start_some() {
+	local name
+	for name in "${names[@]}"; do
+		[[ -z ${began[$name]:-} ]] || continue
+		is_ready "$name" || continue
+		[[ -n ${waits[$name]:-} ]] || (($(busy) < places)) || continue
+		start "$name"
+	done
+}
+
+echo "==== what phases print: $logs"
+beat
+while ((${#passed[@]} < ${#names[@]})); do
+	start_some
+	((${#group[@]} > 0)) || {
+		echo "make test: FAILED: phases that nothing lets begin" >&2
+		exit 1
+	}
+	join_one
+done
+for name in "${alone[@]}"; do
+	start "$name"
+	while [[ -z ${passed[$name]:-} ]]; do
+		join_one
+	done
+done
+
 printf '%s\n' "make test: all ${#took[@]} phases passed in $SECONDS s:" "${took[@]/#/   }"
+((SECONDS <= aim_s)) ||
+	echo "make test: took longer than the $aim_s s that two idle cores need"
