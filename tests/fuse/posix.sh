@@ -25,7 +25,9 @@ fail() { echo "posix.sh: $*" >&2; exit 1; }
 install_tool() { # NAME VERSION
 	if ! "$tools/bin/$1" --version 2>/dev/null | grep -qF "$2"; then
 		echo "posix.sh: installing $1 $2, once"
-		env -u CARGO_TARGET_DIR CARGO_TARGET_DIR="$target/tools-build" \
+		# They wait more than they compute: it takes longer to optimise them than is won.
+		CARGO_TARGET_DIR="$target/tools-build" CARGO_PROFILE_RELEASE_OPT_LEVEL=1 \
+			CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
 			cargo install --quiet --locked --root "$tools" "$1@$2"
 	fi
 }
