@@ -70,7 +70,15 @@ test: ## Everything: setup, build, checks, all tests. Needs root (mounts, smbd)
 		test-crates:build-tests test-smb+:build test-doors-together:build,test-crates \
 		test-mount:build test-sim:build test-kills:build,test-crates --alone test-doors-alone
 
-.PHONY: test sim-swarm sim-admission sim-thousand sim-torture test-doors $(PHASES)
+# Hours of the same: all that `make test` has a sample of.
+test-long: build ## What make test has a sample of, at full length; before an issue is resolved. Some hours
+	@$(MAKE) sim-thousand
+	@$(MAKE) sim-admission
+	@$(MAKE) sim-torture
+	@RUSHES_TEST_KILLS=500 $(MAKE) test-kills
+	tests/smb/torture.sh --all
+
+.PHONY: test test-long sim-swarm sim-admission sim-thousand sim-torture test-doors $(PHASES)
 check-format: ## Is the source formatted?
 	$(CARGO) fmt --all --check
 
@@ -99,12 +107,12 @@ test-crates: ## Unit and crate tests
 	RUSHES_TEST_JOBS=$${RUSHES_TEST_JOBS:-2} tests/programs.sh --crates
 	$(CARGO) test --quiet --locked --workspace --doc
 
-test-sim: ## The simulator: every scenario, kept seeds, a thousand disks, samples of its questions of admission and of its torture
+test-sim: ## The simulator: every scenario, kept seeds, samples of a thousand disks, of its questions of admission and of its torture
 	"$(BIN)/rushes-sim" run all
 	@for seed in sim/seeds/*.toml; do [ -e "$$seed" ] || continue; \
 		echo "rushes-sim replay $$seed"; "$(BIN)/rushes-sim" replay "$$seed"; done
-	@$(MAKE) sim-thousand
-	@$(MAKE) sim-admission QUESTIONS=2000
+	"$(BIN)/rushes-sim" run thousand_disks --seconds 30
+	@$(MAKE) sim-admission QUESTIONS=500
 	"$(BIN)/rushes-sim" torture --hours 0.2
 
 sim-swarm: ## Random worlds; what they still find is open work (sim/open-seeds), so no part of make test

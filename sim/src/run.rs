@@ -23,6 +23,9 @@ pub struct Run {
     /// How many seeds.
     #[arg(long, default_value_t = 1)]
     pub count: u64,
+    /// Virtual seconds, in place of those of the scenario.
+    #[arg(long)]
+    pub seconds: Option<u64>,
     /// One JSON object a run.
     #[arg(long)]
     pub json: bool,
@@ -64,7 +67,8 @@ impl Run {
         let mut jobs = Vec::new();
         for name in names {
             for seed in self.seed..self.seed + self.count {
-                let scenario = catalogue::find(name, seed)?;
+                let mut scenario = catalogue::find(name, seed)?;
+                scenario.seconds = self.seconds.unwrap_or(scenario.seconds);
                 if let Some(cause) = &self.keep {
                     let kept = Kept {
                         cause: cause.clone(),
