@@ -11,6 +11,8 @@
 # one at a time when the others have passed. What a phase prints comes in one piece
 # when it ends, and is in build/make-test/PHASE.log before. The first phase that
 # fails ends them all.
+#
+# At the end the processor time is held to tests/processor-time.txt.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -18,6 +20,7 @@ make=${MAKE:-make}
 places=2
 heartbeat_s=60
 aim_s=1800
+budget=tests/processor-time.txt
 logs=$PWD/build/make-test
 rm -rf "$logs"
 mkdir -p "$logs"
@@ -66,6 +69,15 @@ start() { # PHASE
 	group[$1]=$!
 }
 
+# A fixed piece of work, in thousandths of a second of processor time: how fast is
+# this machine while it does all this?
+pace() {
+	/usr/bin/python3 -c 'import time
+begun = time.process_time()
+sum(number * number for number in range(10_000_000))
+print(round(1000 * (time.process_time() - begun)))' >>"$logs/pace"
+}
+
 beat() {
 	sleep "$heartbeat_s" &
 	heartbeat=$!
@@ -76,6 +88,7 @@ join_one() {
 	local pid code=0 name said worked
 	wait -n -p pid || code=$?
 	if [[ $pid == "$heartbeat" ]]; then
+		pace
 		said=
 		for name in "${!group[@]}"; do
 			# The file may not be there yet.
@@ -129,6 +142,7 @@ start_some() {
 }
 
 echo "==== what phases print: $logs"
+pace
 beat
 while ((${#passed[@]} < ${#names[@]})); do
 	start_some
@@ -144,7 +158,11 @@ for name in "${alone[@]}"; do
 		join_one
 	done
 done
+pace
 
 printf '%s\n' "make test: all ${#took[@]} phases passed in $SECONDS s:" "${took[@]/#/   }"
 ((SECONDS <= aim_s)) ||
 	echo "make test: took longer than the $aim_s s that two idle cores need"
+for name in "${!passed[@]}"; do
+	echo "$name ${passed[$name]}"
+done | tests/processor-time.py "$budget" "$logs/pace" "$logs/processor-time.txt"
