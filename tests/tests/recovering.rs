@@ -157,7 +157,13 @@ fn compare(index: usize, at: usize, found: &[u8], expected: &[u8], what: &str) {
 /// No piece was refused, discarded or left where it was.
 fn nothing_was_refused(world: &World) {
     let log = fs::read_to_string(world.scratch.path().join("daemon.log")).expect("a log");
-    for word in ["contradict", "is gone", "cannot be", "panicked", "damaged"] {
+    for word in [
+        "contradict",
+        "no longer exists",
+        "cannot be",
+        "panicked",
+        "damaged",
+    ] {
         let line = log.lines().find(|line| line.contains(word));
         assert_eq!(line, None);
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The daemon itself: does it run, of which version, and what does it complain of.
 
-use super::{Finding, Level};
+use super::{Finding, Level, counted};
 use crate::calibrate::{Calibration, identity_of};
 use crate::config::Config;
 use crate::config::amount::show_size;
@@ -124,8 +124,11 @@ fn left_behind(config: &Config, findings: &mut Vec<Finding>) {
             let bytes: u64 = lanes.iter().map(|lane| lane.bytes).sum();
             (
                 format!(
-                    "{count} acknowledged writes ({}) that an earlier daemon left are only in \
-                     memory, in {}",
+                    "the only copy of {} ({}) that an earlier daemon left is in memory, in {}",
+                    counted(
+                        usize::try_from(count).unwrap_or(usize::MAX),
+                        "acknowledged write"
+                    ),
                     show_size(bytes),
                     config.runtime_dir.join("lanes").display()
                 ),
@@ -322,8 +325,11 @@ fn running(config: &Config, status: &Status, findings: &mut Vec<Finding>) {
             Level::Warning,
             AREA,
             format!(
-                "the daemon has closed {} sessions that broke the protocol",
-                daemon.expelled_session_count
+                "the daemon has closed {} that broke the protocol",
+                counted(
+                    usize::try_from(daemon.expelled_session_count).unwrap_or(usize::MAX),
+                    "session"
+                )
             ),
             "see `journalctl -u rushes`; install module and daemon of one release",
         ));
