@@ -156,7 +156,7 @@ pool-kills: build ## The same under a pool in use by SMB, NFS, iSCSI and program
 	"$(BIN)/pool-kills"
 
 .PHONY: torture
-torture: build ## Clients of every kind, programs that are killed, disks that fail, hang and fill, beside a model. TORTURE="--seed 7 --seconds 7200 --stand plain|pool|any --only 12" says it otherwise
+torture: build ## Clients of every kind, programs that are killed, disks that fail, hang and fill, beside a model. TORTURE="--seed 7 --seconds 7200 --stand plain|pool|any --only 12" says it otherwise (TORTURE=--help)
 	"$(BIN)/torture" $(TORTURE)
 
 .PHONY: fsx

@@ -16,10 +16,21 @@ const FILES: [&str; 4] = ["--files", "4", "--file-bytes", "20M"];
 const FRAME_BYTES: usize = 100_000;
 
 fn edit(scratch: &Scratch, disk: &Disk, flags: &[&str]) -> Output {
+    let memory = ["--cache", "64MiB", "--write-buffer", "64MiB"];
+    edit_at(
+        &[&["--bitrate", "20M"], &memory[..]].concat(),
+        scratch,
+        disk,
+        flags,
+    )
+}
+
+/// `load`: the rate of the footage, and the memory of the server
+fn edit_at(load: &[&str], scratch: &Scratch, disk: &Disk, flags: &[&str]) -> Output {
     let module = needs::module().expect("checked before");
     Command::new(needs::path_of("rushes"))
-        .args(["lab", "edit", "--json", "--bitrate", "20M"])
-        .args(["--cache", "64MiB", "--write-buffer", "64MiB"])
+        .args(["lab", "edit", "--json"])
+        .args(load)
         .args(["--seconds", &SECONDS.to_string()])
         .arg("--disk")
         .arg(disk.path())
@@ -125,6 +136,60 @@ fn what_is_recorded_and_rendered_meanwhile_is_right_too() {
         3 * count(render, "bytes_written")
     );
     assert!(count(kind(run, "op-atom"), "bytes_read") > frames * FRAME_BYTES as u64);
+}
+
+#[test]
+fn one_who_reads_past_the_kernels_cache_gets_the_right_bytes_beside_an_editor() {
+    if !possible() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = Disk::ext4(&scratch, 512 << 20);
+    let flags = ["--server", "rushes", "--mix", "timeline=1,direct=1"];
+    let flags = [&FILES[..], &flags[..]].concat();
+    let report = report_of(&edit(&scratch, &disk, &flags));
+    assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
+    let run = &report["runs"][0];
+    assert_eq!(count(kind(run, "timeline"), "frames_done"), SECONDS * 25);
+    assert!(count(kind(run, "direct"), "bytes_read") > 0);
+}
+
+#[test]
+fn a_list_is_played_again_and_each_pass_is_told_apart() {
+    if !possible() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let disk = Disk::ext4(&scratch, 1 << 30);
+    let flags = [
+        ["--files", "6"],
+        ["--file-bytes", "100M"],
+        ["--clients", "3"],
+        ["--again", "1"],
+        ["--rest", "200ms"],
+    ];
+    // Lists of three seconds that a small cache does not hold.
+    let memory = [
+        "--bitrate",
+        "200M",
+        "--cache",
+        "64MiB",
+        "--write-buffer",
+        "0",
+    ];
+    let report = report_of(&edit_at(&memory, &scratch, &disk, flags.as_flattened()));
+    assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
+    // A busy machine may leave out frames at the end of a pass.
+    let passes = &kind(&report["runs"][0], "timeline")["passes"];
+    let passes = passes.as_array().expect("passes");
+    let numbers: Vec<u64> = passes.iter().map(|pass| count(pass, "pass")).collect();
+    assert_eq!(numbers, [1, 2]);
+    for pass in passes {
+        assert_eq!(count(pass, "frames"), 3 * SECONDS * 25);
+        let done = count(pass, "frames_done");
+        assert!(done > SECONDS * 25, "{pass:#}");
+        assert_eq!(count(pass, "bytes_read"), done * 10 * FRAME_BYTES as u64);
+    }
 }
 
 #[test]

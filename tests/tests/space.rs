@@ -40,7 +40,7 @@ fn check_way(backing: Backing, way: &str, reason: &str) {
     assert!(said.contains(reason), "{said:?}, expected {reason:?}");
     let goes = match way {
         "extents" => "by extents",
-        _ => "through",
+        _ => "straight to their files",
     };
     let sentence = format!("clients' writes go {goes} ({said})");
     let log = world.daemon().log();

@@ -336,9 +336,10 @@ impl Server {
             && writing.grant_count == 0
             && writing.reserving.is_none()
             && writing.waiting.is_empty();
-        if done && writing.is_open_elsewhere {
-            // Giving back is cutting: a client that writes to it beside us could lose bytes. The
-            // driver sees to it when nobody has it open, and that it has itself is our doing.
+        // Giving back is cutting: a client that writes to it beside us could lose bytes, and to a
+        // length that may be old nothing is cut. The driver sees to it when nobody has it open, and
+        // that it has itself is our doing.
+        if done && (writing.is_open_elsewhere || file.size_stale) {
             self.drop_blocks(id, 0, u64::MAX);
             self.forget_if_unused(id, actions);
         } else if done {

@@ -103,10 +103,12 @@ impl Server {
                 writing.syncs.retain(|waiter| waiter.session != session);
                 let uses = waiters - writing.syncs.len();
                 let before = writing.holds.len();
+                // A door with an answer may be changing it, and was not heard to have done so.
+                let is_changing =
+                    |hold: &(SessionId, Option<RequestId>)| hold.0 == session && hold.1.is_none();
+                writing.is_open_elsewhere |= writing.holds.iter().any(is_changing);
                 writing.holds.retain(|(holder, _)| *holder != session);
                 let has_held = writing.holds.len() < before;
-                // Its door may be changing it, and was not heard to have done so.
-                writing.is_open_elsewhere |= has_held;
                 (uses > 0 || has_held).then_some((*id, uses, has_held))
             })
             .collect();

@@ -54,7 +54,8 @@ fn key_of(file: &FileRecord) -> FileKey {
 /// Whether the record is of this file, and not of another one that had its inode number.
 fn is_of(record: &FileRecord, durable: &Durable) -> bool {
     let own = durable.record();
-    (record.handle_kind, record.handle) == (own.handle_kind, own.handle)
+    record.file_system == own.file_system
+        && (record.handle_kind, record.handle) == (own.handle_kind, own.handle)
 }
 
 /// True when a former daemon left something to be given back.
@@ -135,18 +136,17 @@ impl Reserved {
     ///
     /// Errors   no room: what a crash leaves of it stays.
     pub(crate) fn begin(&mut self, durable: &Durable) -> io::Result<()> {
-        if let Some(&record) = self.records.get(&durable.key) {
-            // An inode number that is another file's by now: what was reserved went with the
-            // former one.
-            return match self
+        if let Some(record) = self.records.get(&durable.key)
+            && self
                 .left
-                .remove(&record)
-                .filter(|left| !is_of(left, durable))
-            {
-                Some(_) => self.write(record, durable),
-                None => Ok(()),
-            };
+                .get(record)
+                .is_none_or(|left| is_of(left, durable))
+        {
+            self.left.remove(record);
+            return Ok(());
         }
+        // Or its numbers were another file's, which is gone or on a file system that is away: that
+        // one is still seen to.
         let record = match self.free.pop() {
             Some(record) => record,
             None if self.next < RECORD_COUNT_MAX => {
@@ -155,7 +155,8 @@ impl Reserved {
             }
             None => return Err(io::ErrorKind::StorageFull.into()),
         };
-        match self.write(record, durable) {
+        let bytes = record_of(&durable.record());
+        match self.file.write_all_at(&bytes, place_of(record)) {
             Ok(()) => {
                 self.records.insert(durable.key, record);
                 Ok(())
@@ -165,11 +166,6 @@ impl Reserved {
                 Err(error)
             }
         }
-    }
-
-    fn write(&self, record: u32, durable: &Durable) -> io::Result<()> {
-        let bytes = record_of(&durable.record());
-        self.file.write_all_at(&bytes, place_of(record))
     }
 
     /// They were given back.
@@ -202,9 +198,17 @@ impl Reserved {
         record.is_some_and(|record| self.left.remove(record).is_some())
     }
 
-    /// One that was left. None: we have come to see to it meanwhile.
-    fn left_key(&self, record: u32) -> Option<FileKey> {
-        self.left.get(&record).map(key_of)
+    /// They were given back of one that was left. Which file doors know by its numbers; None: we
+    /// have come to see to it meanwhile, or the numbers are another file's.
+    fn end_left(&mut self, record: u32, attempted: &FileRecord) -> Option<FileKey> {
+        if self.left.get(&record) != Some(attempted) {
+            return None;
+        }
+        self.left.remove(&record);
+        self.strike_or_say(record);
+        let key = key_of(attempted);
+        let is_known = self.records.get(&key) == Some(&record);
+        is_known.then(|| self.records.remove(&key).map(|_| key))?
     }
 
     /// All of them.
@@ -225,8 +229,9 @@ impl Reserved {
     }
 }
 
-/// The results of a worker: by record; None: no share is on its file system now.
-pub(crate) type Attempts = Vec<(u32, io::Result<Option<GivenBack>>)>;
+/// The results of a worker: by record, with what it said; None: no share is on its file system
+/// now.
+pub(crate) type Attempts = Vec<(u32, FileRecord, io::Result<Option<GivenBack>>)>;
 
 /// Try to give back what was left. Waits for disks.
 pub(crate) fn give_back(shares: &[Arc<Share>], left: &[(u32, FileRecord)]) -> Attempts {
@@ -248,7 +253,7 @@ pub(crate) fn give_back(shares: &[Arc<Share>], left: &[(u32, FileRecord)]) -> At
         }
     };
     left.iter()
-        .map(|(record, file)| (*record, attempt(file)))
+        .map(|(record, file)| (*record, *file, attempt(file)))
         .collect()
 }
 
@@ -307,15 +312,15 @@ impl Daemon {
     pub(super) fn given_back(&mut self, attempts: Attempts) {
         self.is_giving_back = false;
         let (mut done_count, mut busy_count) = (0, 0);
-        let attempted: HashSet<u32> = attempts.iter().map(|(record, _)| *record).collect();
-        for (record, result) in attempts {
+        let attempted: HashSet<u32> = attempts.iter().map(|(record, ..)| *record).collect();
+        for (record, file, result) in attempts {
             match result {
                 Ok(Some(GivenBack::Done | GivenBack::Gone)) => {
                     done_count += 1;
                     if let Some(lanes) = &mut self.lanes
-                        && let Some(key) = lanes.reserved.left_key(record)
+                        && let Some(key) = lanes.reserved.end_left(record, &file)
                     {
-                        lanes.reserve_ended(key);
+                        lanes.facts.clear_reserved(key.device, key.inode);
                     }
                 }
                 Ok(Some(GivenBack::Busy)) => busy_count += 1,
@@ -410,8 +415,13 @@ mod tests {
         assert_eq!(next.next, 3);
         assert!(next.resume(durable(10).key) && !next.resume(durable(10).key));
         // Given back by a worker that was sent before.
-        assert_eq!(next.left_key(0), None);
-        next.end(next.left_key(2).unwrap());
+        assert_eq!(next.end_left(0, &durable(10).record()), None);
+        assert_eq!(next.end_left(1, &durable(11).record()), None);
+        assert_eq!(left_inodes(&next), [12]);
+        assert_eq!(
+            next.end_left(2, &durable(12).record()),
+            Some(durable(12).key)
+        );
         assert_eq!(left_inodes(&next), [0; 0]);
         assert!(next.leave(&durable(10)) && !next.leave(&durable(12)));
         assert_eq!(left_inodes(&next), [10]);
@@ -431,15 +441,13 @@ mod tests {
         };
         let mut next = Reserved::open(&folder.0).unwrap();
         assert!(!next.resume_if_same(&another));
-        assert_eq!(
-            left_inodes(&next),
-            [10],
-            "the former one is still to be seen to"
-        );
         next.begin(&another).unwrap();
-        assert_eq!(left_inodes(&next), [0; 0]);
+        assert_eq!(left_inodes(&next), [10], "the former one is seen to");
+        // That it is gone says nothing of the one that has its number.
+        assert_eq!(next.end_left(0, &durable(10).record()), None);
         drop(next);
         let mut last = Reserved::open(&folder.0).unwrap();
+        assert_eq!(left_inodes(&last), [10]);
         assert!(!last.resume_if_same(&durable(10)) && last.resume_if_same(&another));
     }
 

@@ -111,7 +111,7 @@ impl Way {
     pub(crate) fn sentence(self, reason: &str) -> String {
         match self {
             Way::Extents => format!("clients' writes go by extents ({reason})"),
-            Way::Through => format!("clients' writes go through ({reason})"),
+            Way::Through => format!("clients' writes go straight to their files ({reason})"),
             Way::Unknown => {
                 format!(
                     "it is not known yet whether clients' writes go by extents or through ({reason})"

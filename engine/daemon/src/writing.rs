@@ -362,6 +362,8 @@ impl Daemon {
                 match (result, &mut self.lanes) {
                     (Ok(_), Some(lanes)) if !reserves_again => lanes.reserve_ended(key),
                     (Ok(_), _) => {}
+                    // Its record stays: they are given back when nobody has it open.
+                    (Err(error), _) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                     (Err(error), _) => {
                         tracing::warn!("cannot free the blocks reserved for a file: {error}")
                     }

@@ -459,11 +459,17 @@ fn spare(file: impl AsFd) -> io::Result<u64> {
 }
 
 /// Give back what was reserved past the end of a file that is `size` long, and leave its times as
-/// they were. Not if it is of another length by now: somebody writes to it.
+/// they were.
+///
+/// Errors   WouldBlock: it is of another length by now, since somebody writes to it; what was
+///          reserved is as it was. Others: the file system.
 pub fn trim(file: impl AsFd, size: u64) -> io::Result<()> {
     let before = fstat(&file)?;
+    if before.st_size as u64 != size {
+        return Err(io::ErrorKind::WouldBlock.into());
+    }
     let rounded = size.next_multiple_of(before.st_blksize.max(1) as u64);
-    if before.st_size as u64 != size || (before.st_blocks as u64) * 512 <= rounded {
+    if (before.st_blocks as u64) * 512 <= rounded {
         return Ok(());
     }
     // No call gives back what lies behind the end and nothing else. Between the look above and this
@@ -643,7 +649,8 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), 0);
         file.write_all(&[7; 5000]).unwrap();
         set_modified(&file, 1_234_567_890_123_456_789).unwrap();
-        trim(&file, 4000).unwrap();
+        let other = trim(&file, 4000).unwrap_err();
+        assert_eq!(other.kind(), io::ErrorKind::WouldBlock);
         assert!(file.metadata().unwrap().blocks() * 512 >= 1 << 20);
         trim(&file, 5000).unwrap();
         let left = file.metadata().unwrap();

@@ -78,9 +78,9 @@ impl fmt::Display for AddRefusal {
             ),
             AddRefusal::OtherMembers { members, plan } => write!(
                 f,
-                "an add of other members was interrupted; expected the same folders; remove {} if they are gone, or repeat that add: {}",
-                plan.display(),
-                spaced(members)
+                "an add of other members was interrupted; expected the same folders; repeat that add: {}. If those folders are gone for good, remove {}",
+                spaced(members),
+                plan.display()
             ),
             AddRefusal::OtherClass { path, class } => {
                 let path = path.display();

@@ -198,9 +198,10 @@ impl fmt::Display for CatalogueRefusal {
                 catalogue,
             } => write!(
                 f,
-                "member {} in {} {OF_A_LATER_CATALOGUE}; expected that {} is the pool's catalogue, and it is not any more; use the one that the rescue made. When all files are there, delete this one by `rm -r`",
+                "member {} in {} {OF_A_LATER_CATALOGUE}; expected that {} is the pool's catalogue, and it is not any more; use the one that the rescue made. When all files are there, delete {} by `rm -r`",
                 number.0,
                 path.display(),
+                catalogue.display(),
                 catalogue.display()
             ),
             CatalogueRefusal::Beside(other) => write!(

@@ -110,7 +110,7 @@ impl fmt::Display for WorkRefusal {
             ),
             WorkRefusal::Misunderstood { answer, error } => write!(
                 f,
-                "the mount that has the pool answered {answer:?}, which this program does not understand ({error}); expected a mount of the same version; unmount the pool and mount it with this version"
+                "the mount that has the pool answered {answer:?}, which this program does not understand ({error}); expected a mount of the same version; reload the pool's service (systemctl reload rushes-pool@NAME), or unmount the pool and mount it with this version"
             ),
             WorkRefusal::ByMount { sentence } => f.write_str(sentence),
             WorkRefusal::Busy { kind, member } => write!(
