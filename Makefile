@@ -67,11 +67,11 @@ test: ## Everything: setup, build, checks, all tests. Needs root (mounts, smbd)
 		echo "make test: needs root, because it mounts disks and runs smbd: sudo -E make test" >&2; exit 1; fi
 	@MAKE="$(MAKE)" tests/all.sh setup check-format:setup build:setup check-tidy:check-format \
 		check-lints:check-tidy check-licences:check-lints build-tests:check-lints \
-		test-crates:build-tests test-smb+:build test-doors-together:build,test-crates \
+		test-crates:build-tests,build test-smb+:build test-doors-together:build,test-crates \
 		test-mount:build test-sim:build test-kills:build,test-crates --alone test-doors-alone
 
 # Hours of the same: all that `make test` has a sample of.
-test-long: build ## What make test has a sample of, at full length; before an issue is resolved. Some hours
+test-long: setup build ## What make test has a sample of, at full length; before an issue is resolved. Some hours
 	@$(MAKE) sim-thousand
 	@$(MAKE) sim-admission
 	@$(MAKE) sim-torture

@@ -20,6 +20,7 @@ make=${MAKE:-make}
 places=2
 heartbeat_s=60
 aim_s=1800
+goes_on_s=240
 budget=tests/processor-time.txt
 logs=$PWD/build/make-test
 rm -rf "$logs"
@@ -46,13 +47,23 @@ while (($# > 0)); do
 	shift
 done
 
+# A phase that goes on has mounts and servers, and puts them away as its tests end:
+# it may end them, unless somebody waits at the keyboard.
 end_all() {
-	local name
+	local name end
+	trap '' EXIT
 	[[ -z $heartbeat ]] || kill "$heartbeat" 2>/dev/null || true
+	end=$((SECONDS + ${1:-0}))
 	for name in "${!group[@]}"; do
+		while ((SECONDS < end)) && kill -0 "${group[$name]}" 2>/dev/null; do
+			sleep 1
+		done
 		kill -TERM -- "-${group[$name]}" 2>/dev/null || true
 	done
-	wait
+	sleep 1
+	for name in "${!group[@]}"; do
+		kill -KILL -- "-${group[$name]}" 2>/dev/null || true
+	done
 }
 trap end_all EXIT
 trap 'exit 130' INT
@@ -72,6 +83,8 @@ start() { # PHASE
 # A fixed piece of work, in thousandths of a second of processor time: how fast is
 # this machine while it does all this?
 pace() {
+	# Before `setup` a machine may have no Python.
+	[[ -x /usr/bin/python3 ]] || return 0
 	/usr/bin/python3 -c 'import time
 begun = time.process_time()
 sum(number * number for number in range(10_000_000))
@@ -105,7 +118,8 @@ join_one() {
 	echo "==== $name"
 	cat "$logs/$name.log"
 	if ((code != 0)); then
-		((${#group[@]} == 0)) || echo "==== ended with it: ${!group[*]}"
+		((${#group[@]} == 0)) || echo "==== these are let end, for $goes_on_s s at most: ${!group[*]}"
+		end_all "$goes_on_s"
 		echo "make test: FAILED in $name (alone: make $name)" >&2
 		exit 1
 	fi

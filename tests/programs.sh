@@ -44,6 +44,10 @@ case ${1:-} in
 	;;
 esac
 wanted=("$@")
+if [[ $which != named ]] && ((${#wanted[@]} > 0)); then
+	echo "$script: --$which takes no names; read ${wanted[*]}" >&2
+	exit 2
+fi
 
 scratch=$(mktemp -d "${TMPDIR:-/tmp}/rushes-programs.XXXXXX")
 trap 'rm -rf "$scratch"' EXIT
@@ -110,9 +114,16 @@ while read -r name program folder choice; do
 		together+=("$name $program $folder")
 	fi
 done <"$scratch/all"
-((${#together[@]} + ${#alone[@]} > 0)) || {
-	echo "$script: no test program is called ${wanted[*]}; there are:" \
-		"$(cut -d' ' -f1 "$scratch/all" | tr '\n' ' ')" >&2
+for name in "${wanted[@]}"; do
+	grep -q "^$name " "$scratch/all" || {
+		echo "$script: no test program is called $name; there are:" \
+			"$(cut -d' ' -f1 "$scratch/all" | tr '\n' ' ')" >&2
+		exit 2
+	}
+done
+count=$((${#together[@]} + ${#alone[@]}))
+((count > 0)) || {
+	echo "$script: no test program is of --$which" >&2
 	exit 2
 }
 
@@ -158,6 +169,11 @@ echo "$script: the most processor time:" "$(sort -k 2,2rn "$scratch/took" | head
 failed=$(awk '$4 != 0 { print $3 }' "$scratch/took" | tr '\n' ' ')
 [[ -z $failed ]] || {
 	echo "$script: FAILED: $failed" >&2
+	exit 1
+}
+# A folder without space would lose what came of one.
+(($(wc -l <"$scratch/took") == count)) || {
+	echo "$script: FAILED: of $count programs $(wc -l <"$scratch/took") told how they ended" >&2
 	exit 1
 }
 echo "$script: $(wc -l <"$scratch/took") programs passed in $SECONDS s"
