@@ -79,6 +79,9 @@ pub(super) struct OneFile {
     /// And what it is being told of.
     pub(super) told: BTreeSet<u64>,
     pub(super) telling: BTreeSet<u64>,
+    /// What it knew of when there may not have been a record for each part: it alone writes those
+    /// again, not the next one, until the drive has them.
+    pub(super) unrecorded: BTreeSet<u64>,
     /// Lost while a former daemon lived: the kernel has them in its cache, where drivers look first
     /// (the daemon's through.rs).
     pub(super) lost_before: BTreeSet<u64>,
@@ -175,6 +178,7 @@ impl OneFile {
             loose: BTreeSet::new(),
             covered: BTreeSet::new(),
             again: BTreeSet::new(),
+            unrecorded: BTreeSet::new(),
             volatile: BTreeSet::new(),
             mapped: BTreeSet::new(),
             flat: Vec::new(),
@@ -392,6 +396,20 @@ impl OneFile {
         }
     }
 
+    /// The daemon knows of what it was being told of.
+    pub(super) fn is_told(&mut self, has_records: bool) {
+        let lost = &self.lost;
+        self.unrecorded.retain(|page| lost.contains(page));
+        if has_records {
+            let telling = std::mem::take(&mut self.telling);
+            let known = telling.intersection(lost);
+            let recorded = known.filter(|page| !self.unrecorded.contains(page));
+            self.told.extend(recorded);
+        } else {
+            self.unrecorded.extend(lost);
+        }
+    }
+
     /// One thing goes wrong at a time: what a daemon that dies had a copy of is not lost as well,
     /// unless it was told: then the next one has it.
     pub(super) fn keep_what_is_untold(&mut self) {
@@ -399,6 +417,7 @@ impl OneFile {
         self.loose.clear();
         self.covered.clear();
         self.telling.clear();
+        self.unrecorded.clear();
         self.let_go.clear();
         let told = std::mem::take(&mut self.told);
         let lost = std::mem::take(&mut self.lost);

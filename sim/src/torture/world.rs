@@ -374,12 +374,10 @@ impl World {
                     );
                     let event = self.sync_heard(file, *event);
                     self.step(event);
-                    // Not if it died in the middle of that, nor if there may not have been a record
-                    // for each part.
-                    if has_failed && self.has_records() && self.is_alive(life) {
-                        let one = &mut self.files[file];
-                        let telling = std::mem::take(&mut one.telling);
-                        one.told.extend(telling.intersection(&one.lost));
+                    // Not if it died in the middle of that.
+                    if has_failed && self.is_alive(life) {
+                        let has_records = self.has_records();
+                        self.files[file].is_told(has_records);
                     }
                 }
             }
@@ -1153,9 +1151,12 @@ impl World {
         let telling = file.lost.clone();
         let errno = Errno::IO;
         self.step(Event::NotKept { file: id, errno });
-        if self.has_records() && self.is_alive(life) {
+        if self.is_alive(life) {
+            let has_records = self.has_records();
             let file = &mut self.files[at];
-            file.told.extend(telling.intersection(&file.lost));
+            let others = std::mem::replace(&mut file.telling, telling);
+            file.is_told(has_records);
+            file.telling = others;
         }
     }
 
