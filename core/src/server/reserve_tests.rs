@@ -426,8 +426,8 @@ fn nothing_is_cut_off_a_file_that_another_client_is_changing() {
             }),
             None => writer.step(Event::SessionClosed { session: holder }),
         }
-        // To a length that is not known, or beside a door that may go on, nothing is cut: the driver
-        // sees to it when nobody has it open.
+        // To a length that is not known, or beside a door that may go on, nothing is cut: the
+        // driver sees to it when nobody has it open.
         assert_eq!((writer.is_trimmed, writer.is_forgotten), (is_cut, !is_cut));
     }
 }

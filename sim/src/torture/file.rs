@@ -79,8 +79,8 @@ pub(super) struct OneFile {
     /// And what it is being told of.
     pub(super) told: BTreeSet<u64>,
     pub(super) telling: BTreeSet<u64>,
-    /// What it knew of when there may not have been a record for each part: it alone writes those
-    /// again, not the next one, until the drive has them.
+    /// Those that it knew of when there may not have been a record for each part: it alone writes
+    /// them again, not the next one, until the drive has them.
     pub(super) unrecorded: BTreeSet<u64>,
     /// Lost while a former daemon lived: the kernel has them in its cache, where drivers look first
     /// (the daemon's through.rs).
