@@ -2,6 +2,9 @@
 //! Stages of several disks from end to end, small, on disks that take no time: a pool of ours, and
 //! its rivals. They play and write, every byte is right, and nothing is left behind. How fast
 //! anything is is measured elsewhere.
+//!
+//! An smbd of a test beside it keeps the mounts that are there when it starts, and its own smbd
+//! keeps that test's: file systems would not end. So it runs alone (tests/programs.sh).
 
 mod kit;
 

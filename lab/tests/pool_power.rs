@@ -3,8 +3,8 @@
 //! members fill, are emptied and tidied: nothing that was promised is missing, fsck mends what is
 //! left, and a disk that lies is found out.
 //!
-//! Beside other programs it failed once for a reason that is not known, so it runs alone
-//! (tests/programs.sh).
+//! An smbd of a test beside it keeps the mounts that are there when it starts, and its own smbd
+//! keeps that test's: file systems would not end. So it runs alone (tests/programs.sh).
 //!
 //! The same with more points is `rushes lab power-cuts --layout pool`. Without root, `/dev/fuse`,
 //! the file systems' tools or a built `rushes` these tests skip aloud.

@@ -2,6 +2,9 @@
 //! Power cuts on the real kernel's ext4 and XFS, under a daemon and without one: nothing that was
 //! promised is missing; and where a disk or a door lies, it is found out.
 //!
+//! An smbd of a test beside it keeps the mounts that are there when it starts, and its own smbd
+//! keeps that test's: file systems would not end. So it runs alone (tests/programs.sh).
+//!
 //! The same with more points is `rushes lab power-cuts`. Without root, `/dev/fuse`, the file
 //! system's tools or a built `rushes` these tests skip aloud.
 

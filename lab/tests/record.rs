@@ -2,6 +2,9 @@
 //! `rushes-lab record` and its kin from end to end, small, on the slow disk, against plain Samba
 //! and against Rushes: they write, say what they must, and leave nothing behind. How late anything
 //! is is measured elsewhere; machines that test are busy.
+//!
+//! An smbd of a test beside it keeps the mounts that are there when it starts, and its own smbd
+//! keeps that test's: file systems would not end. So it runs alone (tests/programs.sh).
 
 mod kit;
 
