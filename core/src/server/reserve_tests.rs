@@ -164,6 +164,19 @@ impl Writer {
         self.done.contains(&RequestId(self.next))
     }
 
+    /// Another client that comes asks for the same.
+    fn hold_by(&mut self, session: SessionId, request: RequestId, key: FileKey) {
+        self.step(Event::SessionOpened {
+            session,
+            label: SessionLabel::default(),
+        });
+        self.step(Event::Hold {
+            session,
+            request,
+            key,
+        });
+    }
+
     fn settle(&mut self) {
         for _ in 0..core::mem::take(&mut self.settles) {
             self.step(Event::Settled {
@@ -398,15 +411,7 @@ fn nothing_is_cut_off_a_file_that_another_client_is_changing() {
     let holder = SessionId(2);
     for (heard, is_cut) in [(Some(1000), true), (Some(u64::MAX), false), (None, false)] {
         let mut writer = written();
-        writer.step(Event::SessionOpened {
-            session: holder,
-            label: SessionLabel::default(),
-        });
-        writer.step(Event::Hold {
-            session: holder,
-            request: RequestId(900),
-            key: KEY,
-        });
+        writer.hold_by(holder, RequestId(900), KEY);
         assert!(
             writer.done.contains(&RequestId(900)),
             "nothing of it is dirty"
@@ -521,15 +526,7 @@ fn who_changes_a_file_that_is_not_known_holds_it_once_it_is() {
     let holder = SessionId(2);
     for leaves in [false, true] {
         let mut writer = Writer::new();
-        writer.step(Event::SessionOpened {
-            session: holder,
-            label: SessionLabel::default(),
-        });
-        writer.step(Event::Hold {
-            session: holder,
-            request: RequestId(900),
-            key,
-        });
+        writer.hold_by(holder, RequestId(900), key);
         assert_eq!(writer.done, [RequestId(900)]);
         writer.step(Event::Opening {
             session: SESSION,

@@ -207,8 +207,11 @@ impl Reserved {
         self.left.remove(&record);
         self.strike_or_say(record);
         let key = key_of(attempted);
-        let is_known = self.records.get(&key) == Some(&record);
-        is_known.then(|| self.records.remove(&key).map(|_| key))?
+        if self.records.get(&key) != Some(&record) {
+            return None;
+        }
+        self.records.remove(&key);
+        Some(key)
     }
 
     /// All of them.

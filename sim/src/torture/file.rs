@@ -396,12 +396,12 @@ impl OneFile {
         }
     }
 
-    /// The daemon knows of what it was being told of.
-    pub(super) fn is_told(&mut self, has_records: bool) {
+    /// The daemon knows of these lost pages from now on. Without a record for each part it alone
+    /// does, and of all that is lost.
+    pub(super) fn tell(&mut self, telling: &BTreeSet<u64>, has_records: bool) {
         let lost = &self.lost;
         self.unrecorded.retain(|page| lost.contains(page));
         if has_records {
-            let telling = std::mem::take(&mut self.telling);
             let known = telling.intersection(lost);
             let recorded = known.filter(|page| !self.unrecorded.contains(page));
             self.told.extend(recorded);

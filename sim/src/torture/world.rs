@@ -15,7 +15,7 @@ use crate::queue::Queue;
 use rushes_core::server::*;
 use rushes_core::units::*;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Errors that a worker may find.
@@ -377,7 +377,12 @@ impl World {
                     // Not if it died in the middle of that.
                     if has_failed && self.is_alive(life) {
                         let has_records = self.has_records();
-                        self.files[file].is_told(has_records);
+                        let one = &mut self.files[file];
+                        let telling = match has_records {
+                            true => std::mem::take(&mut one.telling),
+                            false => BTreeSet::new(),
+                        };
+                        one.tell(&telling, has_records);
                     }
                 }
             }
@@ -1153,10 +1158,7 @@ impl World {
         self.step(Event::NotKept { file: id, errno });
         if self.is_alive(life) {
             let has_records = self.has_records();
-            let file = &mut self.files[at];
-            let others = std::mem::replace(&mut file.telling, telling);
-            file.is_told(has_records);
-            file.telling = others;
+            self.files[at].tell(&telling, has_records);
         }
     }
 

@@ -260,20 +260,12 @@ impl Draw {
 
 /// The actors of a round. Somebody always writes over others, and somebody reads.
 fn roles(random: &mut Random, possible: Possible) -> Vec<Role> {
-    let mut kinds = vec![
-        Role::Overlap,
-        Role::Tiny,
-        Role::Append,
-        Role::Rename,
-        Role::SetEnd,
-        Role::Copy,
-        Role::Sparse,
-        Role::Flush,
-        Role::Local,
-    ];
-    if possible.is_pool {
-        kinds.push(Role::LocalOverlap);
-    }
+    let is_drawn = |role: &Role| match role {
+        Role::Read => false,
+        Role::LocalOverlap => possible.is_pool,
+        _ => true,
+    };
+    let kinds: Vec<Role> = Role::ALL.into_iter().filter(is_drawn).collect();
     let mut all = vec![Role::Overlap, Role::Overlap, Role::Read];
     let count = 3 + random.below(6);
     all.extend((0..count).map(|_| random.one_of(&kinds)));
