@@ -371,6 +371,97 @@ def figure_timeline(runs):
     )
 
 
+def kinds_of(report, mix, server):
+    """Kind of client → its row, of a mix against a server."""
+    return {row["kind"]: row for row in report["medians"] if (row["mix"], row["server"]) == (mix, server)}
+
+
+def figure_timeline_again(runs):
+    """9, 10, 11, 12 editors who play the same timeline twice: the second time no frame of 11 late in five runs."""
+    words = ["--clients", "9,10,11,12", "--again", 1, "--seconds", 25, "--runs", 5]
+    report = edited(runs, "again", *words)
+    for row in report["medians"]:
+        for one in row["passes"]:
+            low, median, high = one["late_frames"]
+            print(f"   {row['mix']}, pass {one['pass']}: {median:.0f} ({low:.0f}–{high:.0f}) of {one['frames']} late")
+    second = rows_of(report, "timeline=11")["rushes"]["passes"][-1]
+    kept = second["late_frames"][2] == 0 and report["bytes_wrong"] == 0
+    return verdict(kept, f"11 editors, the second time: {second['late_frames'][1]:.0f} of {second['frames']} frames late")
+
+
+def figure_multicam(runs):
+    """3 editors who cut three layers at once, beside stock: no frame late in five runs."""
+    words = ["--clients", 3, "--layers", 3, "--server", "rushes,stock", "--seconds", 25, "--runs", 5]
+    report = edited(runs, "editors", *words)
+    rows = rows_of(report, "timeline=3")
+    kept = rows["rushes"]["late_frames"][2] == 0 and report["bytes_wrong"] == 0
+    late = {server: row["late_frames"] for server, row in rows.items()}
+    return verdict(kept, f"3 editors of 3 layers, frames late (least, median, most): {late}")
+
+
+def figure_scrub(runs):
+    """A scrubber beside 6 players: at least 1.5 × stock's frames, no player late in five runs."""
+    mix = "linear=6,scrub=1"
+    report = edited(runs, "beside-6", "--mix", mix, "--server", "rushes,stock", "--seconds", 25, "--runs", 5)
+    ours, stock = (kinds_of(report, mix, server) for server in ("rushes", "stock"))
+    times = ours["scrub"]["frames_per_s_each"][1] / stock["scrub"]["frames_per_s_each"][1]
+    late = ours["linear"]["late_frames"][2]
+    return verdict(
+        times >= 1.5 and late == 0 and report["bytes_wrong"] == 0,
+        f"the scrubber got {times:.2f} × stock's frames; {late:.0f} frames of the players late in the worst run"
+        f" (stock {stock['linear']['late_frames'][2]:.0f})",
+    )
+
+
+def figure_loop(runs):
+    """12 clients that each play the same 20 s again and again, beside stock: no frame late in five runs."""
+    words = ["--workload", "loop", "--clients", 12, "--server", "rushes,stock", "--seconds", 45, "--runs", 5]
+    rows = rows_of(edited(runs, "loops", *words), "loop=12")
+    late = {server: row["late_frames"] for server, row in rows.items()}
+    return verdict(rows["rushes"]["late_frames"][2] == 0, f"12 loops, frames late (least, median, most): {late}")
+
+
+def figure_beside(runs):
+    """A bin, a conform, a render beside 4 players: at least stock's throughput, no player late in five runs."""
+    short = []
+    for kind in ("bin", "conform", "render"):
+        mix = f"linear=4,{kind}=1"
+        report = edited(runs, kind, "--mix", mix, "--server", "rushes,stock", "--seconds", 25, "--runs", 5)
+        ours, stock = (kinds_of(report, mix, server) for server in ("rushes", "stock"))
+        times = ours[kind]["mb_per_s"][1] / stock[kind]["mb_per_s"][1]
+        late = ours["linear"]["late_frames"][2]
+        if times < 1 or late or report["bytes_wrong"]:
+            short.append(f"{kind}: {times:.2f} × stock's throughput, {late:.0f} frames of players late")
+    return verdict(not short, "; ".join(short) or "bin, conform and render: none slower than with stock, no player late")
+
+
+def figure_grow(runs):
+    """2 and 4 clients that play a file 2 s behind its recorder, beside stock: no frame late in five runs."""
+    words = ["--workload", "grow", "--clients", "2,4", "--server", "rushes,stock", "--seconds", 25, "--runs", 5]
+    report = edited(runs, "behind", *words)
+    late = {mix: rows_of(report, mix)["rushes"]["late_frames"][2] for mix in ("grow=2", "grow=4")}
+    return verdict(not any(late.values()), f"frames late in the worst run: {late}")
+
+
+def figure_timeline_pool(runs):
+    """29 editors (0.9 × 4 × 8) over SMB on a pool of four disks, and as many over NFS as 0.9 × 4 × what one disk keeps: no frame late in three runs."""
+    words = ["--layout", "pool", "--disks", 4, "--files", 64, "--seconds", 25, "--runs", 3]
+    report = edited(runs, "smb", "--clients", 29, *words)
+    smb = rows_of(report, "timeline=29")["rushes"]["late_frames"][2]
+    one = edited(runs, "nfs-one", "--door", "nfs", "--layout", "pool", "--clients", "4,6,8", "--seconds", 25, "--runs", 3)
+    kept_by_one = [n for n in (4, 6, 8) if rows_of(one, f"timeline={n}")["rushes"]["late_frames"][2] == 0]
+    if not kept_by_one:
+        return verdict(False, f"SMB, 29 editors: {smb:.0f} frames late in the worst run; NFS, one disk: not even 4 kept")
+    count = int(0.9 * 4 * max(kept_by_one))
+    report = edited(runs, "nfs-four", "--door", "nfs", "--clients", count, *words)
+    nfs = rows_of(report, f"timeline={count}")["rushes"]["late_frames"][2]
+    return verdict(
+        smb == 0 and nfs == 0,
+        f"frames late in the worst run: SMB, 29 editors, {smb:.0f}; NFS, {count} editors, {nfs:.0f}"
+        f" (one disk keeps {max(kept_by_one)})",
+    )
+
+
 # Beyond what runs of one server differ by among themselves. Late frames are counted; a frame a client is no difference.
 NOISE = 0.05
 WORKLOADS = ("timeline", "op-atom", "scrub", "shuttle", "loop", "bin", "conform", "render", "grow")

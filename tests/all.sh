@@ -26,6 +26,10 @@ logs=$PWD/build/make-test
 rm -rf "$logs"
 mkdir -p "$logs"
 
+# In an empty clone cargo keeps no notes for the next compilation: they cost time, and
+# a clone that is worked in has them already.
+[[ -d ${CARGO_TARGET_DIR:-target}/debug/incremental ]] || export CARGO_INCREMENTAL=0
+
 names=()
 alone=()
 declare -A after=() waits=() group=() began=() passed=()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 #
 # The test programs of all crates, several at a time and the tests of each one
-# after the other. What a program prints is shown if it fails; where the time
+# after the other. A program's output is shown when it ends; where the time
 # went is shown at the end.
 #
 #   programs.sh --build    only build them
@@ -135,18 +135,17 @@ one() {
 		>"$1/$2.log" 2>&1 </dev/null; } 2>"$1/$2.time" || code=$?
 	read -r real worked < <(tail -n 1 "$1/$2.time" | awk '{ printf "%d %d\n", $1, $2 + $3 }')
 	echo "$real $worked $2 $code" >>"$1/took"
-	if ((code == 0)); then
-		echo "$2: $(sed -n 's/^test result: ok\. //p' "$1/$2.log" |
-			sed 's/; 0 measured.*//') ($real s, processor time $worked s)"
-	else
-		# In one piece, though others print beside it.
-		{
-			echo "==== $2 FAILED (exit $code); it printed:"
+	# As cargo prints it, and in one piece, though others print beside it.
+	{
+		echo "     Running $2 ($real s, processor time $worked s)"
+		if ((code == 0)); then
+			cat "$1/$2.log"
+		else
 			tail -n 400 "$1/$2.log"
-			echo "==== $2 FAILED (alone: tests/programs.sh $2)"
-		} >"$1/$2.said"
-		cat "$1/$2.said"
-	fi
+			echo "==== $2 FAILED (exit $code; alone: tests/programs.sh $2)"
+		fi
+	} >"$1/$2.said"
+	cat "$1/$2.said"
 }
 export -f one
 

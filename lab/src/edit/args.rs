@@ -18,8 +18,8 @@ use std::time::Duration;
 /// `lab edit`.
 #[derive(Clone, Debug, Args)]
 pub struct EditArgs {
-    /// How clients work: timeline, op-atom, scrub, shuttle, loop, bin, conform, render, grow, copy,
-    /// direct, or a file that describes it
+    /// How clients work: timeline, linear, op-atom, scrub, shuttle, loop, bin, conform, render,
+    /// grow, copy, direct, or a file that describes it
     #[arg(
         long,
         value_name = "NAME|FILE",

@@ -16,8 +16,9 @@ use serde::Deserialize;
 use std::path::Path;
 
 /// The built-in ones: name and text.
-const BUILT_IN: [(&str, &str); 11] = [
+const BUILT_IN: [(&str, &str); 12] = [
     ("timeline", include_str!("workloads/timeline.toml")),
+    ("linear", include_str!("workloads/linear.toml")),
     ("op-atom", include_str!("workloads/op-atom.toml")),
     ("scrub", include_str!("workloads/scrub.toml")),
     ("shuttle", include_str!("workloads/shuttle.toml")),
