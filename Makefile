@@ -172,7 +172,7 @@ hunt-stale: build ## Files changed by local programs in every way, read over SMB
 
 test-doors: test-doors-together test-doors-alone test-kills ## End to end through the real doors
 
-test-doors-together: ## Those that keep no time, three programs at a time
+test-doors-together: ## Those that keep no time, four programs at a time
 	tests/programs.sh --together
 
 test-doors-alone: ## Those that keep time, and runs of the lab, one at a time
