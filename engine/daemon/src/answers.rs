@@ -17,11 +17,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
-/// Where a bitrate does not fit at all, so many halves of it are tried.
+/// How often a bitrate that does not fit at all is halved to find one that fits.
 const LOWER_HALVES: u32 = 12;
 
 impl Daemon {
-    /// An answer, or None when it comes later through `asker`.
+    /// The answer, or None if `asker` gets it later.
     pub(super) fn answer(&mut self, ask: Ask, asker: &SyncSender<Answer>) -> Option<Answer> {
         match ask {
             Ask::Status {} => {
@@ -250,7 +250,7 @@ impl Daemon {
 
     fn write_status(&self) -> WriteStatus {
         let writes = self.server.writes();
-        // Bytes that a former daemon left and whose file nobody has found are not on a disk either.
+        // Bytes of a former daemon whose file has not been found are not on a disk either.
         let (_, kept_bytes, kept_files) = self.kept_sums();
         WriteStatus {
             buffer_bytes: self
@@ -297,8 +297,8 @@ impl Daemon {
             .collect()
     }
 
-    /// Something of it is served or promised, or still in use. A disk that was only below a mount
-    /// point, and no longer is, is not.
+    /// True: a share on the device is served, it has contracts, or a former mount of it is still in
+    /// use. False for a disk that only was below a mount point once.
     fn is_in_use(&self, record: &DeviceRecord) -> bool {
         let mut shares = self.shares.iter();
         shares.any(|served| served.device == record.device && !served.is_nowhere)
@@ -306,8 +306,8 @@ impl Daemon {
             || self.is_left_on(&self.device_name(record.device))
     }
 
-    /// Devices of shares that go by a guess. One that a share lies on only while its own file
-    /// system is away need not be measured.
+    /// Devices of shares whose model is a guess. A device that a share lies on only while the
+    /// share's own file system is away need not be measured.
     fn guesses(&self) -> Vec<Guess> {
         let mut guesses: Vec<Guess> = Vec::new();
         let shares = self.shares.iter();
@@ -520,7 +520,7 @@ impl Daemon {
         }
     }
 
-    /// Take over what can change while running; say what cannot.
+    /// Apply the settings that can change while the daemon runs; name those that cannot.
     fn apply(&mut self, reloaded: Reloaded) -> Vec<String> {
         let Reloaded {
             mut config,
@@ -588,7 +588,7 @@ impl Daemon {
     }
 }
 
-/// Put back what cannot change while running, and say so.
+/// Restore the old values of settings that cannot change while the daemon runs, and say so.
 fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
     let mut notes = Vec::new();
     let mut fixed = |key: &str, same: bool, kept: String| {
@@ -637,7 +637,7 @@ fn keep_fixed(old: &Config, new: &mut Config) -> Vec<String> {
     notes
 }
 
-/// systemd, if it started us; that it cannot be told is no reason to stop serving.
+/// Notify systemd, if it started us. The daemon serves on if that fails.
 pub(crate) fn tell_manager(state: &str) {
     if let Err(error) = notify::notify(state) {
         tracing::warn!("cannot notify the service manager of {state:?}: {error}");

@@ -7,8 +7,8 @@
 //! go to a scratch file only; a small read elsewhere before each moves the head to a known
 //! distance.
 //!
-//! It does not know what the daemon is doing meanwhile: requests that others disturb lose their
-//! weight in the fit, but a busy device is better measured when it is not.
+//! It does not know of the daemon's requests to the device: requests that others disturb lose
+//! their weight in the fit, but a busy device is better measured when it is idle.
 
 mod fit;
 mod ground;
@@ -131,12 +131,12 @@ pub struct Calibration {
     pub quick: bool,
     /// The source of the reads.
     pub source: Source,
-    /// Why writes were not measured although they were to be, a sentence. None: they were, or
-    /// nobody wanted it.
+    /// Why the requested measurement of writes failed, a sentence. None: they were measured, or
+    /// not requested.
     #[serde(default)]
     pub writes_missing: Option<String>,
-    /// The file that the device is, if it is a loop device without direct I/O: this machine's
-    /// memory was measured with it. None: not so.
+    /// The backing file, if the device is a loop device without direct I/O: the figures then
+    /// include this machine's memory. None for all other devices.
     #[serde(default)]
     pub buffered_file: Option<String>,
     /// The model of reads.
@@ -157,7 +157,7 @@ pub enum CalibrateError {
         /// The path that was asked for.
         path: PathBuf,
     },
-    /// A program serves what lies there.
+    /// A program serves that file system.
     Program {
         /// The path that was asked for.
         path: PathBuf,
@@ -171,7 +171,7 @@ pub enum CalibrateError {
         /// The error of the scratch file.
         source: io::Error,
     },
-    /// Too few requests succeeded to tell anything.
+    /// Too few requests succeeded for a model.
     TooFew {
         /// Those that did.
         sample_count: usize,
@@ -184,7 +184,7 @@ pub enum CalibrateError {
     Io {
         /// The operation that failed.
         operation: &'static str,
-        /// To what.
+        /// The file or folder.
         path: PathBuf,
         /// Why it failed.
         source: io::Error,
@@ -302,7 +302,7 @@ pub fn calibrate(
         return Err(CalibrateError::NoDevice { path: folder });
     }
     let under = store::under(&folder)?;
-    // Behind `fuseblk` there is a disk, and it is that one.
+    // A mount of kind `fuseblk` has a disk, which can be measured.
     if status.f_type as u64 == FUSE && under.facts.is_none() {
         let kind = store::file_system_of(&folder).unwrap_or_else(|| String::from("fuse"));
         return Err(CalibrateError::Program { path: folder, kind });
@@ -417,8 +417,9 @@ fn seed() -> u64 {
     now.map_or(1, |span| span.as_nanos() as u64) ^ u64::from(std::process::id()) << 40
 }
 
-/// As much as is wanted, but at most a tenth of what is free, and at least two of the largest
-/// requests.
+/// The wanted size, but at most a tenth of the free space. Units: bytes.
+///
+/// Errors   StorageFull: that tenth is less than two of the largest requests
 fn scratch_bytes(folder: &Path, wanted: u64) -> io::Result<u64> {
     let space = rustix::fs::statvfs(folder)?;
     let free = space.f_bavail.saturating_mul(space.f_frsize);
@@ -453,9 +454,10 @@ struct Meter<'a> {
     last_error: Option<io::Error>,
 }
 
-/// Near is at least so far (a drive reads ahead a little), and not much farther. Units: bytes.
+/// A near request is at least so far from the last, since a drive reads ahead a little, and at most
+/// twice so far. Units: bytes.
 const NEAR_BYTES: u64 = 32 << 20;
-/// Failing requests after which a device is given up.
+/// After more failed requests than this the measurement ends.
 const FAILED_COUNT_MAX: usize = 32;
 /// One in so many is near.
 const NEAR_EVERY: usize = 3;
@@ -584,7 +586,7 @@ impl Meter<'_> {
             let step = NEAR_BYTES + self.random.below(NEAR_BYTES) / BLOCK_BYTES * BLOCK_BYTES;
             let behind = self.last_end.checked_sub(step + bytes);
             let ahead = Some(self.last_end + step);
-            // Backwards first: what lies ahead may be in the drive's memory.
+            // Backwards first: the drive may have read the bytes ahead into its cache.
             let block = |at: u64| at / BLOCK_BYTES * BLOCK_BYTES;
             let place = [behind, ahead]
                 .into_iter()
@@ -667,7 +669,7 @@ fn table_of(timed: &[Timed]) -> Vec<Row> {
         .collect()
 }
 
-/// To four places: what the clock can tell, and what a file gives back exactly.
+/// To four places: the clock's resolution, and read back from a file exactly.
 fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
 }

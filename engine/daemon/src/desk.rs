@@ -2,8 +2,8 @@
 //! The control and metrics sockets: a few threads that take questions to the loop and its answers
 //! back.
 //!
-//! Peers here are not trusted with the loop's time: reading, parsing and writing happen in these
-//! threads, each with a time limit; the loop sees whole questions only, through a bounded channel.
+//! A slow peer must not stop the loop: these threads read, parse and write, each with a time limit;
+//! the loop gets whole questions only, through a bounded channel.
 
 use crate::calibrate::{Calibration, Identity};
 use crate::error::ServeError;
@@ -24,7 +24,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Conversations at once; more are closed at once.
+/// Conversations at a time; more are closed at once.
 const CONVERSATION_COUNT_MAX: usize = 32;
 /// Questions that wait for the loop.
 const QUESTION_COUNT_MAX: usize = 64;
@@ -44,7 +44,7 @@ pub(crate) struct Question {
     pub(crate) answer: SyncSender<Answer>,
 }
 
-/// A device whose model is a guess, and what it takes to find out whether it was measured since.
+/// A device whose model is a guess, and the facts that tell whether it was measured since.
 #[derive(Clone, Debug)]
 pub(crate) struct Guess {
     pub(crate) device: String,
@@ -56,7 +56,7 @@ pub(crate) struct Guess {
 }
 
 impl Guess {
-    /// That its model is a guess, and what to do. Reads a file: nothing for the loop.
+    /// Says that its model is a guess, and the remedy. Reads a file, so the loop must not call it.
     pub(crate) fn sentence(&self) -> String {
         let (device, path) = (&self.device, self.path.display());
         let identity = self.identity.as_ref();
@@ -77,19 +77,19 @@ impl Guess {
     }
 }
 
-/// Nobody has measured it.
+/// The sentence for a device without a measurement.
 pub(crate) fn unmeasured(device: &str, path: &impl std::fmt::Display) -> String {
     format!(
         "{device} was never measured, its model is a cautious guess; measure it with: rushes calibrate {path} --save"
     )
 }
 
-/// The loop's end: questions, and the bell that tells of them.
+/// The loop's end: questions, and the bell that rings for them.
 pub(crate) struct Desk {
     questions: Receiver<Question>,
     bell: Arc<OwnedFd>,
     guesses: Arc<Mutex<Vec<Guess>>>,
-    /// Rung when the sockets are to be closed.
+    /// Rung to close the sockets.
     close: Arc<OwnedFd>,
 }
 
@@ -105,7 +105,7 @@ struct Clerk {
     bell: Arc<OwnedFd>,
     conversation_count: AtomicUsize,
     totals: Mutex<metrics::Totals>,
-    /// Told with the last status.
+    /// The loop sets it with each status.
     guesses: Arc<Mutex<Vec<Guess>>>,
     /// Its lock file says whether the daemon is still starting.
     runtime_dir: PathBuf,
@@ -203,8 +203,8 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
         .map(drop)
 }
 
-/// A stream socket of mode 0660 in place of what a dead daemon left there; the lock says it is
-/// dead.
+/// A stream socket of mode 0660. It replaces the socket of a dead daemon; the lock proves that
+/// it is dead.
 fn unix(path: &Path, group: Option<u32>) -> Result<UnixListener, ServeError> {
     let open = || {
         match std::fs::remove_file(path) {
@@ -259,7 +259,7 @@ fn listen(doors: &[Door], clerk: &Arc<Clerk>, close: &OwnedFd) {
                 && error.kind() != io::ErrorKind::WouldBlock
             {
                 tracing::warn!("cannot accept a connection to the control socket: {error}");
-                // Out of descriptors, most likely: the same would come again at once.
+                // Out of descriptors, most likely: the next attempt would fail at once, too.
                 std::thread::sleep(Duration::from_millis(50));
             }
         }
@@ -357,8 +357,8 @@ fn error(error: String) -> Answer {
     Answer::Error { error }
 }
 
-/// Questions until the asker hangs up. A line that is no question gets a sentence and the next
-/// chance.
+/// Answers questions until the asker hangs up. A line that is no question gets an error, and the
+/// asker may go on.
 fn control(clerk: &Clerk, stream: std::os::unix::net::UnixStream) -> io::Result<()> {
     let mut stream = BufReader::new(stream);
     loop {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which device a file lies on, and what is known of it before it has served anything.
+//! Which device a file lies on, and the model of a device before it has served anything.
 
 use crate::share::Share;
 use rushes_core::server::{DeviceModel, ServiceModel};
@@ -30,7 +30,7 @@ impl ModelSource {
         }
     }
 
-    /// Promises rest on a guess. In memory there is nothing to measure.
+    /// True: contracts rest on a guess. In memory there is nothing to measure.
     pub(crate) fn is_guess(&self) -> bool {
         matches!(
             self,
@@ -73,7 +73,7 @@ impl Devices {
         let offset = facts.as_ref().map_or(0, |facts| facts.partition_offset);
         let size = |facts: &Option<DeviceFacts>| facts.as_ref().map(|facts| facts.disk_bytes);
         let is_it = |known: &&Device| known.name == name && size(&known.facts) == size(&facts);
-        // Of a disk that went and another that came in its place the name is the same, and st_dev.
+        // A disk that replaces another may get its name and st_dev; the size tells them apart.
         if let Some(known) = self.list.iter().find(is_it) {
             // Another partition of the same disk: one head, one queue.
             let id = known.id;
@@ -99,9 +99,9 @@ impl Devices {
         (id, true)
     }
 
-    /// It was measured, or measured again.
+    /// Takes the model of a new measurement.
     ///
-    /// Returns  false: the model is the one that it has
+    /// Returns  false: it has this model already, or is no block device
     pub(crate) fn measured(&mut self, id: DeviceId, model: DeviceModel) -> bool {
         let known = self.list.get_mut(usize::from(id.0));
         // Where there is no block device no measurement is taken at the start either.
@@ -114,7 +114,8 @@ impl Devices {
         true
     }
 
-    /// Where files of a file system lie. None: of a share's other subvolume, say; the share knows.
+    /// The device of a file system and its start there. None, for example, for another subvolume of
+    /// a share: the caller then takes the share's own place.
     pub(crate) fn place(&self, st_dev: u64) -> Option<(DeviceId, u64)> {
         self.by_st_dev.get(&st_dev).copied()
     }
@@ -137,7 +138,7 @@ pub(crate) fn facts_of(share: &Share) -> Option<DeviceFacts> {
     device::facts(st_dev).ok()
 }
 
-/// Slower than most of its kind: a promise on an unmeasured disk should rather be refused than
+/// Slower than most of its kind: on an unmeasured disk a contract should rather be refused than
 /// broken.
 fn guess(facts: &DeviceFacts) -> (DeviceModel, ModelSource) {
     let size = ByteCount(facts.disk_bytes);

@@ -8,7 +8,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-/// Kind, what it was about, and what the kernel said.
+/// The kind of error, its subject, and the kernel's error.
 #[derive(Debug)]
 pub enum ServeError {
     /// The configuration.
@@ -73,7 +73,7 @@ pub enum ServeError {
         /// Its fault, as a clause.
         what: String,
     },
-    /// It has ended, and clients were told of writes that no disk has.
+    /// It has ended, and left acknowledged writes that no disk has.
     Left {
         /// The files and the reasons.
         sentences: Vec<String>,

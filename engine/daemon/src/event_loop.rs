@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loop: everything that happens becomes an event for the core, and what the core wants is
-//! done.
+//! The loop: turns everything that happens into an event for the core, and carries out the core's
+//! actions.
 //!
 //! One thread, one ring, no waiting but in `submit_and_wait`. It decides nothing about reads,
 //! caches or deadlines: that is `rushes_core::server`. Work that may wait for a disk is a job for
 //! the workers; questions of a person come through the desk.
 //!
-//! A turn: wait → take completions, each into events → hear who had more to say → answer and ring →
-//! set the timer. Events that arise while actions are carried out queue in `pending`, so that
-//! [`Server::step`] is never entered twice.
+//! A turn: wait → turn completions into events → read the rings that had more requests → answer and
+//! ring → set the timer. Events that arise while actions are carried out queue in `pending`, so
+//! that [`Server::step`] is never entered twice.
 
 use crate::config::Config;
 use crate::desk::{Desk, Question, unmeasured};
@@ -44,20 +44,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::SyncSender;
 
-/// How often sessions that hold buffers are looked at unasked, so that they need not ring to give
-/// them back.
+/// How often the loop reads the rings of sessions with pinned slots, so that a door need not ring
+/// to unpin them.
 const SWEEP: Duration = Duration::from_ms(5);
-/// How often doors are told that we live.
+/// How often doors get a sign of life.
 const BEAT: Duration = Duration::from_s(1);
-/// Standing still for longer is no matter of a busy machine. Less than RUSHES_SILENT_MS of
-/// doors/smb: a door that takes us for hung must be known to have been able to.
+/// A longer standstill has another cause than a busy machine. Less than RUSHES_SILENT_MS of
+/// doors/smb: whenever a door may have taken us for hung, we must know it.
 const STALL: Duration = Duration::from_s(3);
-/// EAGAIN: now is a bad moment, later may be a better one.
+/// EAGAIN: no room now; a retry may succeed.
 pub(super) const AGAIN: Errno = Errno(11);
 /// Reasons for not serving a file that are logged once each; more are only counted.
 const SAID_COUNT_MAX: usize = 256;
 
-/// Tags of what the ring watches: the kind above, a number below.
+/// Tags of descriptors that the ring watches: the kind in the upper byte, a number below.
 pub(super) mod tag {
     pub(crate) const LISTENER: u64 = 1 << 56;
     pub(crate) const GUEST: u64 = 2 << 56;
@@ -95,7 +95,7 @@ pub(crate) struct Daemon {
     pub(super) started: Instant,
     /// In words, for status.
     pub(super) priority: String,
-    /// For status: what an operator should know.
+    /// For status: notes for the operator.
     pub(super) notes: Vec<String>,
     pub(super) locked: bool,
     pub(super) pending: VecDeque<Event>,
@@ -103,7 +103,7 @@ pub(crate) struct Daemon {
     /// Reads that the ring had no room for.
     backlog: VecDeque<(IoRead, Vec<SlotIndex>)>,
     pub(super) in_flight: HashMap<IoId, InFlight>,
-    /// None: all writes are the clients' own.
+    /// None: there is no write buffer; doors write past the daemon.
     pub(super) lanes: Option<Lanes>,
     /// Writes that the ring had no room for.
     pub(super) write_backlog: VecDeque<WaitingWrite>,
@@ -114,23 +114,23 @@ pub(crate) struct Daemon {
     /// Files of a former daemon that cannot be written yet, by the number of the oldest write of
     /// each.
     pub(super) kept: BTreeMap<u64, KeptFile>,
-    /// When it is to be looked for again.
+    /// When to look for them again.
     pub(super) look_at: Instant,
     pub(super) is_looking: bool,
     pub(super) looks_at_end: bool,
-    /// When a stop no longer waits for what is to be written.
+    /// When a stop no longer waits for data that is not on disk yet.
     pub(super) drain_end: Instant,
-    /// While it stops: the least that was left to be written, and since when. Units: bytes and
+    /// While it stops: the smallest amount that was left to write, and since when. Units: bytes and
     /// files.
     pub(super) drain_left: u64,
     pub(super) drain_moved: Instant,
     /// When a request last failed.
     pub(super) failed_at: Instant,
-    /// Device numbers of file systems on which any did.
+    /// Device numbers of file systems on which a request failed.
     pub(super) failed_disks: HashSet<u64>,
-    /// It is here to write what was left, and then to end.
+    /// It only writes the data of an earlier daemon and then ends.
     pub(super) only_recovers: bool,
-    /// When blocks that were left reserved are given back, if they can be.
+    /// When to try to free blocks that an earlier use left reserved.
     pub(super) give_back_at: Instant,
     pub(super) is_giving_back: bool,
     pub(super) gives_back_at_end: bool,
@@ -143,29 +143,29 @@ pub(crate) struct Daemon {
     sweep_at: Instant,
     /// When the next turn comes at the latest.
     due: Instant,
-    /// Load of strangers on each device, and when it is looked at next.
+    /// Load of others on each device, and the time of the next sample.
     foreign: HashMap<DeviceId, Foreign>,
     sample_at: Instant,
-    /// When doors are told next that we live.
+    /// When doors get the next sign of life.
     beat_at: Instant,
-    /// When doors are looked out for again.
+    /// When the listener is watched again.
     pub(super) accept_at: Instant,
     pub(super) crowd: Crowd,
-    /// None: nobody looks out for them now.
+    /// None: the listener is not watched now.
     pub(super) listener_poll: Option<PollId>,
-    /// For those who get to know shares in idle time.
+    /// For the threads that read names and extents in idle time.
     idleness: Arc<Idleness>,
-    /// Files whose size the workers had no room for; asked again when one of them is done.
+    /// Files whose stat found no room at the workers; queued again when a job ends.
     pub(super) late_stats: Vec<FileId>,
-    /// The same of files whose header is to be read.
+    /// The same for reads of headers.
     pub(super) late_headers: Vec<(FileId, ByteCount)>,
     pub(super) reports: Reports,
     /// Reasons for not serving a file that were logged.
     pub(super) said: HashSet<String>,
-    /// The askers that wait for the end of a reload.
+    /// Askers that wait for the end of a reload.
     pub(super) reload_askers: Vec<SyncSender<Answer>>,
     pub(super) reloading: bool,
-    /// Why the last one has changed nothing.
+    /// Why the last reload failed.
     pub(super) reload_error: Option<String>,
     pub(super) stopping: bool,
     /// Buffers that did not get their bytes in the step that is being carried out.
@@ -177,9 +177,9 @@ pub(crate) struct Daemon {
 pub(super) struct InFlight {
     pub(super) file: FileId,
     pub(super) range: ByteRange,
-    /// Of a write past the kernel's cache.
+    /// For a write past the kernel's cache: its descriptor.
     pub(super) writes_by: Option<Arc<OwnedFd>>,
-    /// Of a read through the kernel's cache: a page was not written yet.
+    /// For a read through the kernel's cache: a page of the range was dirty.
     pub(super) is_unwritten: bool,
 }
 
@@ -189,7 +189,7 @@ pub(crate) struct Counts {
     pub(crate) refused: u64,
     pub(crate) expelled: u64,
     pub(crate) plain: u64,
-    /// Writes that were to be gathered, and for which there was no memory in the end.
+    /// Writes that were granted pages of a lane, but for which there was no memory.
     pub(crate) ungranted: u64,
 }
 
@@ -289,7 +289,7 @@ impl Daemon {
         }
     }
 
-    /// The device of a share; one that is new is told the core and the log.
+    /// The device of a share; a new one goes to the core and into the log.
     pub(super) fn device_of(&mut self, share: &Share, model: Option<DeviceModel>) -> DeviceId {
         let (device, new) = self.devices.add(share, |_| model);
         if new && let Some(known) = self.devices.get(device) {
@@ -309,13 +309,13 @@ impl Daemon {
         device
     }
 
-    /// The models that `rushes calibrate` has measured since a device was taken in.
+    /// Take the models that `rushes calibrate` has saved since a device was added.
     pub(super) fn devices_measured(
         &mut self,
         measured: Vec<(Arc<Share>, DeviceModel)>,
     ) -> Vec<String> {
         let mut notes = Vec::new();
-        // Of several file systems on one disk the first share's counts, as at the start.
+        // If a disk has several file systems, the first share's measurement counts, as at start.
         let mut done = Vec::new();
         for (share, model) in measured {
             let served = self.shares.iter();
@@ -384,7 +384,7 @@ impl Daemon {
         share
     }
 
-    /// Get to know what is in it while nobody reads.
+    /// Start a thread that reads the share's names and extents in idle time.
     pub(super) fn warm(&self, share: &Arc<Share>) {
         if self.config.warm_metadata
             && let Err(error) = warm::start(
@@ -423,7 +423,7 @@ impl Daemon {
                 .map_err(watch)?;
         }
         self.stopping |= self.only_recovers;
-        // Work that recovery has brought waits for a timer that nobody has set yet.
+        // Events of the recovery wait for a timer that is not set yet.
         self.set_timer(clock::now());
         while !self.stopping || !self.is_done() {
             if self.to_hear.is_empty() {
@@ -439,7 +439,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Told to stop, and nothing is left to be written; or it has taken too long.
+    /// For a daemon that stops: nothing is left to write, or it has taken too long.
     fn is_done(&mut self) -> bool {
         if self.drain_end == Instant::NEVER {
             self.start_draining();
@@ -448,7 +448,7 @@ impl Daemon {
             return true;
         }
         let now = clock::now();
-        // A request that a disk keeps may still end well.
+        // A request in flight may still succeed.
         let writes = self.server.writes();
         let left = writes.used_bytes.0 + u64::from(writes.dirty_file_count);
         if left < self.drain_left {
@@ -519,8 +519,8 @@ impl Daemon {
         self.set_timer(start);
     }
 
-    /// We were stopped, or starved. A door that heard nothing from us has taken us for hung and may
-    /// have changed any file.
+    /// We were stopped, or starved. A door that got no sign of life may have taken us for hung and
+    /// changed any file by itself.
     fn stood_still(&mut self, span: Duration) {
         let note = format!(
             "the daemon stood still for {} ms; it reads its cached data again",
@@ -565,7 +565,7 @@ impl Daemon {
 
     // ---- The core ----
 
-    /// Give the core an event and carry out what it wants; also events that arise from that.
+    /// Give the core an event, and the events that arise from it, and carry out its actions.
     pub(super) fn feed(&mut self, event: Event) {
         self.pending.push_back(event);
         let mut actions = std::mem::take(&mut self.actions);
@@ -654,7 +654,7 @@ impl Daemon {
         }
     }
 
-    /// Some of these did not get their bytes in the step that is being carried out.
+    /// True: in the current step some of these slots could not be filled.
     fn has_unfilled(&self, slots: &[SlotIndex]) -> bool {
         slots.iter().any(|slot| self.unfilled.contains(slot))
     }
@@ -665,7 +665,7 @@ impl Daemon {
         }
         let body = match outcome {
             Outcome::Data { slots, .. } if self.has_unfilled(actions.slots_of(slots)) => {
-                // They are pinned for a client who does not get them.
+                // The core has pinned them for a client that does not get them.
                 self.pending.push_back(Event::ReadEnd {
                     session: id,
                     request,
@@ -700,7 +700,7 @@ impl Daemon {
                 self.to_flush.push(id);
             }
             Ok(()) => {}
-            // Not now: the core is in the middle of a step.
+            // Expel it later: the core is in the middle of a step.
             Err(error) => self.to_expel.push((id, error)),
         }
     }
@@ -894,13 +894,14 @@ impl Daemon {
         self.ring.wake_at(at);
     }
 
-    /// Tell the core what others did on the devices since it was last told. (sysfs is memory: no
-    /// wait.)
+    /// Give the core the load of others on each device since the last sample. Reads of sysfs do not
+    /// wait.
     fn sample_foreign(&mut self) {
         let promised = |record: &DeviceRecord| record.contract_count > 0;
         let busy = !self.in_flight.is_empty() || self.server.devices().iter().any(promised);
         self.idleness.busy.store(busy, Ordering::Relaxed);
-        // Reads of our own walkers are no stranger's load: they stand still when it matters.
+        // Reads of our own warming threads do not count as others' load: they stop when clients
+        // read.
         let walking = !busy && self.idleness.walking_count.load(Ordering::Relaxed) > 0;
         let own: HashMap<DeviceId, u64> = self
             .server
@@ -923,8 +924,8 @@ impl Daemon {
             let Some(counters) = counters.as_deref().and_then(Counters::parse) else {
                 continue;
             };
-            // Headers are ours, too. Nobody counts their bytes: that there were some is what
-            // matters.
+            // Reads of headers are ours, too. Their bytes are not counted: any change of the sum
+            // marks the sample as one with reads of ours.
             let headers = self.headers.begun_count + self.headers.ended_count;
             let own_bytes = own.get(&device.id).copied().unwrap_or(0) + headers;
             let is_reading = self.headers.begun_count > self.headers.ended_count;
@@ -946,7 +947,7 @@ impl Daemon {
         }
     }
 
-    /// Sessions that hold buffers may have given some back without ringing.
+    /// Read the rings of sessions with pinned slots: they may have unpinned some without ringing.
     fn sweep(&mut self) {
         self.sweep_at = Instant::NEVER;
         let holders: Vec<SessionId> = self
@@ -982,12 +983,12 @@ impl Daemon {
 
     fn question(&mut self, question: Question) {
         if let Some(answer) = self.answer(question.ask, &question.answer) {
-            // An asker who no longer waits is none.
+            // The asker may have given up waiting.
             let _ = question.answer.try_send(answer);
         }
     }
 
-    /// Warn of something that would otherwise fill the log.
+    /// Log a warning that would otherwise fill the log.
     pub(super) fn say_once(&mut self, what: String) {
         if self.said.len() < SAID_COUNT_MAX && self.said.insert(what.clone()) {
             tracing::warn!("{what} (said once)");

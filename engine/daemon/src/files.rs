@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Files the daemon holds open for itself, under the numbers the core knows them by.
 //!
-//! One inode has one number, whichever client opened it and by whatever name: that is how bytes
-//! fetched for one client, or ahead of all, serve the next.
+//! One inode has one number for all clients and all its names: so bytes that the daemon read for
+//! one client, or ahead of all, serve the next.
 
 use crate::share::Share;
 use rushes_core::server::{Errno, FileKey, LOST_IN_A_ROW, RateHint};
@@ -16,7 +16,8 @@ use std::sync::Arc;
 /// Descriptors of a file that is written.
 pub(crate) const WRITTEN_FILE_DESCRIPTORS: u64 = 3;
 
-/// How a file is found again by another daemon, and on whose account it is written.
+/// The facts by which another daemon finds the file again, and the user on whose account it is
+/// written.
 #[derive(Clone, Debug)]
 pub(crate) struct Durable {
     pub(crate) key: FileKey,
@@ -27,34 +28,33 @@ pub(crate) struct Durable {
     pub(crate) writer: Writer,
 }
 
-/// In the place of a time: the file system has it already.
+/// Instead of a time: the file system has it already.
 pub(crate) const TIME_IS_SET: i64 = i64::MIN;
 
 /// Our state of a file that is written through lanes.
 #[derive(Debug)]
 pub(crate) struct Written {
-    /// Or why it could not be opened for writing yet: of a file that a former daemon wrote to. It
-    /// is tried again with each write.
+    /// Or why it could not be opened for writing yet, for a file that a former daemon wrote to.
+    /// Each write retries it.
     pub(crate) file: Result<WriteFile, Errno>,
     pub(crate) durable: Durable,
-    /// When a client changed it last, and we have not told the file system; or [`TIME_IS_SET`].
-    /// Units: ns since 1970.
+    /// Time of the latest change that the file system does not have yet; or [`TIME_IS_SET`]. Units:
+    /// ns since 1970.
     pub(crate) changed_ns: i64,
-    /// Work on its blocks and times that waits for the one under way: they are done one after the
-    /// other.
+    /// Work on its blocks and times that waits for the chore under way: one runs at a time.
     pub(crate) chores: VecDeque<Chore>,
     pub(crate) is_busy: bool,
-    /// The file's `told_past_count` when its latest sync was asked for.
+    /// The file's `told_past_count` when its latest sync was queued.
     pub(crate) told_past_before: u64,
-    /// Syncs in a row that failed, perhaps without any fault of the disk.
+    /// Consecutive failed syncs whose error may not come from the disk.
     pub(crate) doubted_sync_count: u8,
-    /// The last error of writes in the log, and when.
+    /// The error of writes that was last logged, and the time.
     pub(crate) said: Option<(Errno, Instant)>,
-    /// The warning in the log that a flush of it was doubted.
+    /// The log's warning that a flush failed, perhaps without a fault of the disk.
     pub(crate) doubted_flush: Repeated,
 }
 
-/// A sentence of the log that would come again and again.
+/// A sentence that would fill the log.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Repeated {
     said_at: Option<Instant>,
@@ -62,9 +62,9 @@ pub(crate) struct Repeated {
 }
 
 impl Repeated {
-    /// It is to be said again, unless it was less than `pace` ago: then it is counted.
+    /// Decides whether to log it now; if it was logged less than `pace` ago, counts it.
     ///
-    /// Returns  how often it was not said since it last was; None: not now
+    /// Returns  how often it was left out since it was last logged; None: not now
     pub(crate) fn say(&mut self, now: Instant, pace: Duration) -> Option<u64> {
         if self.said_at.is_some_and(|at| now < at + pace) {
             self.unsaid_count += 1;
@@ -76,11 +76,11 @@ impl Repeated {
 }
 
 impl Written {
-    /// A sync was told of this error. The kernel tells a failure behind a write past its cache to
-    /// every descriptor of the file, and first to a sync that runs at that moment: so where the
-    /// descriptor that writes past the cache was told as well, just now or since the sync was asked
-    /// for, it may be no disk's. A drive that does not flush tells the sync alone. And not for so
-    /// many in a row.
+    /// Whether this error of a sync may not come from the disk. The kernel reports a failure after
+    /// a write past its cache to every descriptor of the file, and first to a sync that runs at
+    /// that moment. So the error is doubtful if the descriptor that writes past the cache got one
+    /// as well, just now or since the sync was queued. A drive that fails to flush reports it to
+    /// the sync alone. The last of `LOST_IN_A_ROW` such errors in a row counts as the disk's.
     pub(crate) fn may_be_no_disks(
         &mut self,
         errno: Errno,
@@ -98,12 +98,12 @@ impl Written {
     }
 }
 
-/// Something to be done to a file that is written.
+/// Work on a written file besides its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Chore {
     /// See `Action::Reserve`.
     Reserve { needed: ByteRange, wished_end: u64 },
-    /// See `Action::Trim`; its length then.
+    /// See `Action::Trim`; the file's length at that time.
     Trim { size: u64 },
     /// See `Action::Clean`: set its time.
     Settle { changed_ns: i64 },
@@ -114,7 +114,7 @@ pub(crate) enum Chore {
 pub(crate) struct File {
     pub(crate) key: FileKey,
     pub(crate) fd: Arc<OwnedFd>,
-    /// As last heard. Units: bytes.
+    /// As last read from the file system. Units: bytes.
     pub(crate) size: u64,
     pub(crate) share: Arc<Share>,
     /// Below the share's root, as last opened.
@@ -123,27 +123,26 @@ pub(crate) struct File {
     pub(crate) generation: u64,
     /// Changes by others are watched.
     pub(crate) watched: bool,
-    /// It may be written through lanes. A caller that opens it for that has its descriptors counted
-    /// again.
+    /// Set if it may be written through lanes. A caller that opens it for that calls
+    /// [`Files::count_again`].
     pub(crate) written: Option<Written>,
-    /// By way of the kernel's cache, if it was read so before anybody wrote it (through.rs).
+    /// Reads through the kernel's cache, if it was read so before it was written (through.rs).
     pub(crate) through: Option<Arc<OwnedFd>>,
-    /// Writes past that cache in a row of which the kernel told afterwards that it could not keep
-    /// something.
+    /// Consecutive writes past that cache after which the kernel reported an error.
     pub(crate) lost_count: u8,
-    /// Errors that the descriptor which writes past that cache has told of when the one that syncs
-    /// had told of them before: to a sync.
+    /// Errors of the descriptor that writes past that cache which a sync had got already from the
+    /// one that syncs.
     pub(crate) told_past_count: u64,
-    /// The kernel has told of an error of it that may be no disk's: what it has in its cache the
-    /// disk may not have.
+    /// The kernel reported an error that may not come from a disk: the disk may lack bytes that the
+    /// kernel's cache has.
     pub(crate) is_doubted: bool,
-    /// Its part of all descriptors that are counted.
+    /// Its part of [`Files::descriptors`].
     counted: u64,
 }
 
-/// Rates that headers gave, so that a file that is opened again and again is looked into once.
+/// Rates of headers, so that the header of a file that is opened often is read once.
 ///
-/// Kept by inode and version: a file that was written to may say something else.
+/// Kept by inode and version: a changed file may have another rate.
 #[derive(Debug, Default)]
 pub(crate) struct Headers {
     said: HashMap<(FileKey, u64), Option<RateHint>>,
@@ -152,11 +151,11 @@ pub(crate) struct Headers {
     pub(crate) ended_count: u64,
 }
 
-/// Files whose headers are remembered; then all are forgotten, which costs a look at each.
+/// Files whose headers are remembered; beyond that all are forgotten and read again.
 const HEADER_COUNT_MAX: usize = 16_384;
 
 impl Headers {
-    /// The rate of the header; None: it was not looked at, Some(None): nothing of use.
+    /// The rate of the header; None: it was not read, Some(None): it gives no rate.
     pub(crate) fn get(&self, key: FileKey, version: u64) -> Option<Option<RateHint>> {
         self.said.get(&(key, version)).copied()
     }
@@ -190,7 +189,7 @@ impl File {
         written + u64::from(self.through.is_some())
     }
 
-    /// A descriptor by way of the kernel's cache, if there is one.
+    /// A descriptor that reads through the kernel's cache, if there is one.
     pub(crate) fn through(&self) -> Option<&Arc<OwnedFd>> {
         let opened = self.written.as_ref().map(|written| &written.file);
         match opened {
@@ -202,7 +201,7 @@ impl File {
 
 impl Files {
     /// The number of a file just opened: the one it has, or a new one. True when it had been opened
-    /// through another mount: what is done to it from now on goes through this one.
+    /// through another mount; from now on its reads and writes go through this one.
     pub(crate) fn adopt(
         &mut self,
         key: FileKey,
@@ -275,7 +274,7 @@ impl Files {
             .filter(|file| file.generation == generation)
     }
 
-    /// Give it up. Reads in flight keep its descriptor until they have ended.
+    /// Close it. Reads in flight keep its descriptor until they have ended.
     pub(crate) fn forget(&mut self, id: FileId) -> Option<File> {
         let file = self.by_id.remove(&id)?;
         self.by_key.remove(&file.key);
@@ -283,8 +282,8 @@ impl Files {
         Some(file)
     }
 
-    /// Numbers come round only after four thousand million files, so that an answer about a file
-    /// that is forgotten is never taken for one about another.
+    /// Numbers wrap around only after 2^32 files, so that a late answer about a forgotten file is
+    /// never taken for one about another.
     fn unused(&mut self) -> FileId {
         loop {
             self.next = self.next.wrapping_add(1);
@@ -299,12 +298,12 @@ impl Files {
         self.by_id.len()
     }
 
-    /// How many descriptors they have, all together.
+    /// How many descriptors they have in all.
     pub(crate) fn descriptors(&self) -> u64 {
         self.descriptors
     }
 
-    /// A file may have been opened for writing.
+    /// Count a file's descriptors again: it may have been opened for writing.
     pub(crate) fn count_again(&mut self, id: FileId) {
         if let Some(file) = self.by_id.get_mut(&id) {
             let count = file.descriptors();
@@ -355,8 +354,7 @@ mod tests {
             said: None,
             doubted_flush: Default::default(),
         };
-        // As of a drive that does not flush, though the other descriptor had been told of something
-        // before.
+        // A drive that fails to flush; the other descriptor had got an error before the sync.
         assert!(!written.may_be_no_disks(Errno::IO, false, 7));
         assert!(!written.may_be_no_disks(Errno::NO_SPACE, true, 8));
         for _ in 1..LOST_IN_A_ROW {

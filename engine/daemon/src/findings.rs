@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loop's part for files: what workers found out about them, and what others did to them.
+//! The loop's part for files: findings of the workers, and changes by other programs.
 
 use crate::event_loop::Daemon;
 use crate::files::{Chore, TIME_IS_SET, Written};
@@ -119,7 +119,7 @@ impl Daemon {
                 Done::Reloaded(result) => self.reloaded(result),
             }
         }
-        // Somebody is done, so there is room.
+        // A worker has ended a job, so there is room.
         for file in std::mem::take(&mut self.late_stats) {
             self.stat(file);
         }
@@ -142,20 +142,20 @@ impl Daemon {
         };
         let opened = door.handles.get_mut(&handle);
         let Some(opened) = opened.filter(|opened| opened.opening == opening) else {
-            // Its number has another meanwhile; the core knows nothing of this opening any more.
+            // Another opening has this handle by now; the core has forgotten this one.
             return;
         };
         let is_closed = opened.found == IsFound::NotYetAndClosed;
         opened.found = IsFound::Yes;
         let part = opened.part;
-        // Of a stripe no object has a header that could be read on from its start.
+        // No object of a stripe has a header that continues from the object's start.
         let may_have_header = part.is_whole() && is_container(path);
         let served = door.share.clone();
         let share = served.share.clone();
         let facts = match result {
             Ok(found) => {
-                // The bytes that a former daemon left of it come first: a client that opens it is
-                // to see them, and to write over them.
+                // First the bytes that a former daemon left of it: a client that opens the file
+                // must see them, and its writes must come after them.
                 self.find_kept(&found, &share, path);
                 let rule = self.config.rule_for(&share.config.name, path);
                 let mut facts = self.adopt(found, &share, path, rule);
@@ -199,8 +199,8 @@ impl Daemon {
         }
     }
 
-    /// Read a file's header, if it has one. `size`: of what there is for others to know of it,
-    /// which its device need not have.
+    /// Read a file's header, if it has one. `size`: the length that clients see, part of which may
+    /// not be on the device yet.
     pub(super) fn read_header(&mut self, id: FileId, size: ByteCount) {
         let policy = &self.config.policy;
         let Some(file) = self.files.get(id) else {
@@ -222,7 +222,7 @@ impl Daemon {
         }
     }
 
-    /// Know a file that was opened for us; what the core must know of it.
+    /// Take in a file that a worker opened. Returns the facts that the core needs.
     pub(super) fn adopt(
         &mut self,
         found: Found,
@@ -243,7 +243,8 @@ impl Daemon {
         let way = self.may_be_written(file, found.looked, has_moved);
         self.watch(file);
         if status.link_count == 0 {
-            // Nobody will tell of the loss of its last name any more. (Once the core knows it.)
+            // It has no name already, so no change of its link count will follow. The worker's
+            // answer comes after the core has learned of the file.
             self.look_for_names(status.key);
         }
         let mut extents = found.extents;
@@ -268,9 +269,9 @@ impl Daemon {
 
     /// Remember how a file is written; the latest writer's account counts.
     ///
-    /// A file that has no place among the facts is left to its clients: acknowledged bytes must be
-    /// known to all doors. A file of which a former daemon left bytes has its place: that is never
-    /// given away before its last byte is written.
+    /// A file without a place among the facts is written past the daemon: all doors must know of
+    /// acknowledged bytes. A file of which a former daemon left bytes keeps its place until its
+    /// last byte is written.
     fn may_be_written(&mut self, id: FileId, looked: Looked, has_moved: bool) -> Option<WriteWay> {
         let key = self.files.get(id)?.key;
         let is_written = matches!(looked, Looked::Writable(_));
@@ -285,7 +286,7 @@ impl Daemon {
         let file = self.files.get_mut(id)?;
         let written = match looked {
             Looked::Not => return None,
-            // The bytes that it has of it are written all the same.
+            // Bytes of it that are in lanes are written all the same.
             Looked::Refused => return Some(WriteWay::Through),
             Looked::Writable(written) => *written,
         };
@@ -298,7 +299,7 @@ impl Daemon {
                         let generation = file.generation;
                         self.write_through_other(id, generation, opened);
                     }
-                    // A descriptor that can write is not given up for one that cannot.
+                    // Keep a descriptor that can write: this result is of no more use.
                     Ok(_) | Err(_) => {}
                 }
             }
@@ -323,7 +324,7 @@ impl Daemon {
         })
     }
 
-    /// Device and where the file system starts on it; a subvolume lies where its share lies.
+    /// The device, and where the file system starts on it; a subvolume has the place of its share.
     pub(super) fn place(&self, st_dev: u64, share: &Share) -> (DeviceId, u64) {
         self.devices
             .place(st_dev)
@@ -356,8 +357,8 @@ impl Daemon {
         let Some(file) = self.files.same_mut(id, generation) else {
             return;
         };
-        // Of a file that does not say how long it is nobody is told that it ends: the device will
-        // say, or fail.
+        // A file whose length cannot be read gets a length that no read reaches: the device returns
+        // its end, or an error.
         let (size, version, is_fresh) = result.map_or((SIZE_UNKNOWN, 0, true), |status| {
             (status.size, status.version, status.is_fresh)
         });
@@ -372,15 +373,15 @@ impl Daemon {
         });
     }
 
-    /// Changes by processes with a session that none of them has reported.
+    /// Changes by processes with a session that they have not reported.
     pub(super) fn changed_without_report(&mut self, now: Instant) {
         for key in self.reports.overdue(now) {
             self.feed(Event::ForeignChange { key });
         }
     }
 
-    /// Something about a file other than its bytes has changed: does it still have a name? We hold
-    /// it open, and without a name it would keep its space for as long as anything of it is cached.
+    /// The attributes of a file have changed: does it still have a name? We hold it open, and
+    /// without a name it would keep its space for as long as any of its bytes are cached.
     fn look_for_names(&mut self, key: FileKey) {
         let Some(file) = self.files.by_key(key) else {
             return;
@@ -389,7 +390,7 @@ impl Daemon {
             key,
             fd: file.fd.clone(),
         };
-        // A file that is not looked at now will be when its blocks are used for others.
+        // If the workers have no room, its space is freed once its cached blocks are reused.
         let _ = self.workers.push(Urgency::Later, job);
     }
 

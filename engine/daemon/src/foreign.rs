@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Load of others on a device: metadata that the kernel fetches for people who browse, other
-//! programs.
+//! Load of others on a device: metadata that the kernel reads for clients that browse, and reads of
+//! other programs.
 //!
 //! The kernel counts every read of a disk (`/sys/block/NAME/stat`, Documentation/block/stat.rst).
-//! In a sample in which we read nothing, all of them are theirs, exactly. While we read nothing is
-//! said: the kernel cuts our requests into pieces of its own making, and a few per cent of error in
-//! that is more than a storm of metadata; what others take then shows in how long our own requests
-//! take, which the core watches.
+//! In a sample without a read of ours, all of them are theirs, exactly. A sample with a read of
+//! ours gives no figure: the kernel cuts our requests into pieces of its own making, and a few per
+//! cent of error in that is more than a storm of metadata. The core then sees the load of others in
+//! the time that our own requests take.
 
 use rushes_core::units::{BytesPerSecond, Duration, NS_PER_S};
 
-/// How often the counters are looked at.
+/// How often the counters are read.
 pub(crate) const SAMPLE: Duration = Duration::from_ms(500);
 
 /// Block layer sectors. Units: bytes.
@@ -49,7 +49,7 @@ pub(crate) struct Load {
 
 impl Foreign {
     /// The counters now, and how many bytes of ours were sent to the disk since the start. `busy`:
-    /// some are still on their way. None: we read, so nothing can be said.
+    /// some are still on their way. None: we read, so the sample tells nothing.
     pub(crate) fn sample(
         &mut self,
         now: Counters,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A daemon that holds its folder and answers nobody: ended, so that somebody else can write what
-//! it has.
+//! Kills a daemon that holds its folder and gives no answer, so that `rushes recover` can write
+//! the data in its lanes.
 
 use crate::error::ServeError;
 use crate::runtime_dir::{Purpose, RuntimeDir};
@@ -30,8 +30,8 @@ pub(crate) fn take_or_end(path: &Path, patience: Duration) -> Result<RuntimeDir,
         Err(running @ ServeError::Running { .. }) => running,
         taken => return taken,
     };
-    // A daemon that starts answers nobody while it waits for a door's change, for what an earlier
-    // daemon left or for memory.
+    // A starting daemon gives no answer while it waits for a door's change, for the data of an
+    // earlier daemon or for memory.
     let Some((pid, Purpose::Serve)) = RuntimeDir::holder(path) else {
         return Err(running);
     };
@@ -53,8 +53,8 @@ pub(crate) fn take_or_end(path: &Path, patience: Duration) -> Result<RuntimeDir,
         ))
     };
     let process = pidfd_open(pid, PidfdFlags::empty()).map_err(failed)?;
-    // It had the number before we had a hold of it, and has it still: nobody else can have got it
-    // between.
+    // The pidfd is the daemon's if the daemon holds the folder now as before: its pid cannot have
+    // been reused between.
     if RuntimeDir::holder(path) != Some((pid, Purpose::Serve)) {
         return RuntimeDir::take(path, Purpose::Recover);
     }
@@ -66,14 +66,14 @@ pub(crate) fn take_or_end(path: &Path, patience: Duration) -> Result<RuntimeDir,
     RuntimeDir::take(path, Purpose::Recover)
 }
 
-/// Also true when it cannot be asked: then nothing shows that it is hung.
+/// Also true when we cannot connect: then nothing shows that it is hung.
 fn is_answering(path: &Path, patience: Duration) -> bool {
     let end = Instant::now() + patience;
     loop {
         let asked = Client::connect(&path.join("control.sock"), ASK_PATIENCE.min(patience))
             .and_then(|mut client| client.ask(&Ask::Status {}));
         match asked {
-            // The threads that talk to people live on, and say that the loop does not.
+            // The control socket's threads answer that the loop does not.
             Ok(Answer::Error { .. }) | Err(ControlError::Talk { .. }) => {}
             _ => return true,
         }

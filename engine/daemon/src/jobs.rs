@@ -23,30 +23,31 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A file that is written must be known whole, or what is mapped would be reserved again and again.
+/// The extents of a written file must be known completely, or blocks that it has would be reserved
+/// again and again.
 const WRITTEN_EXTENT_COUNT_MAX: usize = 1 << 20;
-/// Extents of a file that are of use: beyond that it is scattered anyway.
+/// Extents of a file to read: a file with more is scattered anyway.
 const EXTENT_COUNT_MAX: usize = 4096;
 
-/// How far a file's bytes are to be brought.
+/// How far a sync brings a file's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SyncTo {
-    /// On stable storage, with what it takes to find them.
+    /// On stable storage, with the metadata that finds them.
     Medium,
     /// Out of the kernel's cache.
     Device,
 }
 
-/// Something to be done.
+/// A job.
 pub(crate) enum Job {
-    /// Vet a client's descriptor and open its file anew.
+    /// Vet a client's descriptor and open its file again.
     Open {
         session: SessionId,
         handle: HandleId,
         /// Tells this opening from a later one under the same handle.
         opening: u64,
         share: Arc<Share>,
-        /// Where calibrations are kept, should the share lie elsewhere by now.
+        /// For the folder of calibrations, in case that the share lies elsewhere by now.
         config: Arc<Config>,
         /// Below the share's root.
         path: String,
@@ -64,15 +65,15 @@ pub(crate) enum Job {
         writer: Writer,
         chore: Chore,
     },
-    /// Open a file for writing that could not be had so when it was found.
+    /// Open a file for writing that could not be opened so when it was found.
     OpenToWrite {
         file: FileId,
         generation: u64,
-        /// Of its file system.
+        /// A file of its file system.
         fd: Arc<OwnedFd>,
         durable: Durable,
     },
-    /// Look for files to which a former daemon has writes, by the number of the oldest of these.
+    /// Look for files of which a former daemon left writes, by the number of the oldest of these.
     FindAgain {
         shares: Vec<Arc<Share>>,
         wanted: Vec<(u64, FileRecord)>,
@@ -85,8 +86,7 @@ pub(crate) enum Job {
         fd: Arc<OwnedFd>,
         to: SyncTo,
     },
-    /// Have a drive bring what it has in a memory of its own to the medium, by syncing a file that
-    /// has nothing to be written.
+    /// Make a drive flush its cache, by syncing a file without dirty pages.
     Flush { device: DeviceId, fd: Arc<OwnedFd> },
     /// Open a file beside one that a client opened.
     Neighbour {
@@ -97,12 +97,12 @@ pub(crate) enum Job {
         key: FileKey,
         name: String,
     },
-    /// Vet the descriptor of a file that a pool's door was asked for, and open it anew.
+    /// Vet the descriptor of a file that a pool's door has found for us, and open it again.
     PoolFile {
         pool: PoolNumber,
         /// In the pool's tree.
         path: String,
-        /// The one that the door says it lies in.
+        /// The share in which the door says that it lies.
         share: Arc<Share>,
         config: Arc<Config>,
         fd: OwnedFd,
@@ -123,15 +123,15 @@ pub(crate) enum Job {
         generation: u64,
         key: FileKey,
         fd: Arc<OwnedFd>,
-        /// As was acknowledged. The device may not have it all yet.
+        /// Its acknowledged length. The device may not have all of it yet.
         size: u64,
     },
-    /// Give back blocks that were left reserved.
+    /// Free blocks that an earlier use left reserved.
     GiveBack {
         shares: Vec<Arc<Share>>,
         left: Vec<(u32, FileRecord)>,
     },
-    /// Does its path still lead there?
+    /// Does the share's path still lead to the same place?
     Look {
         share: ShareConfig,
         config: Arc<Config>,
@@ -152,7 +152,7 @@ pub(crate) enum Done {
         handle: HandleId,
         opening: u64,
         path: String,
-        /// The share was found to lie elsewhere, where this file is.
+        /// The share, if it lies elsewhere by now, where this file is.
         moved: Option<OpenedShare>,
         result: Result<Found, Unserved>,
     },
@@ -161,7 +161,7 @@ pub(crate) enum Done {
         generation: u64,
         key: FileKey,
         chore: Chore,
-        /// Of a reservation where its bytes are now.
+        /// After a reservation: where the file's bytes are now.
         result: io::Result<Vec<Extent>>,
         /// Its blocks on its disk before. Units: bytes.
         taken_before: u64,
@@ -215,7 +215,7 @@ pub(crate) enum Done {
         hint: Option<RateHint>,
     },
     GaveBack(Attempts),
-    /// None: it leads where it did.
+    /// None: its path leads to the same place.
     Looked {
         share: ShareConfig,
         result: Result<Option<OpenedShare>, ServeError>,
@@ -225,11 +225,11 @@ pub(crate) enum Done {
 
 /// Whether a file can be written through a lane.
 pub(crate) enum Looked {
-    /// Nobody asked, or it could not be found out.
+    /// Not asked for, or the attempt failed.
     Not,
     /// It cannot.
     Refused,
-    /// It can, by these; or could before, and cannot be opened for that now.
+    /// It can, through these descriptors; or it could before, and cannot be opened for writing now.
     Writable(Box<(Result<WriteFile, Errno>, Durable)>),
 }
 
@@ -242,7 +242,7 @@ pub(crate) struct Found {
     pub(crate) extents: Vec<Extent>,
 }
 
-/// A share just opened, and what is known of its device.
+/// A share just opened, and the calibration of its device.
 pub(crate) type OpenedShare = Box<(Share, Option<Calibration>)>;
 
 /// A configuration read again.
@@ -254,7 +254,7 @@ pub(crate) struct Reloaded {
     pub(crate) measured: Vec<(Arc<Share>, DeviceModel)>,
 }
 
-/// Do it. May wait for disks, as long as they like.
+/// Do it. May wait for disks without a bound.
 pub(crate) fn work(job: Job) -> Done {
     match job {
         Job::Open {
@@ -387,7 +387,7 @@ pub(crate) fn work(job: Job) -> Done {
         },
         Job::Links { key, fd } => Done::Links {
             key,
-            // One that does not say has one.
+            // If its status cannot be read, it counts as one with a name.
             link_count: file::status(&*fd).map_or(1, |status| status.link_count),
         },
         Job::Probe {
@@ -397,7 +397,7 @@ pub(crate) fn work(job: Job) -> Done {
             fd,
             size,
         } => {
-            // Before it is read: what changes meanwhile makes it another version.
+            // Before the header is read: a change after that gives the file another version.
             let status = file::status(&*fd).ok();
             let size = size.max(status.map_or(0, |status| status.size.0));
             Done::Probed {
@@ -421,8 +421,8 @@ pub(crate) fn work(job: Job) -> Done {
     }
 }
 
-/// Vet a client's descriptor. Also the share as it is now, if that has come to lie on another
-/// mount, and the file is there.
+/// Vet a client's descriptor. Also returns the share as it is now, if it lies on another mount by
+/// now, and the file is there.
 fn reopen(
     share: &Share,
     config: &Config,
@@ -430,7 +430,7 @@ fn reopen(
     pid: i32,
 ) -> (Result<PrivateFile, Unserved>, Option<OpenedShare>) {
     let vetted = if share.is_left() {
-        // Its mount's number may be another one's by now.
+        // Another mount may have its mount's number by now.
         file::reopen_vetted(fd, &[])
     } else {
         reopen_in(share, fd, pid)
@@ -439,8 +439,8 @@ fn reopen(
         return (vetted, None);
     };
     let refused = Err(Unserved::OtherMount(theirs));
-    // The table alone is looked at: what hangs there is not touched before the file is known to be
-    // of the share.
+    // Reads the table alone: a file system that hangs there is not touched before the file is known
+    // to be of the share.
     let now = MountTable::read()
         .ok()
         .and_then(|table| table.over(&share.real));
@@ -480,8 +480,8 @@ fn look(
     (!is_same).then(|| open_share(share, config)).transpose()
 }
 
-/// Large reservations of one file system are made one by one: those made at once take turns at the
-/// same free space, and get a piece here and a piece there.
+/// Large reservations of one file system are made one by one: at the same time they would take
+/// turns at the same free space, and get many small extents.
 fn turn_of(st_dev: u64) -> Arc<Mutex<()>> {
     static TURNS: Mutex<BTreeMap<u64, Arc<Mutex<()>>>> = Mutex::new(BTreeMap::new());
     let mut turns = TURNS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -493,12 +493,12 @@ fn do_chore(fd: &OwnedFd, writer: Writer, chore: Chore) -> io::Result<Vec<Extent
         Chore::Reserve { needed, wished_end } => {
             let who = (writer.uid, writer.gid);
             let turn = turn_of(file::status(fd)?.key.device);
-            // A reservation of no more than a write needs is made at once: small files wait for
-            // nobody's gigabyte.
+            // A reservation of no more than a write needs is made at once: a small file does not
+            // wait for another file's gigabyte.
             let _turn = (wished_end > needed.end())
                 .then(|| turn.lock().unwrap_or_else(PoisonError::into_inner));
             match space::reserve(fd, needed, wished_end, who, WRITTEN_EXTENT_COUNT_MAX) {
-                // No extents: the core then leaves the file to its clients.
+                // No extents: clients then write the file past the daemon.
                 Err(error)
                     if error.raw_os_error()
                         == Some(rustix::io::Errno::OPNOTSUPP.raw_os_error()) =>
@@ -557,7 +557,7 @@ fn neighbour(share: &Share, path: &str, key: FileKey, name: &str) -> Result<Foun
 }
 
 fn found(file: PrivateFile) -> Result<Found, Unserved> {
-    // The core reads whole pages; a file that wants larger steps would refuse every read.
+    // The core reads whole pages; a file with a larger alignment would refuse every read.
     let step = file.status.direct_alignment.map_or(0, |align| align.offset);
     if file.direct && u64::from(step) > PAGE_BYTES {
         return Err(Unserved::Failed(std::io::Error::new(
@@ -577,13 +577,13 @@ fn found(file: PrivateFile) -> Result<Found, Unserved> {
     })
 }
 
-/// The rate that a container's header gives. None: it gives none, or cannot be read; then the rate
-/// is observed.
+/// The rate that a container's header gives. None: it gives none, or cannot be read; then the
+/// cadence counts.
 fn probe_header(fd: &OwnedFd, size: u64) -> Option<RateHint> {
-    // Opened anew: our own descriptor is for direct I/O, which wants aligned memory.
+    // Opened again: our own descriptor is for direct I/O, which needs aligned memory.
     let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
     let mut file = std::fs::File::open(path).ok()?;
-    // A header is small reads in two or three places: reading ahead would disturb the streams.
+    // A header takes small reads in two or three places: read-ahead would disturb the streams.
     let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random);
     match rushes_header::probe(&mut file, size) {
         Ok(Some(facts)) => Some(RateHint::Rate(facts.bytes_per_second, RateSource::Header)),
@@ -595,7 +595,7 @@ fn probe_header(fd: &OwnedFd, size: u64) -> Option<RateHint> {
     }
 }
 
-/// Whether a file's name says that it is a container whose header tells its rate.
+/// Whether a file's name is that of a container whose header gives its rate.
 pub(crate) fn is_container(path: &str) -> bool {
     const ENDINGS: &[&str] = &[
         "mov", "qt", "mp4", "m4v", "m4a", "mxf", "avi", "wav", "bwf", "rf64",
@@ -610,8 +610,8 @@ pub(crate) fn is_container(path: &str) -> bool {
         })
 }
 
-/// The calibration of a share's device, if there is one. One that makes no sense is said and
-/// ignored. Does not wait for the share.
+/// The calibration of a share's device, if there is one. An invalid one is logged and ignored. Does
+/// not wait for the share.
 pub(crate) fn calibration_for(state_dir: &Path, share: &Share) -> Option<Calibration> {
     let loaded = Calibration::load_for(state_dir, share.identity.as_ref()?);
     loaded.unwrap_or_else(|error| {
@@ -626,7 +626,7 @@ pub(crate) fn calibration_for(state_dir: &Path, share: &Share) -> Option<Calibra
 fn reload(file: &Path, known: &[Arc<Share>]) -> Result<Reloaded, ConfigError> {
     let config = Config::load(file)?;
     let table = MountTable::read().ok();
-    // By the table alone: a share that hangs keeps nobody from reloading.
+    // By the table alone: a share that hangs must not stop a reload.
     let is_as_it_was = |known: &Share| {
         let now = table.as_ref().and_then(|table| table.over(&known.real));
         now.is_none_or(|now| now == known.mount && !known.is_left())
@@ -637,7 +637,7 @@ fn reload(file: &Path, known: &[Arc<Share>]) -> Result<Reloaded, ConfigError> {
         let served = all.find(|k| k.config.name.eq_ignore_ascii_case(&share.name));
         let result = match served {
             Some(served) if is_as_it_was(served) => continue,
-            // Another path is taken at the next start.
+            // A new path counts from the next start.
             Some(served) => open_share(&served.config, &config),
             None => open_share(share, &config),
         };

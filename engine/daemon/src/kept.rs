@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bytes that a former daemon left and that cannot be written yet, file by file: the daemon looks
-//! for their files again and again, and tells their state to every client that asks.
+//! for their files again and again, and reports their state to operators.
 //!
-//! The bytes of a file go only when the file is proved gone: its handle is stale on a file system
-//! that is there, can be written and has found no fault in itself. Any other obstacle says nothing
-//! of the file: its pieces stay in their lanes, its fact stays, and until it is found its clients
-//! are refused rather than shown older bytes. Files have no order among each other, so the others
-//! of a lane go on.
+//! The bytes of a file are dropped only when the file is proved gone: its handle is stale on a file
+//! system that is mounted, writable and without a detected fault. Any other obstacle proves
+//! nothing: the file's pieces stay in their lanes, its fact stays, and until it is found its
+//! clients get an error rather than older bytes. Files have no order among each other, so the other
+//! files of a lane are written.
 
 use crate::doctor::counted;
 use crate::error::ServeError;
@@ -35,16 +35,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// How often what is kept is looked for again.
+/// How often the daemon looks for kept files again.
 const LOOK_AGAIN: Duration = Duration::from_s(2);
 /// Names of files in a sentence; then how many more there are.
 const NAMES_MAX: usize = 3;
 
-/// A file with writes that a former daemon left.
+/// A file of which a former daemon left writes.
 #[derive(Debug)]
 pub(crate) struct KeptFile {
     record: FileRecord,
-    /// Below its share, once it was looked for.
+    /// Below its share; set by the first look for it.
     path: Option<String>,
     why: Why,
     pieces: Vec<(LaneId, LeftPiece)>,
@@ -53,11 +53,11 @@ pub(crate) struct KeptFile {
 /// Why it is not being written yet.
 #[derive(Debug)]
 pub(crate) enum Why {
-    /// Its turn has not come: others have the descriptors that there are.
+    /// It waits for its turn: other files have all descriptors.
     Later,
     /// No share is on its file system.
     NotMounted,
-    /// It could not be had.
+    /// It could not be opened.
     Refused {
         /// The attempt, as a clause.
         what: &'static str,
@@ -69,7 +69,7 @@ pub(crate) enum Why {
 /// Why a file was not found.
 #[derive(Debug)]
 pub(crate) enum Missed {
-    /// There is none any more: that is proved.
+    /// It is proved to be deleted.
     Gone,
     /// It may be there.
     Kept(Why, Option<String>),
@@ -84,15 +84,15 @@ pub(crate) struct FoundAgain {
 
 /// How files are looked for.
 pub(crate) struct Terms {
-    /// Nobody is served: one that cannot be opened for writing is none.
+    /// The daemon only recovers: a file that cannot be opened for writing counts as missed.
     needs_writing: bool,
-    /// So many at most.
+    /// Files to open at most.
     most: u64,
 }
 
 impl KeptFile {
-    /// The pieces that are still to be written of it. A piece that was written has a record until
-    /// the file's time is set, too.
+    /// Its pieces that are not on disk yet. A piece that was written also keeps its record until
+    /// the file's time is set.
     fn unwritten(&self) -> impl Iterator<Item = &LeftPiece> {
         let pieces = self.pieces.iter().map(|(_, left)| left);
         pieces.filter(|left| left.state != State::Spent)
@@ -106,7 +106,7 @@ impl KeptFile {
         (self.record.device, self.record.inode)
     }
 
-    /// Whether it is this one that somebody has opened.
+    /// Whether this open file is the kept one.
     fn is(&self, key: FileKey, fd: impl AsFd) -> bool {
         let is_same = || {
             let handle = handle_of(&fd).ok()?;
@@ -148,8 +148,8 @@ impl KeptFile {
     }
 }
 
-/// As blkid and /etc/fstab write it, where it is one: older kernels tell a number instead, of half
-/// the length.
+/// As blkid and /etc/fstab write it. Empty if the kernel is an older one, which gives a number of
+/// half the length instead of the UUID.
 fn uuid_of(id: &[u8; 16]) -> String {
     let (_, second) = id.split_at(8);
     if second == [0; 8] {
@@ -166,7 +166,8 @@ fn uuid_of(id: &[u8; 16]) -> String {
     )
 }
 
-/// The kernel knows no name of a file that was not looked up since its file system was mounted.
+/// The path, or the inode: the kernel knows no name of a file that was not looked up since its file
+/// system was mounted.
 fn name_of(path: Option<&str>, (device, inode): (u64, u64)) -> String {
     match path {
         Some(path) if !path.is_empty() => path.to_owned(),
@@ -203,12 +204,12 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// By what file systems are known again, with an open folder on each.
+/// The identity of each file system, with an open folder on it.
 struct FileSystems(Vec<([u8; 16], OwnedFd, Arc<Share>)>);
 
 impl FileSystems {
-    /// The file systems on which shares lie now. A process that only recovers does not look where
-    /// they have come to lie, and goes by their paths, too. Waits for them.
+    /// The file systems on which shares lie now. A process that only recovers does not follow
+    /// shares to other mounts, so it also opens their paths. Waits for them.
     fn of(shares: &[Arc<Share>], goes_by_path: bool) -> FileSystems {
         let mut known: Vec<([u8; 16], OwnedFd, Arc<Share>)> = Vec::new();
         for share in shares {
@@ -279,7 +280,7 @@ impl FileSystems {
     }
 }
 
-/// Below a share's root, as far as the kernel says.
+/// The path below a share's root, as far as the kernel knows it.
 fn below(share: &Share, path: PathBuf) -> String {
     path.strip_prefix(&share.real)
         .unwrap_or(&path)
@@ -332,7 +333,7 @@ pub(crate) fn find_again(
         .collect()
 }
 
-/// The files that lanes have bytes of, each by the number of its oldest write.
+/// The files with bytes in lanes, each by the number of its oldest write.
 pub(crate) fn by_file(left: Vec<Left>) -> BTreeMap<u64, KeptFile> {
     let mut files: HashMap<([u8; 16], i32, Vec<u8>), KeptFile> = HashMap::new();
     for lane in left {
@@ -360,7 +361,7 @@ pub(crate) fn by_file(left: Vec<Left>) -> BTreeMap<u64, KeptFile> {
 }
 
 impl Daemon {
-    /// Look for all that is kept, now. Waits for disks: before anybody is served.
+    /// Look for all kept files, now. Waits for disks, so only before any session is served.
     pub(super) fn find_kept_first(&mut self) {
         let (shares, wanted, terms) = self.search();
         let found = find_again(&shares, &wanted, &terms);
@@ -379,7 +380,7 @@ impl Daemon {
         (shares.collect(), wanted.collect(), terms)
     }
 
-    /// See to what is kept, if it is time.
+    /// Start a look for the kept files, if it is time.
     pub(super) fn look_for_kept(&mut self, now: Instant) {
         if now < self.look_at || self.is_looking {
             return;
@@ -400,13 +401,12 @@ impl Daemon {
         }
     }
 
-    /// The obstacle to something may be over. During a look for it the daemon looks once more at
-    /// its end.
+    /// An obstacle may be gone: look at once, or, while a look is under way, right after it.
     pub(super) fn look_for_kept_soon(&mut self) {
         self.look_at = Instant::ZERO;
     }
 
-    /// When there is something to do about it.
+    /// When the next look begins.
     pub(super) fn next_look(&self) -> Instant {
         match self.is_looking {
             true => Instant::NEVER,
@@ -416,14 +416,15 @@ impl Daemon {
 
     pub(super) fn found_again(&mut self, mut found: Vec<(u64, Result<FoundAgain, Missed>)>) {
         self.is_looking = false;
-        // Those of a share that has moved meanwhile are looked for where it lies now: nobody would
-        // let go of them.
+        // Drop the finds of a share that has moved meanwhile, since nothing would close them; the
+        // next look finds these files where the share lies now.
         found.retain(|(_, result)| !matches!(result, Ok(again) if again.share.is_left()));
         self.looks_at_end |= self.take_found(found);
         self.look_at = self.look_at.min(clock::now() + LOOK_AGAIN);
     }
 
-    /// Once more before we go, and again as long as that finds something. True: it goes on.
+    /// Look once more before we end, and again as long as a look finds something. True: a look is
+    /// under way.
     pub(super) fn look_at_end(&mut self) -> bool {
         if !self.is_looking && !self.kept.is_empty() && std::mem::take(&mut self.looks_at_end) {
             self.look_for_kept_soon();
@@ -432,7 +433,7 @@ impl Daemon {
         self.is_looking
     }
 
-    /// A client has opened a file: if it is one that is kept, it need not be looked for.
+    /// A client has opened a file: if it is a kept one, it is found.
     pub(super) fn find_kept(&mut self, found: &Found, share: &Arc<Share>, path: &str) {
         let key = found.file.status.key;
         let mut kept = self.kept.iter();
@@ -441,7 +442,7 @@ impl Daemon {
         };
         let opened = match &found.looked {
             Looked::Writable(written) => written.0.clone(),
-            // The next write that is tried opens it.
+            // The next attempt to write opens it.
             Looked::Not | Looked::Refused => Err(Errno::BAD_HANDLE),
         };
         let again = FoundAgain {
@@ -456,12 +457,13 @@ impl Daemon {
         self.take_found(vec![(order, Ok(again))]);
     }
 
-    /// Give the core what is found, and forget what is gone. True: there was some of both.
+    /// Give the core the files that were found, and drop the writes to deleted ones. True: there
+    /// was at least one of either.
     pub(super) fn take_found(&mut self, found: Vec<(u64, Result<FoundAgain, Missed>)>) -> bool {
         let mut told: Vec<(LaneId, LeftPiece, FileFacts)> = Vec::new();
         let mut is_any = false;
         for (order, result) in found {
-            // One that was looked for may have been found by a client meanwhile.
+            // A client may have opened it meanwhile.
             let Some(mut kept) = self.kept.remove(&order) else {
                 continue;
             };
@@ -497,12 +499,12 @@ impl Daemon {
         let Some(lanes) = &mut self.lanes else {
             return facts;
         };
-        // The fact that was set last is the truth: a client may have set another time after it
-        // wrote.
+        // The fact was set last, so it counts: a client may have set another time after its
+        // writes.
         let said = lanes.facts.get(known_as.0, known_as.1);
         let said = said.filter(|said| said.generation == 0 || said.generation == generation);
-        // Without a fact: it died before the first one, or after the time was set (then only the
-        // record by which we were to know is left).
+        // Without a fact: the daemon died before the first one, or after it had set the time; then
+        // only a record in state `Spent` is left.
         let committed = kept
             .pieces
             .iter()
@@ -511,10 +513,10 @@ impl Daemon {
         let said = said.map(|said| said.changed_ns);
         let changed_ns = said.or(newest).unwrap_or(TIME_IS_SET);
         if known_as != (facts.key.device, facts.key.inode) {
-            // It was mounted as another device.
+            // Its file system had another device number then.
             lanes.facts.clear(known_as.0, known_as.1);
         }
-        // Given back when all of it is written, and nobody has it open through us.
+        // Its reserved blocks are freed when all of it is written and no session has it open.
         lanes.reserved.resume(facts.key);
         let file = self.files.get_mut(facts.file);
         if let Some(written) = file.and_then(|file| file.written.as_mut()) {
@@ -523,7 +525,7 @@ impl Daemon {
         facts
     }
 
-    /// Nobody can read it any more: it has no name, and nobody has it open.
+    /// Drop the writes to a deleted file: it has no name, and no program has it open.
     fn forget_kept(&mut self, kept: KeptFile) {
         tracing::warn!(
             "{} no longer exists; {} acknowledged writes to it that an earlier daemon left are dropped",
@@ -571,8 +573,8 @@ impl Daemon {
                 self.feed(Event::RecordKept { lane, record });
             }
         }
-        // Only now: a piece that is struck at once must not take the name of a file from those that
-        // follow.
+        // Only after all records are entered: a piece that is struck at once must not free the name
+        // of a file that later pieces need.
         for (lane, left, facts) in told {
             let runs = match left.state {
                 State::Spent => Runs::default(),
@@ -591,18 +593,18 @@ impl Daemon {
 
     // ---- Questions of others ----
 
-    /// Nobody may see past its kept bytes, nor write over them.
+    /// True: the file has kept bytes. No door may read it without them, or write before them.
     pub(super) fn is_kept(&self, key: FileKey) -> bool {
         let known_as = (key.device, key.inode);
         self.kept.values().any(|kept| kept.known_as() == known_as)
     }
 
-    /// As doors know them.
+    /// The kept files by device and inode, as the facts have them.
     pub(super) fn kept_keys(&self) -> HashSet<(u64, u64)> {
         self.kept.values().map(KeptFile::known_as).collect()
     }
 
-    /// Writes that a former daemon left and their bytes and files, before any of them is told.
+    /// Counts of kept writes, of their bytes and of their files.
     pub(super) fn kept_sums(&self) -> (u64, u64, usize) {
         let pieces = || self.kept.values().flat_map(KeptFile::unwritten);
         let bytes = pieces().map(|left| left.piece.range.length.0).sum();
@@ -620,7 +622,7 @@ impl Daemon {
             names.push(name);
         };
         for kept in self.kept.values() {
-            // Of one that only lacks its time: that write.
+            // A file that only lacks its time counts as one write.
             add(
                 kept.reason(),
                 (kept.unwritten().count() as u64).max(1),
@@ -643,7 +645,7 @@ impl Daemon {
         reasons.into_iter().map(sentence).collect()
     }
 
-    /// The open files whose disks do not take their bytes, and why: a sentence a reason.
+    /// The open files whose disks refuse their bytes, and why: a sentence a reason.
     pub(super) fn failing_sentences(&self) -> Vec<String> {
         let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (id, file) in self.files.all() {
@@ -669,7 +671,7 @@ impl Daemon {
         reasons.into_iter().map(sentence).collect()
     }
 
-    /// The same of all that is not on its disk, when we go.
+    /// The same for all data that is not on its disk when the daemon ends.
     pub(super) fn unwritten_sentences(&self) -> Vec<String> {
         let mut sentences = self.kept_sentences();
         let unwritten = self.lanes.as_ref().map(|lanes| lanes.unwritten());
@@ -708,7 +710,7 @@ impl Daemon {
         }
     }
 
-    /// The data that is left, as an error; doors are told that nobody is at it.
+    /// The data that is left, as an error. The facts then tell doors that no process is writing it.
     pub(crate) fn ended_clean(&self) -> Result<(), ServeError> {
         let mut sentences = self.unwritten_sentences();
         sentences.extend(self.unrecorded_sentence());

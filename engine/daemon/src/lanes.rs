@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lanes of all sessions, what lies in them by name, and what doors are told of files with
-//! bytes in them.
+//! The lanes of all sessions, the files of the pieces in them, and the facts that doors read of
+//! these files.
 
 use crate::error::ServeError;
 use crate::files::{Durable, Written};
@@ -22,10 +22,10 @@ use std::sync::Arc;
 
 const PAGE_BYTES: u64 = rushes_core::server::PAGE_BYTES;
 
-/// A lane, and which of its records are in use for what.
+/// A lane, and the use of its records.
 struct Lane {
     file: LaneFile,
-    /// Record of each file with pieces, and how many these are.
+    /// For each file with pieces: its record, and the number of pieces.
     files: HashMap<FileId, (u32, u32)>,
     free_files: Vec<u32>,
     next_file: u32,
@@ -37,10 +37,10 @@ struct Lane {
     is_used: bool,
     /// The core knows it.
     is_told: bool,
-    /// Pieces that a former daemon left and that the core is not told of yet: their files could not
-    /// be had.
+    /// Pieces of a former daemon that the core does not have yet, since their files could not be
+    /// opened.
     kept: HashSet<u32>,
-    /// Pages before this one have their memory, or a session that was granted them is taking it.
+    /// Pages before this one have memory, or a session with a grant is taking it.
     backed_to: u32,
 }
 
@@ -60,9 +60,9 @@ impl Lane {
         }
     }
 
-    /// The table has memory for this record, and the name of its file.
+    /// See that the table has memory for this record, and for the name of its file.
     fn make_ready(&self, record: u32) -> io::Result<()> {
-        // Each grant that is out may bring another file.
+        // Each open grant may bring another file.
         let files = self.next_file + self.grant_count + 1;
         self.file.make_ready(files.max(record + 1))
     }
@@ -75,13 +75,13 @@ impl Lane {
     }
 }
 
-/// The pieces that a daemon that died left of a lane.
+/// The pieces that a dead daemon left in a lane.
 pub(crate) struct Left {
     pub(crate) lane: LaneId,
     pub(crate) pieces: Vec<LeftPiece>,
 }
 
-/// A write that it left.
+/// A write that a dead daemon left.
 #[derive(Debug)]
 pub(crate) struct LeftPiece {
     pub(crate) record: u32,
@@ -101,14 +101,14 @@ pub(crate) struct Lanes {
     next: u32,
     epoch: u64,
     order: u64,
-    /// Lanes of former sessions: number, secret, and what was committed last.
+    /// Lanes of former sessions: number, secret, and the requests that were committed last.
     former: VecDeque<(LaneId, u64, HashSet<u64>)>,
     pub(crate) facts: FactsTable,
     pub(crate) reserved: Reserved,
 }
 
 impl Lanes {
-    /// None of them yet. `folder`: on tmpfs, ours alone.
+    /// Without lanes yet. `folder`: on tmpfs, ours alone.
     pub(crate) fn new(folder: &Path, buffer_bytes: u64) -> Result<Lanes, SysError> {
         std::fs::create_dir_all(folder).map_err(|error| {
             SysError::new(
@@ -130,9 +130,9 @@ impl Lanes {
         })
     }
 
-    /// Read what lies in the folder, and make it ours.
+    /// Read the lanes in the folder, and take them over.
     ///
-    /// Errors   a table that cannot be read: nothing is taken over then.
+    /// Errors   a table cannot be read: then nothing is taken over
     pub(crate) fn take_over(&mut self) -> Result<Vec<Left>, ServeError> {
         let folder = self.folder.clone();
         let found = lanes_in(&folder)
@@ -176,7 +176,7 @@ impl Lanes {
             }
             let mut lane = Lane::of(file);
             lane.kept = pieces.iter().map(|piece| piece.record).collect();
-            // A piece that is published again gets no name that one of these has.
+            // New names come after the names of these pieces.
             let names = pieces.iter().map(|piece| piece.piece.file);
             lane.next_file = names.max().map_or(0, |last| last + 1);
             self.lanes.insert(id, lane);
@@ -185,24 +185,24 @@ impl Lanes {
         Ok(left)
     }
 
-    /// A piece that was left belongs to this file now; the table calls it `name`.
+    /// A left piece belongs to this file; the table calls the file `name`.
     pub(crate) fn recovered(&mut self, id: LaneId, record: u32, name: u32, file: FileId) {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
         };
         lane.kept.remove(&record);
         lane.pieces.insert(record, file);
-        // A file has one name in a table; should it have two, the second goes with the lane.
+        // A file has one name in a table; a second one would stay until the lane is removed.
         lane.files.entry(file).or_insert((name, 0)).1 += 1;
     }
 
-    /// Those of its records that the core is not told of yet.
+    /// Its records that the core does not have yet.
     pub(crate) fn kept_records(&self, id: LaneId) -> Vec<u32> {
         let lane = self.lanes.get(&id).into_iter();
         lane.flat_map(|lane| lane.kept.iter().copied()).collect()
     }
 
-    /// A piece that was left belongs to nothing: its file is proved gone.
+    /// Drop a left piece: its file is proved to be deleted.
     pub(crate) fn discard(&mut self, id: LaneId, record: u32) {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
@@ -214,19 +214,20 @@ impl Lanes {
         }
     }
 
-    /// The core is to know a lane that was left. Its pages; None: it does already.
+    /// Marks a left lane as one that the core has. Returns its page count; None: the core had it
+    /// already.
     pub(crate) fn tell(&mut self, id: LaneId) -> Option<u32> {
         let lane = self.lanes.get_mut(&id).filter(|lane| !lane.is_told)?;
         lane.is_told = true;
         Some(lane.file.head().page_count)
     }
 
-    /// Nothing is in any of them but what cannot be written yet.
+    /// True: the lanes have only pieces that cannot be written yet.
     pub(crate) fn is_empty(&self) -> bool {
         !self.lanes.values().any(|lane| lane.is_told)
     }
 
-    /// The files of pieces that are still to be written, and how many these are.
+    /// The files with unwritten pieces, and how many pieces each has.
     pub(crate) fn unwritten(&self) -> HashMap<FileId, u64> {
         let mut counts = HashMap::new();
         for file in self.lanes.values().flat_map(|lane| lane.pieces.values()) {
@@ -243,7 +244,7 @@ impl Lanes {
         self.former.push_back((id, file.head().secret, done));
     }
 
-    /// The session of a lane is gone; its door may come back and ask.
+    /// The session of a lane has ended; its door may come back and ask for its writes.
     pub(crate) fn session_left(&mut self, id: LaneId) {
         if let Some(lane) = self.lanes.remove(&id) {
             self.remember(id, &lane.file);
@@ -258,12 +259,12 @@ impl Lanes {
             .any(|(lane, known, done)| *lane == id && *known == secret && done.contains(&request.0))
     }
 
-    /// False: they only hold what was left.
+    /// False: the lanes only hold the data of an earlier daemon.
     pub(crate) fn take_writes(&self) -> bool {
         self.page_count > 0
     }
 
-    /// A lane for a session that comes.
+    /// A lane for a new session.
     pub(crate) fn create(&mut self) -> Result<LaneId, SysError> {
         self.next += 1;
         let id = LaneId(self.next);
@@ -283,14 +284,16 @@ impl Lanes {
         self.lanes.get(&id).map(|lane| &lane.file)
     }
 
-    /// Its records.
+    /// The number of records of a lane.
     pub(crate) fn record_count() -> u32 {
         PIECE_COUNT
     }
 
-    /// Pages are in a session's hands, and `record` will be theirs: see that it has memory, and
-    /// that they can have theirs. The side that takes it first has it: the door looks again before
-    /// it stores anything there.
+    /// A session was granted pages, with `record` as their record: see that the record has memory,
+    /// and that the folder has room for the pages. Another writer may take that room first, so the
+    /// door checks again before it stores anything there.
+    ///
+    /// Errors   StorageFull: the folder lacks the memory; NotFound: there is no such lane
     pub(crate) fn granted(&mut self, id: LaneId, record: u32, runs: &Runs) -> io::Result<()> {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return Err(io::ErrorKind::NotFound.into());
@@ -311,15 +314,15 @@ impl Lanes {
         Ok(())
     }
 
-    /// They are not any more.
+    /// A grant has ended.
     pub(crate) fn grant_ended(&mut self, id: LaneId) {
         if let Some(lane) = self.lanes.get_mut(&id) {
             lane.grant_count = lane.grant_count.saturating_sub(1);
         }
     }
 
-    /// A lane whose epoch is not ours was taken over. The daemon that did so took us for dead:
-    /// nothing of ours may reach a file or a client any more, so this does not return.
+    /// If the lane's epoch is not ours, another daemon took us for dead and has taken the lane
+    /// over: nothing of ours may reach a file or a client any more, so this does not return.
     fn end_if_superseded(&self, id: LaneId) {
         let Some(lane) = self.lanes.get(&id) else {
             return;
@@ -349,7 +352,7 @@ impl Lanes {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return false;
         };
-        // A grant has seen to that, and nobody was granted this.
+        // A grant has made the record ready, but a piece that is written again has no grant.
         if request.is_none()
             && let Err(error) = lane.make_ready(record)
         {
@@ -378,7 +381,7 @@ impl Lanes {
             record,
             &PieceRecord {
                 order: self.order,
-                // No door's request has this number.
+                // 0 is no door's request.
                 request: request.map_or(0, |request| request.0),
                 range,
                 file: name,
@@ -425,7 +428,7 @@ impl Lanes {
                 continue;
             };
             self.end_if_superseded(part.lane);
-            // A piece that is written again may have no record.
+            // A piece that is written again may lack a record.
             if let Some(lane) = self.lanes.get(&part.lane)
                 && lane.pieces.contains_key(&part.record)
             {
@@ -434,14 +437,14 @@ impl Lanes {
         }
     }
 
-    /// Blocks behind the end of a file of ours are given back: no door need hide them any more.
+    /// Our blocks behind the end of a file are freed: doors need not hide them any more.
     pub(crate) fn reserve_ended(&mut self, key: FileKey) {
         self.reserved.end(key);
         self.facts.clear_reserved(key.device, key.inode);
     }
 
-    /// A lane is empty and nobody's. One with pieces that the core could not be told of, or did not
-    /// take, stays for another time.
+    /// The core has no more use for a lane. Removes it, unless it has pieces that the core did not
+    /// get or did not take.
     pub(crate) fn done(&mut self, id: LaneId) {
         let Some(lane) = self.lanes.get_mut(&id) else {
             return;
@@ -455,9 +458,9 @@ impl Lanes {
         }
     }
 
-    /// Pages at a lane's end that are not in use give their memory back.
+    /// Free the memory of unused pages at a lane's end.
     pub(crate) fn give_back(&mut self, id: LaneId, run: PageRun) {
-        // Kept pieces lie in pages that the core takes for free.
+        // The core takes the pages of kept pieces for free ones.
         if let Some(lane) = (self.lanes.get_mut(&id)).filter(|lane| lane.kept.is_empty()) {
             lane.backed_to = lane.backed_to.min(run.first);
             if let Err(error) = lane.file.give_memory_back(run.first, run.count) {
@@ -466,8 +469,7 @@ impl Lanes {
         }
     }
 
-    /// Lanes that nobody writes to just now and that hold nothing, also nothing that only the core
-    /// knows of, give their memory back.
+    /// Free the memory of lanes without pieces and grants, if the core has no use for them either.
     pub(crate) fn give_memory_back(&mut self, is_unused: impl Fn(LaneId) -> bool) {
         for (&id, lane) in &mut self.lanes {
             let holds = !lane.pieces.is_empty() || !lane.kept.is_empty();
@@ -483,12 +485,11 @@ impl Lanes {
         }
     }
 
-    /// The parts of a write as the device can take them: parts of less than a page are copied
-    /// together, one behind the other, however many pieces they come from. The core counts the
-    /// rest: see `Limits::write_part_count_max`.
+    /// The parts of a write as memory for the device: parts of less than a page are copied behind
+    /// each other into one buffer, so only the others count for `Limits::write_part_count_max`.
     ///
-    /// Errors   a lane's memory ends before its piece does; a direct write that is not of whole
-    /// pages (our own fault)
+    /// Errors   a lane's memory ends before its piece does; by a mistake of ours, a direct write is
+    /// not of whole pages
     pub(crate) fn memory_of(
         &self,
         segment: &Segment,
@@ -503,7 +504,7 @@ impl Lanes {
         let copied: u64 = parts.iter().map(copied).sum();
         let copy = match copied {
             0 => None,
-            // Less than what one request moves.
+            // The copy is smaller than one request.
             _ => Some(Arc::new(Mapping::private(
                 copied.next_multiple_of(PAGE_BYTES) as usize,
             )?)),
@@ -568,18 +569,18 @@ impl Lanes {
 
 /// Part of a write, as it goes to the device.
 enum Cut {
-    /// From where it lies.
+    /// From its own memory.
     AsItIs(WritePart),
-    /// From a copy, behind what was copied before.
+    /// From the copy, behind the parts copied before.
     Copied(LanePart),
 }
 
-/// Where parts lie in a lane as in their file, in whole pages, a direct write takes them from
-/// there, and copies the pages that several have a share of. Through the kernel's cache bytes may
-/// come from anywhere: only what is short is copied, if there is more than one.
+/// A direct write takes whole pages of a part from the lane, and copies the pages that several
+/// parts share. A write through the kernel's cache takes any bytes: it copies only parts of less
+/// than a page, and not a lone one.
 fn cut(parts: &[WritePart], buffered: bool) -> io::Result<Vec<Cut>> {
     let mut out = Vec::with_capacity(parts.len());
-    // How much of the page that is being copied there is.
+    // Bytes in the page that is being copied.
     let mut filled = 0;
     for part in parts {
         let part = match part {
@@ -629,7 +630,7 @@ fn cut(parts: &[WritePart], buffered: bool) -> io::Result<Vec<Cut>> {
     Ok(out)
 }
 
-/// Join what follows its forerunner.
+/// Append a part, joined with the last one if it lies right behind it.
 fn push(memory: &mut Vec<MemoryPart>, part: MemoryPart) {
     if let Some(last) = memory.last_mut()
         && Arc::ptr_eq(&last.memory, &part.memory)
@@ -644,8 +645,8 @@ fn push(memory: &mut Vec<MemoryPart>, part: MemoryPart) {
 /// A number that a door cannot guess; never 0.
 fn secret() -> u64 {
     let mut bytes = [0; 8];
-    // Without chance any number does: a process that may connect is root's, this keeps mistakes
-    // apart.
+    // If the kernel gives no random bytes, any number will do: only processes of root can connect,
+    // and the secret only guards against mistakes.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     u64::from_ne_bytes(bytes) | 1
 }

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Was a change reported by the process that made it?
 //!
-//! A process with a session reports what it does to a file, and waits for the answer; but only what
-//! it does through a share that we serve. Its changes of the same file another way, such as by a
-//! second Samba share on the same folder without the module, or those that it had no session left
-//! to report, are told by the kernel's notice alone. So a notice of a change by such a process
-//! waits a while for the report; without one the change was a stranger's.
+//! A process with a session reports its changes of a file, and waits for the answer; but only
+//! changes through a share that we serve. If it changes the same file another way, such as by a
+//! second Samba share on the same folder without the module, or has no session left to report with,
+//! only the kernel's notice tells us. So a notice of a change by such a process waits a while for
+//! the report; without one the change counts as a stranger's.
 
 use rushes_core::server::FileKey;
 use rushes_core::units::{Duration, Instant};
 use std::collections::HashMap;
 
-/// A notice and its report are heard at most so long after each other, in either order, or they do
-/// not belong together. A report that comes later costs a file its cached blocks, no more.
+/// A notice and its report belong together if they come at most so long after each other, in either
+/// order. A report that comes later costs a file its cached blocks, no more.
 const TOGETHER: Duration = Duration::from_ms(250);
 /// So long a notice waits for its report.
 const PATIENCE: Duration = Duration::from_s(1);
-/// A stranger's changes of one file are told at once, and then so often: each costs its readers
-/// what is cached of it, and a stranger that writes all the time would leave them nothing.
+/// The core gets a stranger's first change of a file at once, and further ones at most so often:
+/// each drops the file's cached blocks, and a stranger that writes all the time would leave its
+/// readers none.
 const STRANGE_PACE: Duration = Duration::from_ms(500);
-/// Reports remembered; older ones than matter are forgotten beyond that.
+/// Reports to remember; beyond that, those older than [`TOGETHER`] are forgotten.
 const REPORT_COUNT_MAX: usize = 4096;
 
 /// Notices and reports.
@@ -33,7 +34,7 @@ pub(crate) struct Reports {
 
 /// The changes of strangers to a file.
 struct Strange {
-    /// When it was told last.
+    /// When the core last got one.
     told: Instant,
     /// There was another since.
     again: bool,
@@ -53,7 +54,7 @@ impl Reports {
         }
     }
 
-    /// The kernel tells of a change by process `pid`, which has a session.
+    /// The kernel reports a change by process `pid`, which has a session.
     pub(crate) fn noticed(&mut self, now: Instant, pid: i32, key: FileKey) {
         let reported = self.reported.get(&(pid, key));
         if reported.is_some_and(|at| now.since(*at) <= TOGETHER) {
@@ -63,7 +64,7 @@ impl Reports {
         self.look_at(now + PATIENCE);
     }
 
-    /// The kernel tells of a change by a process without a session. True: to be told now.
+    /// The kernel reports a change by a process without a session. True: the core gets it now.
     pub(crate) fn strange(&mut self, now: Instant, key: FileKey) -> bool {
         if let Some(known) = self.strange.get_mut(&key)
             && now.since(known.told) < STRANGE_PACE
@@ -89,7 +90,7 @@ impl Reports {
         self.next = Some(self.next().min(at));
     }
 
-    /// When there may be something overdue.
+    /// When a notice may be overdue.
     pub(crate) fn next(&self) -> Instant {
         self.next.unwrap_or(Instant::NEVER)
     }

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads of what the kernel has in its cache, and writes that it takes into it unasked.
+//! Reads through the kernel's cache, and writes that the kernel puts there although they should go
+//! past it.
 //!
-//! Files are read past the kernel's cache. Bytes that others than we wrote may be there and nowhere
-//! else: a disk that refuses a write loses the page, and the kernel goes on showing it to everybody
-//! who reads as usual, no matter which program wrote it and which was told of the error. And to
-//! read past the cache has the kernel write first what it has not written: on a disk that fails our
-//! read would be what loses it. So a range of which the kernel has all is read from there, which
-//! takes no disk either; and one with anything that is not written yet; and, on a disk that has
-//! failed, or where it is little, one of which the kernel has anything at all. More of it would be
-//! read by and by, in the kernel's small pieces.
+//! The daemon reads files past the kernel's cache. But bytes of other writers may be there and
+//! nowhere else: if a disk refuses a write, the disk lacks the page, and the kernel still shows it
+//! to all readers of the cache, whichever program wrote it and whichever got the error. And before
+//! a read past the cache the kernel writes the dirty pages of the range: on a failing disk our read
+//! would lose them. So the daemon reads through the cache if the cache has all of the range, which
+//! takes no disk either; if it has a dirty page of it; and, on a disk that has failed or for a
+//! short range, if it has any page of it. A long range with few pages would be read slowly, in the
+//! kernel's small pieces.
 //!
-//! Files are written past that cache, too. But Linux writes through it nevertheless when it cannot
-//! make room there (a page of the range is in use, or anything of the file could not be written
-//! since somebody last looked: iomap's ENOTBLK), or always, where a file system has no direct I/O
-//! for this file and does not say so (ext4 with data=journal). Such a request ends well. Its
-//! outcome is found out behind each: one with pages that are not written yet is tried once more,
-//! then its bytes are kept as all that goes through the cache; and an error that the kernel has not
-//! told this descriptor may be this request's. Or it is nobody's: Linux tells EIO, too, when it
-//! could not take a page of the range out of its cache behind such a write, since somebody was just
-//! writing to that. Its log says "Page cache invalidation failure on direct I/O" then. The page may
-//! have older bytes than we wrote and be written over them: ours are written once more.
+//! The daemon writes files past that cache, too. But Linux nevertheless writes through it when it
+//! cannot drop a page of the range (the page is in use, or the file has a write error that was not
+//! reported yet: iomap's ENOTBLK), or always, where a file system has no direct I/O for this file
+//! and does not say so (ext4 with data=journal). Such a request succeeds, so the daemon checks
+//! after each write. If the range has dirty pages, it repeats the write once, and then keeps the
+//! bytes as loose ones. An error that the kernel has not reported on this descriptor yet may be
+//! this request's, or no disk's: Linux also reports EIO when it could not drop a page of the range
+//! after such a write, since a program was just writing to that page. The kernel's log then says
+//! "Page cache invalidation failure on direct I/O". The page may have older bytes than ours and be
+//! written over them, so the daemon writes ours once more.
 
 use crate::event_loop::{Daemon, InFlight};
 use crate::files::File;
@@ -31,15 +32,15 @@ use rushes_sys::{errno_of, space};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// So much the kernel reads in no time longer in its pieces than we do at once. Units: bytes.
+/// The kernel reads so much in its small pieces about as fast as we do at once. Units: bytes.
 const LITTLE: u64 = 1 << 20;
 
 impl Daemon {
-    /// By which descriptor a read goes, and whether it goes through the kernel's cache where that
-    /// has pages that are not written yet. None: the file is not open.
+    /// The descriptor for a read, and whether the read goes through the kernel's cache and meets
+    /// dirty pages there. None: the file is not open.
     ///
-    /// To read past the cache would write such pages, and protect them: the next store into a
-    /// mapping of one then gives the file a new version. To read through it does not.
+    /// A read past the cache would write such pages, and write-protect them: the next store into a
+    /// mapping of one then gives the file a new version. A read through the cache does not.
     pub(super) fn reads_by(&mut self, read: &IoRead) -> Option<(Arc<OwnedFd>, bool)> {
         let file = self.files.get(read.file)?;
         let cached = cached_pages(&*file.fd, read.range).ok();
@@ -53,7 +54,8 @@ impl Daemon {
         }
         let fd = match through_the_cache(&*file.fd) {
             Some(fd) => Arc::new(fd),
-            // Served that way all the time; or we have no descriptor left, and the disk is asked.
+            // All its reads go through the cache; or we have no descriptor left, and the read goes
+            // to the disk.
             None => return Some((Arc::clone(&file.fd), is_unwritten)),
         };
         let file = self.files.get_mut(read.file)?;
@@ -74,15 +76,16 @@ impl Daemon {
             || (is_little && found.count > 0)
     }
 
-    /// A write has ended well: was it one past the kernel's cache? If not, the core has to know.
+    /// A write succeeded: did it go past the kernel's cache? If not, tell the core.
     pub(super) fn look_for_fallback(&mut self, io: IoId, about: &InFlight) {
         let Some(fd) = &about.writes_by else {
             return;
         };
-        // First what is there: what cannot be written a moment later is told by the next sync.
+        // First look for dirty pages: if their write-back fails a moment later, the next sync
+        // reports it.
         let is_cached = match cached_pages(&**fd, about.range) {
             Ok(found) => found.unwritten_count > 0,
-            // Linux before 6.5 does not say. Where nothing has failed it makes room.
+            // Linux before 6.5 does not say. If no request has failed, it drops the pages.
             Err(_) => {
                 let file = self.files.get(about.file);
                 file.is_some_and(|file| self.has_failed(file))
@@ -116,10 +119,10 @@ impl Daemon {
         }
     }
 
-    /// Behind a read: bytes that the kernel has not been able to write it takes for written, and
-    /// lets go as soon as it needs the room, or when somebody writes past its cache beside it. Then
-    /// the read has shown what the disk had before. Both descriptors are asked: a sync that is
-    /// under way may have been told on the one that syncs.
+    /// After a read: the kernel marks pages that it failed to write as clean, and drops them when
+    /// it needs the memory, or when a program writes past its cache next to them. Then the read has
+    /// returned the older bytes of the disk. Asks both descriptors: a sync under way may have taken
+    /// the error from the one that syncs.
     pub(super) fn look_for_loss(&mut self, id: FileId) {
         if !self.server.is_cached_alone(id) {
             return;
@@ -147,19 +150,19 @@ impl Daemon {
         }
     }
 
-    /// Bytes that the kernel has of it in its cache are read from there.
+    /// From now on prefer the bytes in the kernel's cache to the disk's.
     pub(super) fn doubt(&mut self, id: FileId) {
         if let Some(file) = self.files.get_mut(id) {
             file.is_doubted = true;
         }
     }
 
-    /// A write past the kernel's cache is done once more, since its descriptor has told of an error
-    /// that may be no disk's. The one that syncs would tell of the same to the next client that
-    /// flushes. The error may be about bytes that are in the kernel's cache alone: those are
-    /// written again as well.
+    /// The core repeats a write past the kernel's cache, since its descriptor got an error that may
+    /// not come from a disk. Take the same error from the descriptor that syncs, or the next client
+    /// that flushes would get it. The error may also be about bytes that only the kernel's cache
+    /// has: the core writes those again as well.
     fn hear_it_where_it_syncs(&mut self, id: FileId, errno: Errno) {
-        // Told once, and heard now; or by a sync.
+        // No error there: a sync has got it already.
         if self.told_where_it_syncs(id).is_none() {
             self.note_told_past(id);
         }
@@ -175,11 +178,11 @@ impl Daemon {
         space::untold_error(&*opened.buffered).err()
     }
 
-    /// The descriptor that syncs has told of a failure. The other one, that writes past the cache,
-    /// would tell of the same behind the next write, which has nothing to do with it; unless that
-    /// is under way.
+    /// The descriptor that syncs has got an error. Take the same error from the descriptor that
+    /// writes past the cache, or it would count against the next write, which has nothing to do
+    /// with it. If such a write is under way, the error may be its own, and the core gets it.
     ///
-    /// Returns  what it tells
+    /// Returns  the error
     pub(super) fn hear_it_past_the_cache(&mut self, id: FileId) -> Option<std::io::Error> {
         let file = self.files.get(id)?;
         let opened = file.written.as_ref()?.file.as_ref().ok()?;
@@ -193,7 +196,7 @@ impl Daemon {
         Some(error)
     }
 
-    /// A request to its disk has failed since we began, or may have.
+    /// True: a request to its disk has failed since we started, or may have.
     fn has_failed(&self, file: &File) -> bool {
         file.is_doubted || self.failed_disks.contains(&file.key.device)
     }

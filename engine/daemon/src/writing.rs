@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loop's part for writes: what is published, what goes to a device, and what files need
-//! besides their bytes.
+//! The loop's part for writes: it publishes pieces, writes them to devices, and does the work that
+//! files need besides their bytes.
 
 use crate::event_loop::{AGAIN, Daemon, InFlight};
 use crate::files::{Chore, TIME_IS_SET};
@@ -19,7 +19,7 @@ use rushes_sys::{FileWrite, clock, errno_of, space};
 use rustix::io::Errno as Code;
 use std::sync::Arc;
 
-/// How often the log says the same of a file that cannot be written.
+/// How often the log repeats an error of a file that cannot be written.
 const SAY_AGAIN: Duration = Duration::from_s(60);
 
 /// A write that the ring has no room for waits with its parts.
@@ -28,7 +28,7 @@ pub(super) type WaitingWrite = (IoWrite, Vec<WritePart>);
 impl Daemon {
     // ---- Lanes of sessions ----
 
-    /// Take a session in, with a lane if writes are taken.
+    /// Take a session in, with a lane if the daemon takes writes.
     pub(super) fn welcome_with_lane(
         &mut self,
         newcomer: Newcomer,
@@ -59,7 +59,7 @@ impl Daemon {
         served.map(|served| (served, made))
     }
 
-    /// Tell the core of a session's lane.
+    /// Give the core a session's lane.
     pub(super) fn lane_opened(&mut self, session: SessionId, lane: Option<LaneId>) {
         let pages = lane.and_then(|lane| Some(self.lanes.as_ref()?.file(lane)?.head().page_count));
         if let (Some(lane), Some(page_count)) = (lane, pages) {
@@ -75,8 +75,8 @@ impl Daemon {
         }
     }
 
-    /// Pages were granted: see that their record will have memory. None: it has not, and the grant
-    /// is void.
+    /// The core granted pages: see that they have memory. If not, the grant is void and the answer
+    /// is `Plain`.
     pub(super) fn grant<'a>(
         &mut self,
         session: SessionId,
@@ -128,7 +128,7 @@ impl Daemon {
             .files
             .get_mut(file)
             .and_then(|file| file.written.as_mut());
-        // Its client is told next that the bytes are safe.
+        // The next answer tells the client that the bytes are safe, so they must be published.
         let (Some(lanes), Some(written)) = (&mut self.lanes, written) else {
             panic!(
                 "cannot publish a piece of file {}, which has no writer",
@@ -138,8 +138,8 @@ impl Daemon {
         // A write that is repeated changes nothing.
         if request.is_some() {
             written.changed_ns = space::wall_ns();
-            // Before it: a later daemon takes the time that doors were told last for the file's
-            // own, and one that was set before this write is not.
+            // Before the piece is published: a later daemon takes the last time among the facts for
+            // the file's own, and a time that was set before this write is not.
             let FileKey { device, inode } = written.durable.key;
             lanes.facts.set_time(device, inode, written.changed_ns);
         }
@@ -151,7 +151,7 @@ impl Daemon {
         );
     }
 
-    /// Doors see the file as its clients do.
+    /// Sets the file's fact, so that all doors see the length and time that its clients see.
     pub(super) fn make_known(&mut self, id: FileId, size: u64) {
         let Some(file) = self.files.get(id) else {
             return;
@@ -176,8 +176,8 @@ impl Daemon {
         }
     }
 
-    /// Doors have us see to it before they read the file on a descriptor of their own; or need not
-    /// any more.
+    /// Marks whether the file has loose bytes. While it has, a door asks us before it reads the
+    /// file on a descriptor of its own.
     pub(super) fn make_loose_known(&mut self, id: FileId, is_loose: bool) {
         let key = self.files.get(id).map(|file| file.key);
         if let (Some(key), Some(lanes)) = (key, &mut self.lanes) {
@@ -185,8 +185,8 @@ impl Daemon {
         }
     }
 
-    /// A client sets the time of a file that may have bytes here: the one that it gets when they
-    /// are written.
+    /// A client sets the time of a file that may have bytes in a lane: the file gets this time when
+    /// they are written.
     pub(super) fn timed(&mut self, key: FileKey, changed_ns: i64) {
         let is_kept = self.is_kept(key);
         let id = self.files.id_of(key);
@@ -199,7 +199,7 @@ impl Daemon {
             written.changed_ns = changed_ns;
             lanes.facts.set_time(key.device, key.inode, changed_ns);
         } else if is_kept {
-            // It is given what is said last.
+            // The last time that was set counts.
             lanes.facts.set_time(key.device, key.inode, changed_ns);
         }
     }
@@ -244,7 +244,7 @@ impl Daemon {
         self.next_chore(id);
     }
 
-    /// The file system knows it all: now its time of change as well.
+    /// The file system has all bytes of it: now set its time of change as well.
     pub(super) fn settle(&mut self, id: FileId) {
         let changed_ns = self
             .files
@@ -268,7 +268,7 @@ impl Daemon {
         let Some(chore) = written.chores.pop_front() else {
             return;
         };
-        // For times and blocks alone a wait for a file that cannot be opened is not worth it.
+        // Times and blocks alone do not wait until the file can be opened for writing.
         let fd = match (&written.file, chore) {
             (Ok(opened), _) => opened.buffered.clone(),
             (Err(errno), Chore::Reserve { .. }) => {
@@ -315,7 +315,7 @@ impl Daemon {
         result: std::io::Result<Vec<Extent>>,
         version: u64,
     ) {
-        // The work that is still to be done to its blocks, and to its blocks and times.
+        // Whether reservations still wait, and whether other chores do.
         let (mut reserves_again, mut goes_on) = (false, false);
         let known = match self.files.same_mut(id, generation) {
             Some(file) => {
@@ -346,7 +346,7 @@ impl Daemon {
                 self.feed(Event::Reserved { file: id, result });
             }
             Chore::Settle { changed_ns } if self.was_timed(id, generation, changed_ns) => {
-                // Another time was set meanwhile, and ours came over it.
+                // A client has set another time meanwhile, and ours has replaced it.
                 self.settle(id);
             }
             Chore::Settle { .. } => {
@@ -362,7 +362,7 @@ impl Daemon {
                 match (result, &mut self.lanes) {
                     (Ok(_), Some(lanes)) if !reserves_again => lanes.reserve_ended(key),
                     (Ok(_), _) => {}
-                    // Its record stays: they are given back when nobody has it open.
+                    // Its record stays: the blocks are freed when no program has the file open.
                     (Err(error), _) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                     (Err(error), _) => {
                         tracing::warn!("cannot free the blocks reserved for a file: {error}")
@@ -378,7 +378,7 @@ impl Daemon {
         self.next_chore(id);
     }
 
-    /// The file has another time by now, and nothing else that would set it.
+    /// True: the file has another time by now, and no write that would set it follows.
     fn was_timed(&self, id: FileId, generation: u64, changed_ns: i64) -> bool {
         let file = self.files.get(id);
         let file = file.filter(|file| file.generation == generation);
@@ -386,9 +386,9 @@ impl Daemon {
         written.is_some_and(|written| written.changed_ns != changed_ns) && !self.server.is_dirty(id)
     }
 
-    /// Doors may take the file system's word again. Unless the file was written to meanwhile,
-    /// perhaps under another number; or is about to be cut to its length: a client that has no
-    /// session and finds no fact may lengthen it at any moment.
+    /// Delete the fact: doors may trust the file system again. Not if the file was written to
+    /// meanwhile, perhaps under another number; nor if a trim or another chore waits: a client that
+    /// has no session and finds no fact may lengthen the file at any moment.
     fn clear_fact(&mut self, key: FileKey, goes_on: bool) {
         let is_dirty = self
             .files
@@ -405,9 +405,9 @@ impl Daemon {
             .map_or(0, |file| self.place(file.key.device, &file.share).1)
     }
 
-    /// On the descriptor that what goes through the kernel's cache is written on, as long as the
-    /// file is known: a failure of the kernel to write that is told once to each, and only to those
-    /// that were there.
+    /// Sync on the descriptor that writes through the kernel's cache, which stays open as long as
+    /// the file is known: the kernel reports a failed write-back once to each descriptor, and only
+    /// to those that were open at that time.
     pub(super) fn sync_file(&mut self, id: FileId) {
         self.sync_to(id, SyncTo::Medium);
     }
@@ -442,8 +442,8 @@ impl Daemon {
         }
     }
 
-    /// By syncing a file that never has anything to be written: that asks nothing else of the
-    /// drive.
+    /// Flush a drive's cache by syncing a file without dirty pages, so that the drive has nothing
+    /// else to write.
     pub(super) fn flush(&mut self, device: DeviceId) {
         let share = self.shares.iter().filter(|served| served.device == device);
         let fd = share.filter_map(|served| served.share.flush_with()).next();
@@ -488,7 +488,7 @@ impl Daemon {
             return self.feed(Event::Synced { file: id, result });
         };
         let errno = errno_of(&error);
-        // The writes under way are repeated as well.
+        // Takes the error from the other descriptor; a write under way is repeated as well.
         let is_told_past = self.hear_it_past_the_cache(id).is_some();
         let is_doubtful = self.files.get_mut(id).is_some_and(|file| {
             let count = file.told_past_count;
@@ -513,8 +513,8 @@ impl Daemon {
         self.feed(Event::Synced { file: id, result });
     }
 
-    /// A client's flush fails, perhaps without any fault of the disk. Said of a file once in a
-    /// while.
+    /// Log that a client's flush fails, perhaps without a fault of the disk; at most once per
+    /// [`SAY_AGAIN`] for a file.
     fn say_doubted(&mut self, id: FileId, error: &std::io::Error) {
         let Some(file) = self.files.get_mut(id) else {
             return;
@@ -534,7 +534,7 @@ impl Daemon {
         );
     }
 
-    /// The kernel has told that it could not write something of a file in its cache.
+    /// The kernel reported that it could not write cached pages of a file.
     pub(super) fn was_not_kept(&mut self, id: FileId, error: &std::io::Error) {
         self.failed_at = clock::now();
         self.disk_failed(id);
@@ -559,14 +559,14 @@ impl Daemon {
             .read_into(lane.bytes_fd(), from.offset, slot, offset, length);
         match read {
             Ok(count) if count as u64 == from.length => {}
-            // Its session has cut its own memory short; what it wrote there is gone.
+            // Its session has truncated its own lane; the bytes that it wrote there are gone.
             other => {
                 tracing::error!(
                     "cannot read bytes of a lane that are not on their disk yet: {other:?}, \
                      expected {length} bytes; their readers get an error. Check the file system of \
                      the runtime folder"
                 );
-                // The bytes that were in the buffer before may be another client's.
+                // The buffer's former bytes may be another client's.
                 self.zero(slot, offset, length);
                 self.unfilled.push(slot);
             }
@@ -579,7 +579,7 @@ impl Daemon {
         while done < length {
             let bytes = (length - done).min(ZEROS.len() as u32);
             let zeros = ZEROS.get(..bytes as usize).unwrap_or(&ZEROS);
-            // The bytes that were in it before may be another client's.
+            // The slot's former bytes may be another client's.
             self.segment
                 .copy_in(slot, offset + done, zeros)
                 .expect("what is to be cleared of a buffer lies within it");
@@ -620,7 +620,7 @@ impl Daemon {
             (Ok(opened), true) => Arc::clone(&opened.buffered),
             (Ok(opened), false) => Arc::clone(&opened.direct),
             (Err(errno), _) => {
-                // It is tried again in a moment; perhaps by then it can be opened.
+                // The core retries it in a moment; perhaps the file can be opened by then.
                 let errno = *errno;
                 self.fail_io(write.io, errno);
                 self.open_to_write(write.file);
@@ -667,7 +667,7 @@ impl Daemon {
 
     pub(super) fn send_write_backlog(&mut self) {
         if self.ring_lock.is_some() {
-            // The writes that a former daemon sent may still land; ours must come after them.
+            // Writes of a former daemon may still reach the disk; ours must come after them.
             return;
         }
         while let Some((write, parts)) = self.write_backlog.pop_front() {
@@ -687,7 +687,7 @@ impl Daemon {
         self.feed(Event::IoDone { io, result });
     }
 
-    /// The disk has refused it, and was asked by us.
+    /// The disk has failed a write of ours.
     pub(super) fn write_failed(&mut self, file: FileId, range: ByteRange, errno: Errno) {
         self.failed_at = clock::now();
         self.disk_failed(file);
@@ -699,13 +699,13 @@ impl Daemon {
         self.say_why(file, range, errno, &why);
     }
 
-    /// Why a file is not written, if that was said lately: it is said again while it lasts.
+    /// Why a file is not written, if that was logged lately: while it lasts the log repeats it.
     pub(super) fn why_not(&self, id: FileId) -> Option<Errno> {
         let (errno, when) = self.files.get(id)?.written.as_ref()?.said?;
         (clock::now() < when + SAY_AGAIN + SAY_AGAIN).then_some(errno)
     }
 
-    /// A write failed, and will be tried each second.
+    /// Log that a write failed and is retried each second.
     fn say_why(&mut self, id: FileId, range: ByteRange, errno: Errno, why: &str) {
         let (length, at) = (range.length.0, range.start.0);
         self.say_at_times(id, errno, |path| {
@@ -716,7 +716,7 @@ impl Daemon {
         });
     }
 
-    /// Said when the reason is another one, and once in a while.
+    /// Log it if the error is a new one, and otherwise once per [`SAY_AGAIN`].
     fn say_at_times(&mut self, id: FileId, errno: Errno, sentence: impl FnOnce(&str) -> String) {
         let now = clock::now();
         let Some(file) = self.files.get_mut(id) else {
@@ -734,7 +734,7 @@ impl Daemon {
     }
 }
 
-/// The flushes that the log did not name, as the end of a sentence.
+/// The flushes that the log left out, as the end of a sentence.
 fn more_like_it(unsaid: u64) -> String {
     match unsaid {
         0 => String::new(),

@@ -2,8 +2,8 @@
 //! From timed requests to a model: least squares of `t = fixed + span·√d + n / rate`.
 //!
 //! Residuals are weighed by the time itself, so that a device of microseconds and one of
-//! milliseconds, a small request and a large one, count alike; and what lies far off (somebody else
-//! used the device) loses weight step by step (Huber). Nothing here touches a device.
+//! milliseconds, a small request and a large one, count alike. Outliers, such as requests that
+//! another program delayed, lose weight step by step (Huber). Nothing here touches a device.
 
 use rushes_core::server::ServiceModel;
 use rushes_core::units::{BytesPerSecond, Duration};
@@ -20,7 +20,7 @@ pub(super) struct Sample {
     pub(super) seconds: f64,
 }
 
-/// A service model and how well it describes what was measured.
+/// A service model and how well it fits the measured requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Fit {
     /// Positioning at the shortest distance. Units: ns.
@@ -36,9 +36,9 @@ pub struct Fit {
     pub residual_percent_median: f64,
     /// Nineteen of twenty were. Units: percent.
     pub residual_percent_p95: f64,
-    /// True: not measured, but concluded from the other direction (all of it).
+    /// True: nothing of it was measured; all of it is taken from the model of reads.
     pub estimated: bool,
-    /// True: `span_ns` was not measured, but concluded from the other direction.
+    /// True: `span_ns` was not measured. For writes it is derived from that of reads.
     pub span_estimated: bool,
 }
 
@@ -60,7 +60,7 @@ impl Fit {
     }
 }
 
-/// Shortest positioning that is believed: below, it is the clock that is measured. Units: s.
+/// Shortest plausible positioning; shorter times are within the clock's error. Units: s.
 const FIXED_MIN: f64 = 1e-6;
 /// Rounds of reweighting; it settles in fewer.
 const ROUNDS: usize = 12;
@@ -90,14 +90,14 @@ pub(super) fn fit(samples: &[Sample], terms: Terms) -> Option<Fit> {
     let mut free = [true, terms == Terms::All, true];
     let solution = loop {
         let solution = reweighted(&usable, free)?;
-        // A term that would be negative is none; the others are fitted anew without it.
+        // A negative term is dropped, and the others are fitted again without it.
         match (0..2).find(|&term| free[term] && solution[term] < 0.0) {
             Some(term) => free[term] = false,
             None => break solution,
         }
     };
     let [fixed, span, per_byte] = solution;
-    // A transfer that costs nothing: faster than can be told, so as fast as the best that was seen.
+    // No measurable time per byte: take the rate of the fastest request.
     let best = usable
         .iter()
         .map(|sample| sample.bytes as f64 / sample.seconds)
@@ -174,7 +174,7 @@ fn reweighted(samples: &[Sample], free: [bool; 3]) -> Option<[f64; 3]> {
 
 /// Weighted normal equations, by elimination; unknowns that are not free are 0.
 fn solve(samples: &[Sample], weights: &[f64], free: [bool; 3]) -> Option<[f64; 3]> {
-    // Columns are brought to size 1, or the bytes would drown the seconds.
+    // Scale each column to 1: bytes are many orders of magnitude larger than seconds.
     let mut size = [0.0f64; 3];
     for sample in samples {
         for (size, value) in size.iter_mut().zip(row(sample)) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where a calibration reads and writes: the whole disk, data on it, or a file of its own.
 //!
-//! Nothing but a file that was created here, and has no name any more, is ever written. Reads go
-//! through the block device, opened read-only, because only that reaches every distance: anywhere
-//! on a disk with a moving head; on flash only where data lies, since what was never written there
-//! is read in no time.
+//! It writes only to a file that it created and that has no name any more. Reads go through the
+//! block device, opened read-only, because only that reaches every distance: anywhere on a disk
+//! with a moving head; on flash only where data lies, since a flash drive answers reads of blocks
+//! that were never written in no time.
 
 use std::fs::File;
 use std::io;
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::store::{Under, node_of};
 
-/// Alignment of direct requests, whatever the device. Units: bytes.
+/// Alignment of direct requests, the same for all devices. Units: bytes.
 pub(super) const BLOCK_BYTES: u64 = 4096;
 
 /// The bytes that were read to measure reads.
@@ -51,7 +51,7 @@ pub(super) struct Ground {
     pub(super) source: Source,
 }
 
-/// A generator that needs no seed from outside to be useful: places, not secrets.
+/// Pseudo-random numbers for places of requests; not fit for secrets.
 #[derive(Debug)]
 pub(super) struct Random(u64);
 
@@ -112,7 +112,7 @@ impl Ground {
         let facts = under.facts.as_ref()?;
         let disk = PathBuf::from("/dev").join(facts.disk.replace('!', "/"));
         let file = open_direct(&disk)
-            // A container may have the partition's node only; then distances are parts of that.
+            // A container may have the node of the partition only.
             .or_else(|_| match node_of(facts.major, facts.minor) {
                 Some(node) if facts.partition_offset == 0 => open_direct(&node),
                 _ => Err(io::ErrorKind::NotFound.into()),
@@ -209,9 +209,9 @@ fn open_direct(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Files smaller than this are not looked at. Units: bytes.
+/// Smaller files are skipped. Units: bytes.
 const FILE_BYTES_MIN: u64 = 16 << 20;
-/// How many folder entries are looked at, and for how long.
+/// Bounds of the search for large files.
 const ENTRY_COUNT_MAX: usize = 50_000;
 const SEARCH_TIME_MAX: Duration = Duration::from_secs(1);
 /// Enough to read. Units: bytes.
@@ -282,8 +282,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Makes one of `bytes` in `folder` and fills it; `progress` is told which part is done, 0 to
-    /// 1.
+    /// Makes one of `bytes` in `folder` and fills it; `progress` gets the part done, 0 to 1.
     ///
     /// Errors   EINVAL: no direct I/O on this file system; EROFS, ENOSPC, EACCES as usual
     pub(super) fn create(
@@ -294,7 +293,7 @@ impl Scratch {
         progress: &mut dyn FnMut(f64),
     ) -> io::Result<Scratch> {
         let file = open_nameless(folder)?;
-        // One piece if it can be had; where it cannot, the extents will tell.
+        // Asks for one extent; a failure is harmless, the extents are read below.
         let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes);
         let chunk = (4u64 << 20).min(bytes);
         let mut buffer = Aligned::new(chunk);
@@ -306,7 +305,7 @@ impl Scratch {
             at += length as u64;
             progress(at as f64 / bytes as f64);
         }
-        // Before it, delayed allocation leaves bytes without a place.
+        // Until then delayed allocation leaves bytes without a place on the disk.
         file.sync_all()?;
         let extents = match extents::of(&file, 4096) {
             Ok(map) if map.complete => map.extents,
@@ -368,7 +367,7 @@ fn open_nameless(folder: &Path) -> io::Result<File> {
     let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC;
     let mode = Mode::RUSR | Mode::WUSR;
     match rustix::fs::open(folder, flags | OFlags::TMPFILE, mode) {
-        // EOPNOTSUPP by file systems that have no nameless files, EISDIR by kernels that have not.
+        // No O_TMPFILE: file systems answer EOPNOTSUPP, old kernels EISDIR.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {}
         other => return Ok(File::from(other?)),
     }

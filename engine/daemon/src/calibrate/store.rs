@@ -31,7 +31,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// True when both are the same device, whatever its number is today.
+    /// True when both are the same device; with a UUID, also under another device number.
     pub fn is(&self, other: &Identity) -> bool {
         let same_name = match (&self.uuid, &other.uuid) {
             (Some(mine), Some(theirs)) => mine == theirs,
@@ -47,8 +47,7 @@ impl Identity {
             Some(uuid) => uuid.clone(),
             None => format!("device-{}", self.device.replace(':', "-")),
         };
-        // A UUID of a foreign file system is read from the disk: nothing of it may leave the
-        // folder.
+        // The UUID comes from the disk and is not trusted: the path must not leave the folder.
         let plain: String = name
             .chars()
             .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
@@ -115,7 +114,7 @@ pub(super) fn under(path: &Path) -> Result<Under, CalibrateError> {
     })
 }
 
-/// Its kind, as the kernel calls it.
+/// The kind of file system at `path`, as the kernel calls it.
 pub(super) fn file_system_of(path: &Path) -> Option<String> {
     let folder = File::open(path).ok()?;
     let mount = file::status(&folder).ok()?.mount;
@@ -173,7 +172,7 @@ fn uuid_in(device: &mut (impl Read + Seek)) -> io::Result<Option<String>> {
 impl Calibration {
     /// Keeps it in `state_dir` (made if absent) for the daemon. Returns the file.
     ///
-    /// A reader sees the old one or the new one, whole.
+    /// A reader sees the whole old file or the whole new one.
     pub fn save(&self, state_dir: &Path) -> Result<PathBuf, CalibrateError> {
         let path = state_dir.join(self.identity.file_name());
         let new = path.with_extension("json.new");
@@ -213,7 +212,7 @@ impl Calibration {
         Ok(calibration.identity.is(identity).then_some(calibration))
     }
 
-    /// A sentence that says what cannot be, when something cannot.
+    /// Errors   a sentence that names the first impossible value
     fn check(&self) -> Result<(), String> {
         if self.version != VERSION {
             return Err(format!("read version {}, expected {VERSION}", self.version));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sizes, rates and times as people write them.
 //!
-//! `"1GiB"`, `"500ms"`, `"100M"`. Binary and decimal prefixes mean what they say; a rate is bits a
-//! second, as on a delivery sheet. Integer arithmetic throughout: no size is rounded unseen.
+//! `"1GiB"`, `"500ms"`, `"100M"`. KiB is 1,024 bytes, KB is 1,000; a rate is bits a second, as on
+//! a delivery sheet. Integer arithmetic throughout: no size is rounded silently.
 
 /// The form of a size, for error sentences.
 pub const SIZE_EXPECTED: &str = "a size in bytes such as 1073741824, \"1GiB\" or \"512MiB\"";
@@ -73,7 +73,7 @@ pub fn parse_bitrate(text: &str) -> Option<u64> {
     parse(bare, BITRATE_UNITS)
 }
 
-/// A span of time. Units: ns. A bare number has no unit and is none.
+/// A span of time. Units: ns. None for a number without a unit.
 pub fn parse_duration(text: &str) -> Option<u64> {
     parse(text, DURATION_UNITS)
 }

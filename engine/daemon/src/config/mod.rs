@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The configuration, `rushes.toml`: read, checked against itself, and explained.
 //!
-//! Nothing here opens a share or a device; what the machine says to a configuration is the affair
-//! of `rushes check` and of the start. Every problem names line, key, what was read and what would
-//! be right, and all are reported at once.
+//! Nothing here opens a share or a device: `rushes check` and the daemon's start compare the
+//! configuration with the machine. Every problem names the line, the key, the value that was read
+//! and the expected one; all problems are reported at once.
 
 pub mod amount;
 mod reader;
@@ -22,17 +22,17 @@ use std::path::{Component, Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 use unicode_normalization::{UnicodeNormalization, is_nfc};
 
-/// Where the configuration is unless said otherwise.
+/// Default path of the configuration.
 pub const DEFAULT_CONFIG: &str = "/etc/rushes/rushes.toml";
-/// Where sockets are unless said otherwise.
+/// Default folder of sockets.
 pub const DEFAULT_RUNTIME_DIR: &str = "/run/rushes";
-/// Where calibrations are unless said otherwise.
+/// Default folder of calibrations.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/rushes";
 
 /// Fewest buffers that a cache makes sense with: four streams, each with a request in flight and
 /// one being played.
 pub const BUFFER_COUNT_MIN: u64 = 64;
-/// Of the pattern of a rule, as of a pool's.
+/// Longest pattern of a rule; the same as for a pool's placement rules.
 const PATTERN_BYTES_MAX: usize = 255;
 const BUFFER_BYTES_MIN: u64 = 64 << 10;
 const BUFFER_BYTES_MAX: u64 = 1 << 20;
@@ -47,7 +47,7 @@ const PREROLL_MAX_NS: u64 = 60_000_000_000;
 const PAUSE_MAX_NS: u64 = 3_600_000_000_000;
 const MARGIN_MAX_PERMILLE: u64 = 500;
 const FRAMES_MAX_THOUSANDTHS: u64 = 1_000_000;
-/// More shares or rules than this is a generated file gone wrong.
+/// A file with more shares or rules than this was generated wrongly.
 const SHARE_COUNT_MAX: usize = 256;
 const RULE_COUNT_MAX: usize = 4096;
 
@@ -60,8 +60,7 @@ pub struct Config {
     pub cache_bytes: u64,
     /// `cache.buffer_bytes`: size of one buffer; a power of two.
     pub buffer_bytes: u32,
-    /// `write.buffer_bytes`: what clients wrote and disks do not have yet; 0: all writes are the
-    /// clients' own.
+    /// `write.buffer_bytes`: size of the write buffer; 0: doors write past the daemon.
     pub write_buffer_bytes: u64,
     /// `server.runtime_dir`: sockets and the lock.
     pub runtime_dir: PathBuf,
@@ -70,7 +69,7 @@ pub struct Config {
     /// `server.preroll`, `pause`, `margin`, `analyser`, `contracts_from_cadence`,
     /// `contracts_from_header`, `coalesce`; `write.age`.
     pub policy: Policy,
-    /// `server.warm_metadata`: look names and extents up while disks are idle.
+    /// `server.warm_metadata`: read names and extents while disks are idle.
     pub warm_metadata: bool,
     /// `server.control_group`: the group that may ask for status besides root.
     pub control_group: Option<String>,
@@ -89,7 +88,7 @@ pub struct ShareConfig {
     pub name: String,
     /// Its folder.
     pub path: PathBuf,
-    /// Nobody writes to its files but through doors of ours.
+    /// Only our doors write to its files.
     pub exclusive: bool,
 }
 
@@ -115,8 +114,8 @@ impl RuleConfig {
     }
 }
 
-/// The same letters in one way: an `ü` of one sign and one of a `u` with two dots look the same,
-/// and which of them a name has is its client's habit (a Mac's Finder and cameras differ).
+/// The name in NFC: an `ü` of one code point and a `u` with a combining diaeresis look the same,
+/// and clients differ in the one that they write, as a Mac's Finder and cameras do.
 fn composed(name: &str) -> Cow<'_, str> {
     match is_nfc(name) {
         true => Cow::Borrowed(name),
@@ -134,7 +133,7 @@ pub enum ConfigError {
         /// The kernel's error.
         source: std::io::Error,
     },
-    /// It was read, and this is wrong with it; never empty, in order of lines.
+    /// It was read and has problems; never empty, in order of lines.
     Wrong {
         /// Which.
         file: PathBuf,
@@ -554,7 +553,7 @@ fn plain_absolute(text: &str) -> Option<PathBuf> {
 
 fn read_shares(reader: &mut Reader<'_>, sections: Vec<Section<'_, '_>>) -> Vec<Found<ShareConfig>> {
     let mut shares: Vec<Found<ShareConfig>> = Vec::new();
-    // Those of shares that are wrong otherwise as well.
+    // Also of shares with other mistakes.
     let mut names: Vec<Found<String>> = Vec::new();
     if sections.len() > SHARE_COUNT_MAX {
         reader.wrong_with_remedy(
@@ -819,8 +818,7 @@ fn compile(reader: &mut Reader<'_>, pattern: &Found<String>) -> Option<GlobMatch
         reader.wrong(&pattern.place, "expected a pattern such as \"**/*.mov\"");
         return None;
     }
-    // As of a pool's rules. A pattern that is nested without a limit is more than the matcher
-    // bears.
+    // As for a pool's placement rules. The matcher fails on a pattern that is nested too deeply.
     if pattern.value.len() > PATTERN_BYTES_MAX {
         reader.wrong(
             &pattern.place,

@@ -21,7 +21,7 @@ pub struct Problem {
     pub read: String,
     /// The value that was expected, or the one to write instead.
     pub expected: String,
-    /// The remedy, where it is another one than to correct that line.
+    /// The remedy, unless it is to correct that line.
     pub remedy: Option<String>,
 }
 
@@ -41,7 +41,7 @@ impl fmt::Display for Problem {
     }
 }
 
-/// The text, and what was found wrong with it so far.
+/// The text, and the problems found in it so far.
 pub(super) struct Reader<'t> {
     text: &'t str,
     pub(super) problems: Vec<Problem>,
@@ -78,7 +78,7 @@ impl<'t> Reader<'t> {
         self.note(place, expected.into(), None);
     }
 
-    /// The same, where another thing is to be done than to correct that line.
+    /// The same, with another remedy than to correct that line.
     pub(super) fn wrong_with_remedy(
         &mut self,
         place: &Place,
@@ -123,7 +123,7 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// Where a value stands and what it is called.
+/// The key of a value and its place in the text.
 #[derive(Clone, Debug)]
 pub(super) struct Place {
     pub(super) key: String,
@@ -132,7 +132,7 @@ pub(super) struct Place {
     pub(super) is_table: bool,
 }
 
-/// A table being read key by key; what is left over at the end is unknown.
+/// A table that is read key by key; the keys that are left at the end are unknown.
 pub(super) struct Section<'a, 'i> {
     name: String,
     place: Place,
@@ -268,7 +268,7 @@ impl<'a, 'i> Section<'a, 'i> {
         })
     }
 
-    /// Complain about every key that nobody asked for.
+    /// Report every key that was not read.
     pub(super) fn finish(self, reader: &mut Reader<'_>) {
         let Some(table) = self.table else { return };
         for (name, value) in table {

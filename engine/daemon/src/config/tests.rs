@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The configuration by example: what is accepted, and every sentence an operator may meet.
+//! The configuration by example: values that are accepted, and every sentence that an operator may
+//! see.
 
 use super::*;
 
@@ -153,7 +154,7 @@ fn name_that_two_shares_have_is_told_also_when_one_of_them_is_wrong_otherwise() 
     assert!(problems[1].contains(expect), "{problems:#?}");
 }
 
-/// Each: what is put before or after a valid share, and what the one problem must say, in full.
+/// Each: text before and after a valid share, and the full sentence of the one problem.
 #[test]
 fn every_mistake_is_told_with_line_key_value_and_remedy() {
     for (before, after, expect) in [
@@ -385,7 +386,7 @@ fn every_mistake_is_told_with_line_key_value_and_remedy() {
         ),
         (
             "",
-            // A pattern that the matcher would not bear.
+            // The matcher would fail on this pattern.
             &format!(
                 "[[rule]]\nmatch = \"{}a{}\"\nbitrate = 50000\n",
                 "{a,".repeat(127),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon itself: does it run, of which version, and what does it complain of.
+//! The daemon itself: whether it runs, its version, and the troubles that it reports.
 
 use super::{Finding, Level, counted};
 use crate::calibrate::{Calibration, identity_of};
@@ -115,7 +115,7 @@ fn is_not_allowed(error: &ControlError) -> bool {
     }
 }
 
-/// The data that a daemon that is gone has left: clients were told that it is safe.
+/// Acknowledged writes that a dead daemon left in lanes.
 fn left_behind(config: &Config, findings: &mut Vec<Finding>) {
     let (finding, remedy) = match list(config) {
         Ok(lanes) if lanes.is_empty() => return,
@@ -171,8 +171,7 @@ fn folder(config: &Config, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Sockets, locks, and the table of what is written lie there: smbd refuses new work where it is
-/// full.
+/// Sockets, locks and the table of facts lie there: smbd refuses new work when it is full.
 fn room(config: &Config, findings: &mut Vec<Finding>) {
     let is_there = config
         .runtime_dir
@@ -217,7 +216,7 @@ fn room_remedy(folder: &Path, has_inodes: bool) -> String {
     )
 }
 
-/// `rushes calibrate --save` tells the daemon nothing.
+/// Calibrations that the daemon has not read: `rushes calibrate --save` does not notify it.
 fn measured_meanwhile(config: &Config, status: &Status, findings: &mut Vec<Finding>) {
     let mut said: Vec<&str> = Vec::new();
     for served in status.shares.iter().filter(|one| one.trouble.is_none()) {

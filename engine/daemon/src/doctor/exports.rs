@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which folders of this machine NFS servers export: the kernel's by its tables, Ganesha by what a
-//! running one was told.
+//! The folders of this machine that NFS servers export: the kernel's server by its tables, Ganesha
+//! by the configuration of each running process.
 
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// Tables of the kernel's server: a folder at the start of a line.
 const TABLES: [&str; 2] = ["/etc/exports", "/var/lib/nfs/etab"];
-/// The file that Ganesha reads when it is not told otherwise.
+/// The file that Ganesha reads by default.
 const GANESHA_CONF: &str = "/etc/ganesha/ganesha.conf";
 
-/// All of them, as they are written there. Files that may not be read are left out.
+/// All of them, as they are written there. Files that this process may not read are left out.
 pub(super) fn folders() -> Vec<PathBuf> {
     let read = |path: &Path| std::fs::read_to_string(path).unwrap_or_default();
     let tables = TABLES
@@ -42,7 +42,7 @@ fn ganeshas() -> Vec<PathBuf> {
         .collect()
 }
 
-/// Of one command line, its words ended by NUL, if it is a Ganesha's.
+/// The configuration in a command line whose words end with NUL. None: it is not Ganesha's.
 fn conf_of(line: &[u8]) -> Option<PathBuf> {
     let mut words = line
         .split(|&byte| byte == 0)

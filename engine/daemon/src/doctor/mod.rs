@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The doctor: looks at configuration and machine and says what is in the way, each time with a
-//! remedy.
+//! The doctor: checks configuration and machine and reports each problem with its remedy.
 //!
-//! It changes nothing, and asks only what an operator could ask by hand. A finding without a remedy
-//! is one that needs none.
+//! It changes nothing, and reads only facts that an operator could read by hand. A finding without
+//! a remedy needs none.
 
 mod daemon;
 mod exports;
@@ -79,7 +78,7 @@ impl Finding {
 pub struct Report {
     /// [`CHECK_VERSION`].
     pub check_version: u32,
-    /// Nothing is in the way.
+    /// There are no errors.
     pub ok: bool,
     /// How many errors.
     pub error_count: u32,
@@ -94,15 +93,15 @@ pub struct Report {
 pub struct Places {
     /// The configuration.
     pub config: PathBuf,
-    /// Samba's; None: where testparm looks.
+    /// Samba's; None: the file that testparm reads by default.
     pub smb_conf: Option<PathBuf>,
     /// Folders at which pools are mounted.
     pub pools: Vec<PathBuf>,
-    /// Folders of the members of pools, as their catalogues name them: also of those that are away.
+    /// Folders of the members of pools, as their catalogues name them, also of missing members.
     pub members: Vec<PathBuf>,
 }
 
-/// Look at everything. Takes a second or two: other programs are asked.
+/// Check everything. Takes a second or two, since it runs other programs.
 pub fn examine(places: &Places) -> Report {
     let mut findings = Vec::new();
     let config = read_config(&places.config, &mut findings);
@@ -204,8 +203,8 @@ fn read_config(file: &Path, findings: &mut Vec<Finding>) -> Option<Config> {
     }
 }
 
-/// The remedy for a configuration that cannot be read. The sample is put only where there is none:
-/// it would replace one that is.
+/// The remedy for a configuration that cannot be read. It names the sample only if there is no
+/// file, since the sample would replace it.
 fn unread_remedy(file: &Path, error: &ConfigError) -> String {
     let kind = match error {
         ConfigError::Read { source, .. } => source.kind(),

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Shares of Samba that show a pool's mount. There smbd is one door of several, and what its
-//! clients keep for themselves (oplocks, leases), lock or open for themselves alone has to agree
-//! with what other doors do.
+//! Shares of Samba that show a pool's mount. There smbd is one door of several, and the oplocks,
+//! leases, locks and share modes of its clients have to count at other doors as well.
 
 use super::samba::{Section, real};
 use super::{Finding, Level};
 use crate::config::ShareConfig;
 use std::path::{Path, PathBuf};
 
-/// By it a folder is a pool's (engine/pool): the catalogue, or a member.
+/// The file that marks a pool's catalogue or member (engine/pool).
 const FORMAT_FILE: &str = "rushes-pool";
 /// The folder that a member has beside it.
 const OBJECTS: &str = "objects";
 
-/// Samba's parameters as testparm prints them, with what they are when nothing is said.
+/// Samba's parameters as testparm prints them, with their defaults.
 const OPLOCKS: (&str, bool) = ("oplocks", true);
 const FAKE_OPLOCKS: (&str, bool) = ("fakeoplocks", false);
 const KERNEL_OPLOCKS: (&str, bool) = ("kerneloplocks", false);
@@ -52,17 +51,16 @@ pub(super) fn examine(
     }
 }
 
-/// The folder is a pool's member: the daemon serves it to the mount, and to nobody by SMB.
+/// The folder is a pool's member: the daemon serves it to the mount, never by SMB.
 fn is_member(folder: &Path) -> bool {
     folder.join(FORMAT_FILE).is_file() && folder.join(OBJECTS).is_dir()
 }
 
-/// Folders looked at for members in one that is served; more are not a disk's root with a member in
-/// it.
+/// Folders searched for members in a served one; a disk's root with a member in it has fewer.
 const FOLDERS_LOOKED_AT: usize = 256;
 
-/// The members of pools that a served folder is, holds or lies in: those that are found there, and
-/// those that catalogues name there.
+/// The members of pools that a served folder is, holds or lies in: members found there, and those
+/// that catalogues name there.
 pub(super) fn members_of(folder: &Path, known: &[PathBuf]) -> Vec<PathBuf> {
     let folder = real(folder);
     let mut all = members_in(&folder);

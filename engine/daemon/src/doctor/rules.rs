@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rules, compared with the names that are there: one that matches no file is most often
-//! misspelled.
+//! Rules, compared with the names of files: a rule that matches no file is most often misspelled.
 //!
-//! Only so many names are looked at, for so long: where there are more nothing is said.
+//! Names and time are bounded: if a share has more names, its rules are not reported.
 
 use super::{Finding, Level};
 use crate::config::{Config, RuleConfig, ShareConfig};
@@ -13,7 +12,7 @@ use std::time::{Duration, Instant};
 const AREA: &str = "configuration";
 /// Names looked at in one share.
 const NAME_COUNT_MAX: usize = 100_000;
-/// All shares together.
+/// For all shares together.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
@@ -22,7 +21,7 @@ pub(super) fn examine(config: &Config, findings: &mut Vec<Finding>) {
     let mut example = None;
     let end = Instant::now() + PATIENCE;
     for share in &config.shares {
-        // The files there are objects; rules are for names in the pool.
+        // A member's files are objects; rules are for names in the pool.
         let is_pool = !super::pools::members_in(&share.path).is_empty();
         let is_whole = !is_pool
             && walk(&share.path, end, |path| {
@@ -129,7 +128,7 @@ mod tests {
         check(&["a", "b"], &[]);
         std::fs::write(base.join("a/footage/1.mov"), "x").unwrap();
         check(&["a", "b"], &["fotage", "share \"b\""]);
-        // A pool's names are not to be seen on its members.
+        // A pool's members do not show its names.
         check(&["a", "b", "pool"], &["share \"b\""]);
         std::fs::write(base.join("b/2.mov"), "x").unwrap();
         check(&["a", "b"], &["fotage"]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Samba: is it there, is the module in it, does smb.conf name it where it should.
+//! Samba: is it installed, does it have the module, does smb.conf name it where it should.
 
 use super::{Finding, Level};
 use crate::config::{Config, ShareConfig};
@@ -23,7 +23,7 @@ impl Section {
         self.parameters.get(name).map(String::as_str)
     }
 
-    /// As testparm prints truth; what is not there is as Samba has it by itself.
+    /// True: testparm printed "yes". `by_itself`: Samba's default for a parameter that is absent.
     pub(super) fn is(&self, name: &str, by_itself: bool) -> bool {
         self.get(name)
             .map_or(by_itself, |value| value.eq_ignore_ascii_case("yes"))
@@ -45,7 +45,7 @@ impl Section {
 
 /// The facts that are compared with smb.conf.
 pub(super) struct Shown<'a> {
-    /// None: it cannot be read, which was said.
+    /// None: it cannot be read; another finding says so.
     pub(super) config: Option<&'a Config>,
     /// Folders at which pools are mounted.
     pub(super) pools: &'a [PathBuf],
@@ -110,7 +110,7 @@ pub(super) fn examine(shown: &Shown<'_>, smb_conf: Option<&Path>, findings: &mut
     }
 }
 
-/// Beside the usual places of programs, the one of daemons, which is not in everybody's PATH.
+/// Searches PATH and the folders of daemons, which a user's PATH may lack.
 fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -197,7 +197,7 @@ fn is_newer(one: &Path, other: &Path) -> bool {
     }
 }
 
-/// Samba's own reading of smb.conf: includes, copies and synonyms are dealt with.
+/// smb.conf as Samba itself reads it, with includes, copies and synonyms resolved.
 fn testparm(smb_conf: Option<&Path>) -> Option<String> {
     let mut command = Command::new("testparm");
     command.args(["-s", "--suppress-prompt"]);
@@ -227,7 +227,7 @@ pub(super) fn parse(text: &str) -> Vec<Section> {
     sections
 }
 
-/// Shares, each with what [global] says for all.
+/// Shares, each with the parameters of [global] that it does not set itself.
 pub(super) fn inherited(sections: &[Section]) -> Vec<Section> {
     let global = sections
         .iter()
@@ -239,7 +239,7 @@ pub(super) fn inherited(sections: &[Section]) -> Vec<Section> {
         .collect()
 }
 
-/// Some share is one of Samba's, and not only there for a pool's mount.
+/// True: some share is one of Samba's, and does not only serve a pool's mount.
 fn needs_module(config: &Config, known: &[PathBuf]) -> bool {
     let mut shares = config.shares.iter();
     config.shares.is_empty()
@@ -253,7 +253,8 @@ fn named<'a>(share: &'a ShareConfig, sections: &'a [Section]) -> impl Iterator<I
     })
 }
 
-/// `known`: members of pools, as catalogues name them. `has_daemon`: one answers in this folder.
+/// `known`: members of pools, as catalogues name them. `has_daemon`: whether a daemon answers in
+/// this folder.
 fn sections(
     config: &Config,
     known: &[PathBuf],
@@ -266,7 +267,7 @@ fn sections(
         if !members.is_empty() {
             super::pools::member(share, &members, inherited, findings);
         }
-        // A disk's root may have other things beside a member, and be shown for their sake.
+        // A disk's root may be shared for other folders beside a member.
         let share_path = real(&share.path);
         let is_inside = members.iter().any(|member| share_path.starts_with(member));
         let is_root = || !is_inside && named(share, inherited).next().is_some();
@@ -292,7 +293,7 @@ fn sections(
     }
 }
 
-/// testparm prints in [global] what holds for every share that does not say otherwise.
+/// testparm prints a parameter in [global] alone if a share does not set it.
 fn inherit(section: &Section, global: Option<&Section>) -> Section {
     let mut whole = section.clone();
     for (key, value) in global.into_iter().flat_map(|global| &global.parameters) {
@@ -455,7 +456,7 @@ fn section_of(
         ));
     }
     if section.has_module() && !is_ours {
-        // It is said below, with all others.
+        // `socket_elsewhere` reports it, with all others.
         return;
     }
     if findings.len() == before {
@@ -527,8 +528,8 @@ fn socket_elsewhere(
     }
 }
 
-/// Modules of Samba that read a file, or put it on the disk, when its client closes it: what the
-/// daemon keeps is not in it then.
+/// Modules of Samba that read a file, or sync it, when its client closes it: at that moment bytes
+/// in the write buffer are not in the file yet.
 fn what_closes(config: &Config, section: &Section, area: &str, findings: &mut Vec<Finding>) {
     if config.write_buffer_bytes == 0 || !section.has_module() {
         return;
@@ -694,7 +695,7 @@ mod tests {
         std::fs::remove_dir_all(&disk).unwrap();
     }
 
-    /// The finding about a share of this folder, which smb.conf does not have.
+    /// The finding about a share of this folder that smb.conf lacks.
     fn said_of(folder: &Path, known: &[PathBuf]) -> Finding {
         let text = format!("[[share]]\nname = \"disk\"\npath = {folder:?}\n");
         let config = Config::parse(Path::new("x"), &text, |_| true).unwrap();
@@ -709,7 +710,7 @@ mod tests {
         let disk = std::env::temp_dir().join(format!("rushes-member-{}", std::process::id()));
         let inside = disk.join("pool/objects");
         std::fs::create_dir_all(&inside).unwrap();
-        // Neither the member nor its disk is there: its catalogue alone knows of it.
+        // Neither the member nor its disk is there: only its catalogue names it.
         let away = [disk.join("pool")];
         for share in [disk.clone(), disk.join("pool"), inside.clone()] {
             let found = said_of(&share, &away);
@@ -723,8 +724,8 @@ mod tests {
         for share in [disk.clone(), disk.join("pool"), inside.clone()] {
             assert_eq!(said_of(&share, &[]).level, Level::Ok, "{share:?}");
         }
-        // A member that was taken out of its pool has no mark any more: nothing tells it from a
-        // folder of media.
+        // A member that was removed from its pool has no mark any more and looks like a folder of
+        // media.
         std::fs::remove_file(disk.join("pool/rushes-pool")).unwrap();
         let found = said_of(&disk, &[]);
         let remedy = found.remedy.unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A share's folder, its file system, its device and what is known of that.
+//! A share's folder, its file system, its device and the device's calibration.
 
 use super::{Finding, Level};
 use crate::calibrate::{Calibration, identity_of};
@@ -42,7 +42,7 @@ pub(super) fn examine(
     if let Some(facts) = &facts {
         scheduler(&area, facts, findings);
     }
-    // The device under it while its own file system is away need not be measured.
+    // While the share's own file system is away, the device under the folder need not be measured.
     if opened.lacks.is_none() && (opened.direct_io || facts.is_some()) {
         calibration(&area, config, share, findings);
     }
@@ -71,7 +71,7 @@ fn unopened_remedy(error: &ServeError) -> &'static str {
     }
 }
 
-/// A folder on which another file system should be mounted is a folder of the one above it.
+/// A share whose file system is not mounted: its folder then lies on the file system above.
 fn place(area: &str, share: &Share, findings: &mut Vec<Finding>) {
     if let Some(lacks) = &share.lacks {
         let lacks = lacks.display();
@@ -131,7 +131,7 @@ fn write_way(area: &str, share: &Share, write_buffer_bytes: u64, findings: &mut 
     let (way, reason) = share.way(write_buffer_bytes);
     let sentence = way.sentence(&reason);
     findings.push(match way {
-        // Nobody has asked for more.
+        // Without a write buffer this is as configured.
         _ if write_buffer_bytes == 0 => Finding::ok(area, sentence),
         Way::Extents => Finding::ok(area, sentence),
         Way::Through => Finding::of(
@@ -238,7 +238,7 @@ fn age_days(measured_at: &str) -> Option<u64> {
     Some(age.as_secs() / 86_400)
 }
 
-/// The leases by which SMB clients keep bytes for themselves are not broken by other doors yet.
+/// Other doors do not break the leases under which SMB clients cache bytes.
 fn other_doors(area: &str, share: &ShareConfig, exported: &[PathBuf], findings: &mut Vec<Finding>) {
     let is_exported = exported
         .iter()
