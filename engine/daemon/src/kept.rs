@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bytes that a former daemon left and that cannot be written yet, file by file: the daemon looks
-//! for their files again and again, and reports their state to operators.
+//! for their files again and again, and reports their state to doors and in `rushes status`.
 //!
 //! The bytes of a file are dropped only when the file is proved gone: its handle is stale on a file
 //! system that is mounted, writable and without a detected fault. Any other obstacle proves
@@ -773,7 +773,7 @@ impl Daemon {
             fd: file.fd.clone(),
             durable: written.durable.clone(),
         };
-        // Without a worker for it now, the next write tries again.
+        // If the workers have no room, the next write retries it.
         let _ = self.workers.push(Urgency::Now, job);
     }
 
@@ -801,7 +801,7 @@ fn sentence((reason, (writes, names)): (String, (u64, Vec<String>))) -> String {
     )
 }
 
-/// The first of them, and how many more there are.
+/// The first names, and the number of the others.
 fn shortened(mut names: Vec<String>) -> String {
     let count = names.len();
     names.truncate(NAMES_MAX);

@@ -755,7 +755,7 @@ mod tests {
         assert_eq!(read(&lanes), [20, 10]);
         lanes.strike(id, 2);
         assert_eq!(read(&lanes), [20]);
-        // The name that became free is given to the next.
+        // The next file gets the name that became free.
         lanes.granted(id, 0, &runs(0, 1)).unwrap();
         lanes.publish(
             id,
@@ -795,7 +795,8 @@ mod tests {
         assert!(next.tell(id).is_some());
         next.recovered(id, 0, left.pieces[0].piece.file, FileId(1));
         assert_eq!(next.kept_records(id), [1]);
-        // Written, struck, lost after all: a record far behind those that ever had memory.
+        // The piece is written and struck, and its bytes are lost after all: its new record is far
+        // behind those that ever had memory.
         next.strike(id, 0);
         let piece = (ByteRange::new(0, 4096), runs(0, 1));
         assert!(next.publish(id, 900, (FileId(1), &written(10)), piece, None));
@@ -823,7 +824,7 @@ mod tests {
         assert!(next.tell(id).is_some() && next.tell(id).is_none());
         next.recovered(id, 0, left.pieces[0].piece.file, FileId(1));
         assert!(!next.is_empty() && next.unwritten() == HashMap::from([(FileId(1), 1)]));
-        // The pages that the core takes for free are not.
+        // The core takes its pages for free ones; they must keep their memory.
         std::os::unix::fs::FileExt::write_all_at(
             &std::fs::File::from(next.file(id).unwrap().bytes_fd().try_clone().unwrap()),
             b"kept",
@@ -837,7 +838,7 @@ mod tests {
         let mut bytes = [0; 4];
         next.file(id).unwrap().copy_out(4096, &mut bytes).unwrap();
         assert_eq!(&bytes, b"kept");
-        // The other one is found later, or proved gone.
+        // The other one is found later, or proved to be deleted.
         assert!(next.tell(id).is_some());
         next.done(id);
         next.discard(id, 1);
@@ -916,10 +917,10 @@ mod tests {
             }
         );
         assert!(std::fs::read(path).unwrap() == expected);
-        // Through the kernel's cache nothing needs to be put together but what is short.
+        // For a write through the kernel's cache only short parts are copied together.
         assert_eq!(lanes.memory_of(&segment, &parts, true).unwrap().len(), 4);
-        // However many pieces a page is from, it is one of memory: here each byte is where it is in
-        // its page.
+        // A page from any number of pieces is one part of memory: here each byte has its own place
+        // in the page.
         let crumbs: Vec<WritePart> = (0..4096).map(|at| part(at % 16 * 4096 + at, 1)).collect();
         for buffered in [true, false] {
             let memory = lanes.memory_of(&segment, &crumbs, buffered).unwrap();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The contents of lanes, for an operator: looked at and given up without a daemon.
+//! The contents of lanes, for an operator: lists them and deletes a lane without a daemon.
 //!
-//! A lane that is damaged keeps a daemon from starting, and is shown here as far as its records can
-//! be read, each by itself.
+//! A damaged lane keeps a daemon from starting. Here each of its records is read by itself, and
+//! those that can be read are shown.
 
 use crate::config::Config;
 use crate::error::ServeError;
@@ -29,13 +29,14 @@ pub struct LaneLeft {
     pub bytes: u64,
     /// By file.
     pub files: Vec<FileLeft>,
-    /// Why it cannot be used, when it cannot; then the above is what can still be told of it.
+    /// Why it cannot be used; None: it can. With a fault, the fields above count only the readable
+    /// records.
     pub fault: Option<String>,
     /// Its table.
     pub table: PathBuf,
-    /// Records of that which cannot be read.
+    /// Records of the table that cannot be read.
     pub damage: Vec<DamageLeft>,
-    /// Memory that its bytes take, written or not.
+    /// Memory that its bytes take, on disk already or not.
     pub memory_bytes: u64,
 }
 
@@ -44,9 +45,9 @@ pub struct LaneLeft {
 pub struct FileLeft {
     /// Its name, if it is on a file system that a share is on.
     pub path: Option<PathBuf>,
-    /// `st_dev`, as it was; 0 when the record that says it is damaged.
+    /// Major number of `st_dev` at the time of the write; 0 when that record is damaged.
     pub device_major: u32,
-    /// The same.
+    /// The minor number.
     pub device_minor: u32,
     /// `st_ino`.
     pub inode: u64,
@@ -174,7 +175,7 @@ fn joined(mut ranges: Vec<ByteRange>) -> Vec<RangeLeft> {
     out
 }
 
-/// Where names of files are looked for: by file system.
+/// A root folder for each file system, to look up the names of files.
 struct Names(Vec<([u8; 16], File)>);
 
 impl Names {
@@ -203,9 +204,9 @@ impl Names {
     }
 }
 
-/// Delete a lane with what is in it.
+/// Delete a lane and its data.
 ///
-/// Errors   Running: a daemon is there, whose it is.
+/// Errors   Running: a daemon has the folder
 pub fn give_up(config: &Config, lane: u32) -> Result<(), ServeError> {
     let _ours = RuntimeDir::take(&config.runtime_dir, Purpose::Recover)?;
     let folder = config.runtime_dir.join("lanes");

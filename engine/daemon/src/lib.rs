@@ -3,10 +3,10 @@
 //! calls.
 //!
 //! Where to look: [`serve()`] puts it together; `event_loop` is the one thread that does the work,
-//! `visitors` its part for doors, `findings` for files, `answers` for people; `jobs` what may wait
-//! for a disk, done by `worker`; `desk` and `metrics` the sockets for people and scrapers; `share`,
-//! `device`, `files`, `sessions` what is remembered; `doctor` what `rushes check` finds. No policy
-//! lives here.
+//! `visitors` its part for doors, `findings` for files, `answers` for people; `jobs` has the work
+//! that may wait for a disk, done by `worker`; `desk` and `metrics` the sockets for people and
+//! scrapers; `share`, `device`, `files`, `sessions` the loop's state; `doctor` the checks of
+//! `rushes check`. No policy lives here.
 
 mod answers;
 pub mod calibrate;

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The status as Prometheus metrics.
 //!
-//! No label holds a path, a share, a user or a client: their work is nobody's business but the
-//! studio's, and labels without bound would drown the database. docs/guide/metrics.md has the rule
-//! and every label.
+//! No label holds a path, a share, a user or a client: these are confidential, and labels without a
+//! bound would overload the database. docs/guide/metrics.md has the rule and every label.
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
@@ -18,7 +17,7 @@ use std::fmt;
 /// Sums over all streams there ever were.
 ///
 /// The ledger forgets streams that closed long ago; a counter must not go back when it does. So
-/// what each stream added since the last look is summed here.
+/// each status adds the increase of every stream.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     seen: HashMap<u32, Sums>,
@@ -38,7 +37,7 @@ struct Sums {
 }
 
 impl Totals {
-    /// Add what is new in a status.
+    /// Add the increase since the last status.
     pub(crate) fn add(&mut self, status: &Status) {
         let mut seen = HashMap::with_capacity(status.streams.len());
         for stream in &status.streams {
@@ -58,7 +57,7 @@ impl Totals {
                 promised_late: stream.promised_late_count,
                 bytes: stream.bytes,
             };
-            // A number used again by a new stream starts below what the old one had.
+            // A new stream with an old stream's number has smaller figures than that one.
             let before = match self.seen.get(&stream.stream) {
                 Some(before) if before.read <= now.read && before.bytes <= now.bytes => *before,
                 _ => Sums::default(),
@@ -539,7 +538,7 @@ mod tests {
         totals.add(&status);
         totals.add(&status);
         assert_eq!((totals.sums.read, totals.sums.late_all), (15, 1));
-        // One is forgotten, the other's number goes to a new stream.
+        // One is forgotten, and a new stream gets the number of the other.
         status.streams = vec![stream(2, 3, 2)];
         totals.add(&status);
         assert_eq!((totals.sums.read, totals.sums.late_all), (18, 3));

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's table of mounts: what a mount is, and which one a folder lies on.
+//! The kernel's table of mounts: the facts of a mount, and the mount on which a folder lies.
 //!
-//! Only tables in memory are read (/proc/self/mountinfo, /etc/fstab): no file system is touched, so
-//! that one that hangs keeps nobody waiting who asks about another.
+//! It reads only /proc/self/mountinfo and /etc/fstab and touches no file system that is asked
+//! about, so a file system that hangs does not delay questions about others.
 
 use rushes_sys::file::MountId;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -11,7 +11,7 @@ use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
-/// A copy of it.
+/// A copy of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct MountTable(String);
 
@@ -38,12 +38,12 @@ impl<'a> Line<'a> {
 }
 
 impl MountTable {
-    /// Ours, as it is now.
+    /// The table of our mount namespace, as it is now.
     pub(crate) fn read() -> io::Result<MountTable> {
         std::fs::read_to_string("/proc/self/mountinfo").map(MountTable)
     }
 
-    /// That of another process, which may live in another mount namespace.
+    /// The table of another process, which may have another mount namespace.
     fn of(pid: i32) -> io::Result<MountTable> {
         std::fs::read_to_string(format!("/proc/{pid}/mountinfo")).map(MountTable)
     }
@@ -72,8 +72,8 @@ impl MountTable {
         self.line(mount).map(Line::point)
     }
 
-    /// The mount on which a path lies. None: the table does not show it (the path lies in a folder
-    /// that is our root and no mount).
+    /// The mount on which a path lies. None: the table does not show it, since the path lies in a
+    /// folder that is our root and no mount.
     ///
     /// Assumes  `path`: absolute, no symbolic link in it
     pub(crate) fn over(&self, path: &Path) -> Option<MountId> {
@@ -86,8 +86,7 @@ impl MountTable {
         folders.reverse();
         let mut now: Option<MountId> = None;
         for folder in folders {
-            // One after the other: the next one was mounted over the last one. A mount that lies
-            // below another one has that for its parent.
+            // Follow a stack of mounts on one folder: each has the mount below it for its parent.
             while let Some((next, _, _)) = mounts.iter().find(|(id, parent, point)| {
                 let is_on_it = match now {
                     Some(now) => *parent == now && *id != now,
@@ -102,7 +101,7 @@ impl MountTable {
     }
 }
 
-/// A space is `\040` in these tables, and so on.
+/// Decodes the octal escapes of these tables: a space is `\040`.
 fn unescaped(name: &str) -> PathBuf {
     let bytes = name.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
@@ -121,7 +120,7 @@ fn unescaped(name: &str) -> PathBuf {
 /// The folder nearest above a path (or the path) for which /etc/fstab has a file system, if that is
 /// not mounted there.
 ///
-/// Assumes  `point`: on which the path lies now
+/// Assumes  `point`: the mount point on which the path lies now
 pub(crate) fn lacks_mount(path: &Path, point: &Path) -> Option<PathBuf> {
     lacks_mount_by(&std::fs::read_to_string("/etc/fstab").ok()?, path, point)
 }
@@ -136,7 +135,7 @@ fn lacks_mount_by(fstab: &str, path: &Path, point: &Path) -> Option<PathBuf> {
         .max_by_key(|wanted| wanted.components().count())
 }
 
-/// Says when something was mounted or unmounted.
+/// Notices mounts and unmounts.
 #[derive(Debug)]
 pub(crate) struct MountWatch(File);
 
@@ -147,7 +146,7 @@ impl MountWatch {
         Ok(watch)
     }
 
-    /// Since it was last asked. Never waits.
+    /// Whether the table has changed since the last call. Never waits.
     pub(crate) fn has_changed(&self) -> bool {
         // proc_pid_mounts(5): a change is an exceptional condition.
         let mut fds = [PollFd::new(&self.0, PollFlags::PRI)];
@@ -225,7 +224,7 @@ mod tests {
         // Mounted before others were mounted over all of /srv.
         check("/srv/under", 33);
         assert_eq!(MountTable(String::new()).over(Path::new("/m")), None);
-        // Of a root that is no mount only what is mounted in it is shown.
+        // If our root is no mount, the table shows only the mounts below it.
         let inner = MountTable(String::from("40 24 0:5 / /proc rw - proc proc rw\n"));
         assert_eq!(inner.over(Path::new("/proc/self")), Some(MountId(40)));
         assert_eq!(inner.over(Path::new("/media")), None);
@@ -257,7 +256,7 @@ mod tests {
     #[test]
     fn a_watch_is_quiet_about_what_it_has_said() {
         let watch = MountWatch::new().unwrap();
-        // Others may mount something at this moment, but not a hundred times.
+        // Another program may mount something at this moment, but not a hundred times.
         assert!((0..100).any(|_| !watch.has_changed()));
     }
 

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loop's part for shares whose file systems come and go: found again, taken into service, let
-//! go of.
+//! The loop's part for shares whose file systems come and go: finds them again, serves them, and
+//! releases their former mounts.
 //!
 //! A share is known by its path. That path may come to lie on another mount: the disk was
-//! unmounted, was mounted again, or came late. The kernel's table of mounts says so, and so does a
+//! unmounted, was mounted again, or came late. The kernel's table of mounts shows it, and so does a
 //! door that brings a descriptor of another mount; a worker then looks where the path leads, and
-//! the share is opened anew. Files that were opened on the former mount go on there until their
-//! last close, and the bytes that clients wrote to them are written; then nothing of ours keeps
-//! that mount in use. See docs/decisions/0042.
+//! the share is opened again. Files that were opened on the former mount stay open there until
+//! their last close, and the daemon writes the bytes that clients wrote to them; then nothing of
+//! ours keeps that mount in use. See docs/decisions/0042.
 
 use crate::calibrate::Calibration;
 use crate::config::{Config, ShareConfig};
@@ -25,8 +25,8 @@ use rushes_sys::space::{self, WriteFile};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Weak};
 
-/// How often it is looked for shares that are not there: a folder may be made, or a link put right,
-/// which no table of mounts tells.
+/// How often the daemon looks for absent shares: a program may make the folder or correct a link,
+/// which the table of mounts does not show.
 const LOOK_AGAIN: Duration = Duration::from_s(5);
 /// Descriptors that doors bring make us look at a share no more often than this.
 const LOOK_EVERY: Duration = Duration::from_s(1);
@@ -37,17 +37,17 @@ pub(crate) struct Moves {
     watch: Option<MountWatch>,
     /// Configured, and not there: why so.
     absent: BTreeMap<String, (ShareConfig, String)>,
-    /// Shares that a worker looks at. It may take as long as the disk likes: none is looked at
-    /// twice at once.
+    /// Shares that a worker looks at. A look has no bound in time, so there is one at a time for
+    /// each share.
     looking: HashSet<String>,
     /// Of these, those for which something has changed meanwhile.
     missed: HashSet<String>,
     look_again_at: Instant,
     looked_at: Instant,
-    /// Shares as they were before they moved, while something of them is in use.
+    /// Shares as they were before they moved, while any of their files is in use.
     left: Vec<LeftShare>,
-    /// By which files are to be written that were opened through another mount, once nothing is to
-    /// be heard any more of what was written by way of that.
+    /// New descriptors of files that were opened through another mount. A file takes them over when
+    /// all its writes through the former mount are durable.
     to_write: HashMap<FileId, (u64, WriteFile)>,
 }
 
@@ -61,7 +61,7 @@ struct LeftShare {
 }
 
 impl LeftShare {
-    /// Its files that are open.
+    /// Its open files.
     fn files(&self, files: &Files) -> Vec<FileId> {
         let Some(share) = self.share.upgrade() else {
             return Vec::new();
@@ -82,7 +82,7 @@ impl LeftShare {
 }
 
 impl Moves {
-    /// A daemon that cannot watch mounts finds out when doors bring files, and at a reload.
+    /// A daemon that cannot watch mounts notices a move when doors bring files, and at a reload.
     pub(crate) fn new() -> Moves {
         let watch = MountWatch::new()
             .map_err(|error| {
@@ -97,7 +97,7 @@ impl Moves {
         }
     }
 
-    /// Configured and not there, each with a sentence.
+    /// Shares that are configured and not there, each with a sentence.
     pub(crate) fn absent(&self) -> impl Iterator<Item = (&ShareConfig, &str)> {
         self.absent
             .values()
@@ -155,7 +155,7 @@ impl Daemon {
             if self.server.is_unsettled(id) {
                 self.moves.to_write.insert(id, (generation, opened));
             } else if let Some(written) = &mut file.written {
-                // An error that the descriptors before it got is no error of its first write.
+                // An error that the former descriptors got must not count against its first write.
                 let _ = space::untold_error(&*opened.direct);
                 written.file = Ok(opened);
                 self.files.count_again(id);
@@ -163,7 +163,7 @@ impl Daemon {
         }
     }
 
-    /// Look at all shares that the table has on another mount than we.
+    /// Look at all shares that lie on another mount by the table than in our state.
     fn compare_with_table(&mut self) {
         let table = match MountTable::read() {
             Ok(table) => table,
@@ -249,7 +249,7 @@ impl Daemon {
         }
     }
 
-    /// Files that were opened of it go on; nobody can open anything else.
+    /// Its open files stay open; doors can open no other.
     fn share_leads_nowhere(&mut self, share: ShareConfig, error: &ServeError) {
         let trouble = error.to_string();
         let Some(index) = self.index_of(&share.name) else {
@@ -276,8 +276,8 @@ impl Daemon {
         all.position(|served| served.share.config.name.eq_ignore_ascii_case(name))
     }
 
-    /// A share was opened: one that is new, or that lies elsewhere by now. How it is served from
-    /// now on.
+    /// A worker has opened a share that is new, or that lies elsewhere by now. Returns the share as
+    /// it is served from now on.
     pub(super) fn share_is_at(
         &mut self,
         (share, calibration): (Share, Option<Calibration>),
@@ -290,7 +290,7 @@ impl Daemon {
             return Arc::new(share);
         };
         if !former.share.is_left() && former.share.place() == share.place() {
-            // Two workers have found out.
+            // Another worker has opened it already.
             return former.share.clone();
         }
         let device = self.device_of(&share, model);
@@ -338,7 +338,7 @@ impl Daemon {
         });
     }
 
-    /// In place of what was there, for sessions too.
+    /// Replace the served share, for sessions too.
     fn put_share(&mut self, index: usize, served: ServedShare) {
         let served = Arc::new(served);
         let name = &served.share.config.name;
@@ -352,20 +352,20 @@ impl Daemon {
         }
     }
 
-    /// A share that is not configured any more is not waited for.
+    /// Stop waiting for shares that are not configured any more.
     pub(super) fn moves_only_of(&mut self, config: &Config) {
         let absent = &mut self.moves.absent;
         absent.retain(|name, _| config.share(name).is_some());
     }
 
-    /// It is there: a client that was told otherwise is wrong by now.
+    /// The share is there: it is absent no longer.
     pub(super) fn share_is_there(&mut self, name: &str) {
         let is_it = |key: &String| key.eq_ignore_ascii_case(name);
         self.moves.absent.retain(|key, _| !is_it(key));
     }
 
-    /// Files of a former mount are closed after their last use, and kept no longer for what is
-    /// cached of them.
+    /// Close the files of a former mount after their last use, even if some of their bytes are
+    /// cached.
     fn let_go_of_left(&mut self) {
         if self.moves.left.is_empty() {
             return;
@@ -398,13 +398,13 @@ impl Daemon {
         .collect()
     }
 
-    /// Something of a former mount on this device is still in use.
+    /// True: a file of a former mount on this device is still in use.
     pub(super) fn is_left_on(&self, device: &str) -> bool {
         let mut left = self.moves.left.iter();
         left.any(|left| left.device == device && left.is_used(&self.files))
     }
 
-    /// Sentences on what is still in use of former mounts.
+    /// Sentences on the files of former mounts that are still in use.
     pub(super) fn notes_of_left(&self) -> Vec<String> {
         let note = |left: &LeftShare| {
             let ids = left.files(&self.files);

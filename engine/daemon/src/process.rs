@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon's own figures, and what it asks of the machine for itself.
+//! The daemon's own figures, and the limits that it raises for itself.
 
 use rushes_control::DaemonStatus;
 use rustix::time::{ClockId, clock_gettime};
 
-/// Fill in what the process itself can tell. Reads /proc: not for the loop.
+/// Fill in the figures of the process itself. Reads /proc, so the loop must not call it.
 pub(crate) fn fill(daemon: &mut DaemonStatus, cache_bytes: u64) {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let rss = kib(&status, "VmRSS:");
@@ -28,8 +28,8 @@ pub(crate) fn kib(status: &str, name: &str) -> u64 {
         .map_or(0, |kib: u64| kib * 1024)
 }
 
-/// Every session and every file is a descriptor; and how long a file may be is between its client
-/// and its file system.
+/// Every session and every file takes descriptors; and the length of a file is for its client and
+/// its file system to limit, not for the daemon.
 pub(crate) fn raise_limits() {
     if let Err(error) = rushes_sys::limits::raise_descriptor_limit() {
         tracing::warn!("cannot raise the limit of open files: {error}");

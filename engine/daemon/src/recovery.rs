@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pieces that a daemon that died has left in lanes: read, matched with files, and given to the
-//! core.
+//! Reads the pieces that a dead daemon left in lanes, matches them with files, and gives them to
+//! the core.
 //!
-//! Nothing is guessed. A table that another version wrote, or that is damaged, keeps the daemon
-//! from starting, with the ways out. Pieces that cannot be written yet are kept: see
-//! [`crate::kept`].
+//! It guesses nothing. If a table is damaged or of another version, the daemon does not start, and
+//! its error names the remedies. Pieces that cannot be written yet are kept: see [`crate::kept`].
 
 use crate::doctor::counted;
 use crate::error::ServeError;
@@ -25,15 +24,14 @@ use std::path::Path;
 
 /// How often the lock of a former daemon's ring is tried.
 pub(super) const RING_LOOK: Duration = Duration::from_ms(10);
-/// A daemon that is told to stop writes for so long at most what it has; the rest is left for the
-/// next.
+/// A daemon that stops writes the data in its lanes for so long at most, and leaves the rest for
+/// the next one.
 pub(super) const DRAIN_MAX: Duration = Duration::from_s(80);
 
-/// The same, where nothing that it tries is taken: somebody has to do something about those files,
-/// or their disk.
+/// The same bound if all its writes fail: an operator has to repair those files, or their disk.
 pub(super) const VAIN_MAX: Duration = Duration::from_s(20);
 
-/// A sentence about a lane that cannot be used, with the ways out.
+/// A sentence about a lane that cannot be used, with the remedies.
 pub(crate) fn lane_error(folder: &Path, lane: LaneId, fault: LaneFault) -> ServeError {
     let what = match fault {
         LaneFault::Sys(error) => return ServeError::System(error),
@@ -60,9 +58,9 @@ pub(crate) fn lane_error(folder: &Path, lane: LaneId, fault: LaneFault) -> Serve
 }
 
 impl Daemon {
-    /// Give the core what lanes hold, as far as its files can be had. Before anybody is let in.
+    /// Give the core the pieces in lanes whose files can be opened. Runs before any session.
     ///
-    /// Errors   a lane that cannot be read.
+    /// Errors   a lane cannot be read
     pub(crate) fn recover(&mut self) -> Result<(), ServeError> {
         let Some(lanes) = &mut self.lanes else {
             return Ok(());
@@ -72,7 +70,7 @@ impl Daemon {
         let started = clock::now();
         let (count, bytes, file_count) = self.kept_sums();
         for (device, inode) in self.kept_keys() {
-            // Nothing is cut off behind the end of a file that is to have bytes there.
+            // Keep the blocks behind the end of a file to which kept bytes may be written.
             if let Some(lanes) = &mut self.lanes {
                 lanes.reserved.resume(FileKey { device, inode });
             }
@@ -128,8 +126,8 @@ impl Daemon {
             let file = OwnedFd::from(file);
             if let Err(error) = self.ring.hold(&file) {
                 tracing::error!("cannot lock the ring: {error}");
-                // Then we hold it ourselves: requests of ours that outlive us are not seen by the
-                // next daemon.
+                // Then this process holds the lock: the next daemon does not see those of our
+                // requests that outlive us.
                 self.ring_lock_kept = Some(file);
             }
         }
@@ -137,18 +135,19 @@ impl Daemon {
 
     // ---- Stopping ----
 
-    /// True when nothing that was acknowledged is ours alone any more.
+    /// True when all acknowledged bytes that can be written are on disk, and no attempt to free
+    /// reserved blocks is under way.
     pub(super) fn is_drained(&self) -> bool {
         self.lanes.as_ref().is_none_or(|lanes| {
             lanes.is_empty() && lanes.facts.count_without(&self.kept_keys()) == 0
         }) && !self.is_giving_back
     }
 
-    /// Put everybody out and write what there is.
+    /// End all sessions and write the data in lanes.
     pub(super) fn start_draining(&mut self) {
         self.drain_moved = clock::now();
         self.drain_end = self.drain_moved + DRAIN_MAX;
-        // A client that comes now is told that nobody is here, and not kept waiting.
+        // A door that connects now gets an error at once instead of waiting.
         self.listener = None;
         for (_, guest) in self.sessions.guests.drain() {
             self.ring.poll_remove(guest.poll);
@@ -159,8 +158,8 @@ impl Daemon {
         };
         self.feed(Event::PolicyChanged(policy));
         self.feed(Event::Stopping);
-        // Also if nothing is to be written: a session that stays would write on while others, who
-        // are told that nobody is here, read its files plainly.
+        // Also if there is nothing to write: a session that stays would go on writing while other
+        // doors, which find no daemon, do plain I/O on its files.
         let sessions: Vec<SessionId> = self.sessions.doors.keys().copied().collect();
         for session in sessions {
             self.end_session(session, &rushes_shm::PeerError::Closed);
@@ -168,7 +167,7 @@ impl Daemon {
     }
 }
 
-/// The file whose lock says that some ring still has requests under way.
+/// The file that is locked while some ring still has requests under way.
 pub(crate) fn ring_lock(folder: &Path) -> Result<File, SysError> {
     let path = folder.join("ring.lock");
     File::options()

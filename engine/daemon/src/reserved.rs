@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files for which we reserved blocks and have not given them back yet, in a file that outlives us:
+//! Files for which we reserved blocks and have not freed them yet, in a file that outlives us:
 //! `lanes/reserved`, laid out as `rushes_core::format::reserved` says. Entries written here are
 //! small and lie in memory: a write does not wait.
 //!
-//! The blocks that a daemon leaves are given back by the next one, or by `rushes recover`, when
-//! nobody has the file open: a program that lengthens it at the same moment would lose bytes. So
-//! are reservations of files that a door has let go of without closing them.
+//! The next daemon, or `rushes recover`, frees the blocks that a daemon leaves, when no program has
+//! the file open: a program that lengthens it at the same moment would lose bytes. The same goes
+//! for files that we forgot before their blocks were freed.
 
 use crate::event_loop::Daemon;
 use crate::files::Durable;
@@ -25,9 +25,9 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A client that has closed a file through us closes it itself a moment later.
+/// A door that has closed a file's handle closes its own descriptor a moment later.
 const TRY_FIRST: Duration = Duration::from_ms(500);
-/// How often files that somebody had open are tried again.
+/// How often files that a program had open are tried again.
 const TRY_AGAIN: Duration = Duration::from_s(20);
 
 /// The table of them.
@@ -36,7 +36,7 @@ pub(crate) struct Reserved {
     records: HashMap<FileKey, u32>,
     free: Vec<u32>,
     next: u32,
-    /// Nobody of ours sees to these: a former daemon did, or we did until the file was forgotten.
+    /// Records without an open file of ours: of a former daemon, or of files that we forgot.
     left: BTreeMap<u32, FileRecord>,
 }
 
@@ -58,14 +58,14 @@ fn is_of(record: &FileRecord, durable: &Durable) -> bool {
         && (record.handle_kind, record.handle) == (own.handle_kind, own.handle)
 }
 
-/// True when a former daemon left something to be given back.
+/// True when a former daemon left blocks to free.
 pub(crate) fn any_in(folder: &Path) -> bool {
     path_in(folder).exists()
         && Reserved::open(folder).is_ok_and(|reserved| !reserved.left.is_empty())
 }
 
 impl Reserved {
-    /// The table in this folder with what a former daemon has left; made if there is none.
+    /// The table in this folder with the records of a former daemon; made if there is none.
     pub(crate) fn open(folder: &Path) -> Result<Reserved, SysError> {
         let path = path_in(folder);
         let failed = |error| SysError::new("open", path.display().to_string(), error);
@@ -92,7 +92,7 @@ impl Reserved {
         let length = self.file.metadata()?.len();
         let mut found = [0; HEAD_BYTES];
         if length > 0 {
-            // A shorter one never got its head.
+            // A shorter file never got its whole head.
             let _ = self.file.read_exact_at(&mut found, 0);
         }
         match check_head(&found) {
@@ -134,7 +134,7 @@ impl Reserved {
 
     /// Blocks are about to be reserved for this file.
     ///
-    /// Errors   no room: what a crash leaves of it stays.
+    /// Errors   no room: after a crash the file keeps its reserved blocks
     pub(crate) fn begin(&mut self, durable: &Durable) -> io::Result<()> {
         if let Some(record) = self.records.get(&durable.key)
             && self
@@ -145,8 +145,8 @@ impl Reserved {
             self.left.remove(record);
             return Ok(());
         }
-        // Or its numbers were another file's, which is gone or on a file system that is away: that
-        // one is still seen to.
+        // If another file had its numbers, which is deleted or on a file system that is away, the
+        // record of that one stays.
         let record = match self.free.pop() {
             Some(record) => record,
             None if self.next < RECORD_COUNT_MAX => {
@@ -168,7 +168,7 @@ impl Reserved {
         }
     }
 
-    /// They were given back.
+    /// The file's blocks were freed.
     pub(crate) fn end(&mut self, key: FileKey) {
         if let Some(record) = self.records.remove(&key) {
             self.left.remove(&record);
@@ -176,7 +176,7 @@ impl Reserved {
         }
     }
 
-    /// We know the file no longer. True: there is something to be given back.
+    /// We forget the file. True: it has blocks to free.
     pub(crate) fn leave(&mut self, durable: &Durable) -> bool {
         let record = self.records.get(&durable.key);
         if let Some(record) = record {
@@ -185,21 +185,22 @@ impl Reserved {
         record.is_some()
     }
 
-    /// Somebody has opened a file: if it is one that was left, we see to it. True: it was.
+    /// A client has opened a file: if it has a left record, its open file frees the blocks. True:
+    /// it has one.
     pub(crate) fn resume_if_same(&mut self, durable: &Durable) -> bool {
         let record = self.records.get(&durable.key);
         let left = record.and_then(|record| self.left.get(record));
         left.is_some_and(|left| is_of(left, durable)) && self.resume(durable.key)
     }
 
-    /// We know it again, and see to it. True: it was left.
+    /// We have the file open again, so its record is left no longer. True: it was.
     pub(crate) fn resume(&mut self, key: FileKey) -> bool {
         let record = self.records.get(&key);
         record.is_some_and(|record| self.left.remove(record).is_some())
     }
 
-    /// They were given back of one that was left. Which file doors know by its numbers; None: we
-    /// have come to see to it meanwhile, or the numbers are another file's.
+    /// A worker has freed the blocks of a left record. Returns the file that doors know by its
+    /// numbers; None: we have it open by now, or another file has its numbers.
     fn end_left(&mut self, record: u32, attempted: &FileRecord) -> Option<FileKey> {
         if self.left.get(&record) != Some(attempted) {
             return None;
@@ -214,7 +215,7 @@ impl Reserved {
         Some(key)
     }
 
-    /// All of them.
+    /// All files with records.
     pub(crate) fn keys(&self) -> impl Iterator<Item = FileKey> {
         self.records.keys().copied()
     }
@@ -232,11 +233,10 @@ impl Reserved {
     }
 }
 
-/// The results of a worker: by record, with what it said; None: no share is on its file system
-/// now.
+/// A worker's result for each record; None: no share is on its file system now.
 pub(crate) type Attempts = Vec<(u32, FileRecord, io::Result<Option<GivenBack>>)>;
 
-/// Try to give back what was left. Waits for disks.
+/// Try to free the blocks of left records. Waits for disks.
 pub(crate) fn give_back(shares: &[Arc<Share>], left: &[(u32, FileRecord)]) -> Attempts {
     let roots: Vec<_> = shares
         .iter()
@@ -261,8 +261,8 @@ pub(crate) fn give_back(shares: &[Arc<Share>], left: &[(u32, FileRecord)]) -> At
 }
 
 impl Daemon {
-    /// A file came to be known: if blocks of it were left reserved, they can be given back after
-    /// its last close.
+    /// A file was opened: if it has blocks that were left reserved, they can be freed after its
+    /// last close.
     pub(super) fn resume_reserve(&mut self, id: FileId) {
         let file = self.files.get(id);
         let written = file.and_then(|file| file.written.as_ref());
@@ -274,7 +274,7 @@ impl Daemon {
         }
     }
 
-    /// A last time before we go. True: that goes on.
+    /// A last attempt before we end. True: it is under way.
     pub(super) fn give_back_at_end(&mut self) -> bool {
         if std::mem::take(&mut self.gives_back_at_end) {
             self.give_back_at = Instant::ZERO;
@@ -283,7 +283,7 @@ impl Daemon {
         self.is_giving_back
     }
 
-    /// See to what was left, if it is time.
+    /// Start an attempt to free left blocks, if it is time.
     pub(super) fn give_left_back(&mut self, now: Instant) {
         if now < self.give_back_at || self.is_giving_back {
             return;
@@ -354,7 +354,7 @@ impl Daemon {
         }
     }
 
-    /// A file was left.
+    /// A record was left: try it soon.
     pub(super) fn give_left_back_soon(&mut self) {
         if !self.is_giving_back {
             self.give_back_at = self.give_back_at.min(clock::now() + TRY_FIRST);
@@ -417,7 +417,7 @@ mod tests {
         next.begin(&durable(13)).unwrap();
         assert_eq!(next.next, 3);
         assert!(next.resume(durable(10).key) && !next.resume(durable(10).key));
-        // Given back by a worker that was sent before.
+        // A worker that started earlier has freed its blocks.
         assert_eq!(next.end_left(0, &durable(10).record()), None);
         assert_eq!(next.end_left(1, &durable(11).record()), None);
         assert_eq!(left_inodes(&next), [12]);

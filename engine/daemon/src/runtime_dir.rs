@@ -11,19 +11,19 @@ use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long a process may hold the lock and not have said what for.
+/// How long a process may hold the lock without its purpose in the file.
 const NAME_PATIENCE: Duration = Duration::from_secs(1);
-/// Between two looks.
+/// Between two attempts to take the folder.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// The purpose of a process with the folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Everything, as soon as it has started.
+    /// To serve, once it has started.
     Start,
-    /// Everything.
+    /// To serve.
     Serve,
-    /// Only what a former daemon left.
+    /// Only to write the data of a former daemon.
     Recover,
 }
 
@@ -51,8 +51,8 @@ pub(crate) struct RuntimeDir {
 }
 
 impl RuntimeDir {
-    /// As [`RuntimeDir::take`], to serve from it: a process that only writes the data of a former
-    /// daemon is waited for.
+    /// As [`RuntimeDir::take`], to serve from it: waits for a process that only writes the data of
+    /// a former daemon.
     pub(crate) fn take_to_serve(path: &Path) -> Result<RuntimeDir, ServeError> {
         let begun = Instant::now();
         let mut is_told = false;
@@ -71,7 +71,7 @@ impl RuntimeDir {
                     let is_waited_for = match RuntimeDir::holder(path) {
                         Some((_, Purpose::Start | Purpose::Serve)) => false,
                         Some((_, Purpose::Recover)) => true,
-                        // It has not said yet what it is.
+                        // Its purpose is not in the file yet.
                         None => begun.elapsed() < NAME_PATIENCE,
                     };
                     if !is_waited_for {
@@ -86,9 +86,8 @@ impl RuntimeDir {
 
     /// Make the folder if need be, and take it.
     ///
-    /// Errors   Running: another daemon has it; Recovering: what a daemon left is being written;
-    /// RuntimeDir: it cannot be made, or others could put
-    ///          things into it.
+    /// Errors   Running: another daemon has it; Recovering: a process is writing the data that a
+    /// daemon left; RuntimeDir: it cannot be made, or other users could write to it
     pub(crate) fn take(path: &Path, purpose: Purpose) -> Result<RuntimeDir, ServeError> {
         let fail = |source: io::Error| ServeError::RuntimeDir {
             dir: path.to_path_buf(),
@@ -143,14 +142,14 @@ impl RuntimeDir {
         Ok(taken)
     }
 
-    /// In place: a file that is emptied first may get no room again.
+    /// Writes in place: on a full file system, a truncated file may get no room again.
     fn say(&self, purpose: Purpose) -> io::Result<()> {
         let line = format!("{}{}\n", std::process::id(), purpose.mark());
         self.lock.write_all_at(line.as_bytes(), 0)?;
         self.lock.set_len(line.len() as u64)
     }
 
-    /// It has started: from now on a process that gives no answer is hung.
+    /// The daemon has started: from now on it counts as hung if it gives no answer.
     ///
     /// Errors   RuntimeDir: the folder has no room
     pub(crate) fn has_started(&self) -> Result<(), ServeError> {
@@ -161,13 +160,13 @@ impl RuntimeDir {
             })
     }
 
-    /// Somebody serves from it, or recovers.
+    /// True: a process serves from the folder, or recovers.
     pub(crate) fn is_held(path: &Path) -> bool {
         let lock = File::open(path.join("lock"));
         lock.is_ok_and(|lock| flock(&lock, FlockOperation::NonBlockingLockShared).is_err())
     }
 
-    /// The process whose this folder is, or was last.
+    /// The process that has this folder, or had it last.
     pub(crate) fn holder(path: &Path) -> Option<(Pid, Purpose)> {
         let mut holder = String::new();
         let lock = File::open(path.join("lock")).ok()?;
@@ -181,20 +180,21 @@ impl RuntimeDir {
         self.path.join("session.sock")
     }
 
-    /// Where lanes lie; not removed with the rest, as another daemon may need what is in them.
+    /// The folder of lanes; it is not removed, since another daemon may need their data.
     pub(crate) fn lanes(&self) -> PathBuf {
         self.path.join("lanes")
     }
 
-    /// A process that finds this folder without a daemon knows by which configuration the data left
-    /// there is written: see [`config_of`].
+    /// The file that names the daemon's configuration, for a process that writes the data left in
+    /// this folder: see [`config_of`].
     fn config_name(path: &Path) -> PathBuf {
         path.join("config")
     }
 
     pub(crate) fn name_config(&self, config: &Path) {
         let name = std::path::absolute(config).unwrap_or_else(|_| config.to_path_buf());
-        // A folder without room: then it is the usual one, or the one that is named.
+        // In a full folder this fails; then `rushes recover` takes the usual configuration, or the
+        // one that its command line names.
         let _ = std::fs::write(
             RuntimeDir::config_name(&self.path),
             name.as_os_str().as_bytes(),
@@ -210,8 +210,8 @@ impl RuntimeDir {
     }
 }
 
-/// The configuration of the daemon that serves from a runtime folder, or did last. None: nobody has
-/// said.
+/// The configuration of the daemon that serves from a runtime folder, or did last. None: the folder
+/// names none.
 pub fn config_of(path: &Path) -> Option<PathBuf> {
     let name = std::fs::read(RuntimeDir::config_name(path)).ok()?;
     let name = PathBuf::from(std::ffi::OsString::from_vec(name));
@@ -228,7 +228,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// It was started with this configuration, by whichever name.
+    /// True: it was started with this configuration, perhaps by another path to it.
     pub fn is_of(&self, config: &Path) -> bool {
         let whole = |path: &Path| {
             let whole = path.canonicalize().or_else(|_| std::path::absolute(path));
@@ -257,8 +257,8 @@ pub fn running_elsewhere(than: &Path) -> Vec<Running> {
     found
 }
 
-/// Only root, or the user that asks, can have made the files in this folder. The table names
-/// sockets of all users, and a file of somebody else's may be a pipe that nobody ever writes to.
+/// True: only root, or our user, can have made the files in this folder. The table names sockets of
+/// all users, and a file of another user may be a pipe without a writer.
 fn is_trusted(dir: &Path) -> bool {
     let own = rustix::process::geteuid().as_raw();
     let is_own = |of: &std::fs::Metadata| [0, own].contains(&of.uid()) && of.mode() & 0o022 == 0;
@@ -281,7 +281,7 @@ fn folders_of(table: &[u8]) -> impl Iterator<Item = PathBuf> {
 }
 
 impl Drop for RuntimeDir {
-    /// The sockets go while the lock is still held, so that they cannot be a successor's.
+    /// Removes the sockets while the lock is still held, so that they cannot be a successor's.
     fn drop(&mut self) {
         let _ = std::fs::remove_file(self.control_socket());
         let _ = std::fs::remove_file(self.metrics_socket());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a configuration to a running daemon, and back to nothing.
+//! Starts a daemon from a configuration, and stops it.
 
 use crate::answers::tell_manager;
 use crate::calibrate::Calibration;
@@ -32,36 +32,36 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Cache of a daemon that only writes what was left. Units: bytes.
+/// Cache of a daemon that only recovers. Units: bytes.
 const RECOVER_CACHE_BYTES: u64 = 64 << 20;
-/// Changes that doors began while no daemon was there have so long to end before one serves. A door
-/// that is stuck in one, on a disk that does not answer, keeps nobody out for longer.
+/// A starting daemon waits at most so long for changes that doors began without a daemon. A door
+/// may be stuck in one on a disk that does not answer.
 const PLAIN_CHANGES_MAX: rushes_core::units::Duration = rushes_core::units::Duration::from_s(10);
 
-/// Serve until SIGTERM, SIGINT or a question says stop. Runs on the calling thread, which it puts
-/// into the real-time class if it may.
+/// Serve until SIGTERM, SIGINT or a request to stop. Runs on the calling thread, which it puts into
+/// the real-time class if it may.
 ///
 /// Errors   everything that keeps the daemon from starting, as a sentence with its remedy; Left: it
-/// has stopped, and not all is written.
+/// has stopped, and some data could not be written
 pub fn serve(config: Config) -> Result<(), ServeError> {
     run(config, None)
 }
 
-/// Write what a daemon that ended has left, and end.
+/// Write the data that a daemon left, and end.
 ///
-/// A daemon that gives no answer for `patience` is ended first.
+/// First kills a daemon that gives no answer for `patience`.
 ///
-/// Errors   as [`serve`]; Running: a daemon is there, which does that itself; Left: not all could
-/// be written.
+/// Errors   as [`serve`]; Running: a daemon is there, which does that itself; Left: some data could
+/// not be written
 pub fn recover(config: Config, patience: Duration) -> Result<(), ServeError> {
     run(config, Some(patience))
 }
 
-/// `hung_after`: it only recovers.
+/// `hung_after`: Some: it only recovers, see [`recover`].
 fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeError> {
     let only_recovers = hung_after.is_some();
     if only_recovers {
-        // Nobody reads through it, and names that nobody opens need not be known.
+        // No client reads through it or opens files, so it needs neither cache nor warm names.
         config.cache_bytes = RECOVER_CACHE_BYTES;
         config.buffer_bytes = 1 << 20;
         config.warm_metadata = false;
@@ -69,7 +69,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
         config.metrics_listen = None;
     }
     process::raise_limits();
-    // Else the kernel would find out, and end somebody else.
+    // Otherwise the kernel would run out of memory, and might kill another program.
     let want = config.memory_bytes();
     if let Some(total) = crate::doctor::memory_too_small_for(want) {
         return Err(ServeError::Memory { want, total });
@@ -114,20 +114,20 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
         metrics: &runtime.metrics_socket(),
         metrics_tcp: config.metrics_listen,
     })?;
-    // Until doors find us: what they change meanwhile, we would never be told.
+    // Held until doors find us: they could not report changes that they make before.
     let quiet = match config.write_buffer_bytes {
         0 => None,
         _ if only_recovers => None,
         _ => no_plain_changes(&runtime.lanes(), &mut notes),
     };
     let lanes = match config.write_buffer_bytes {
-        // The data that a daemon with another configuration left is written all the same.
+        // Also write the data of a daemon with another configuration.
         0 if is_any_left(&runtime.lanes())? || reserved::any_in(&runtime.lanes()) => {
             Some(Lanes::new(&runtime.lanes(), 0).map_err(ServeError::System)?)
         }
         0 => {
-            // Doors that look for facts must not find those of a daemon that died while it cleared
-            // the last of them.
+            // Remove the facts of a daemon that died while it cleared the last of them: doors would
+            // read them.
             if let Some(facts) = FactsTable::find(&runtime.lanes()) {
                 facts.remove(&runtime.lanes());
             }
@@ -169,7 +169,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     }
     daemon.recover()?;
     if !only_recovers {
-        // Not before: a door that is kept waiting goes on without us.
+        // Not before recovery: a door that waits too long does plain I/O.
         let socket = runtime.session_socket();
         let listener = Listener::bind(&socket).map_err(|source| ServeError::Listen {
             address: socket.display().to_string(),
@@ -192,7 +192,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
     ended
 }
 
-/// Whether lanes lie there. A folder that cannot be read may be full of them.
+/// Whether the folder has lanes. A folder that cannot be read may be full of them.
 fn is_any_left(lanes: &Path) -> Result<bool, ServeError> {
     match lanes_in(lanes) {
         Ok(left) => Ok(!left.is_empty()),
@@ -201,7 +201,7 @@ fn is_any_left(lanes: &Path) -> Result<bool, ServeError> {
     }
 }
 
-/// Wait until no door changes a file on its own descriptor. None: somebody goes on.
+/// Wait until no door changes a file on its own descriptor. None: a door still does.
 fn no_plain_changes(lanes: &Path, notes: &mut Vec<String>) -> Option<NoPlainChanges> {
     let start = clock::now();
     let found = std::fs::create_dir_all(lanes)
@@ -229,7 +229,7 @@ fn limits(config: &Config) -> Limits {
     let slot_bytes = config.buffer_bytes;
     let slot_count = config.cache_bytes / u64::from(slot_bytes);
     let default = Limits::default();
-    // Those that are written have more than one; what that comes to is looked at in each turn.
+    // A written file takes more than one descriptor; each turn checks the sum.
     let files = descriptor_count_max() / 2;
     // A read that starts in the middle of a buffer needs one more.
     let replies = (REPLY_SLOTS_MAX as u64 - 1) * u64::from(slot_bytes);
@@ -246,7 +246,7 @@ fn limits(config: &Config) -> Limits {
     }
 }
 
-/// Run before others, as far as the kernel lets us; in words what it granted.
+/// Raise the thread's priority as far as the kernel lets us. Returns the granted one in words.
 fn take_precedence(notes: &mut Vec<String>) -> String {
     let Err(refused) = priority::real_time(1) else {
         return String::from("real time");
@@ -266,12 +266,12 @@ fn system(operation: &'static str) -> impl FnOnce(std::io::Error) -> ServeError 
     move |source| ServeError::System(SysError::new(operation, "", source))
 }
 
-/// Shares with what is known of their disks.
+/// Shares with the calibrations of their devices.
 type Opened = Vec<(Share, Option<Calibration>)>;
 type Absent = Vec<(ShareConfig, ServeError)>;
 
-/// Those that are there, and the others, each with what was said: a disk that may never come back
-/// is not waited for by those on the other disks, nor by what a former daemon has left for them.
+/// The shares that are there, and the others with their errors: a disk that may never come back
+/// must not delay the shares on other disks, nor the data that a former daemon left for those.
 ///
 /// Errors   none is there
 fn open_shares(config: &Config) -> Result<(Opened, Absent), ServeError> {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Doors that are connected: those that have said who they are, and those that have not yet.
+//! Doors that are connected: sessions, and sockets whose CONNECT has not come yet.
 
 use crate::share::ServedShare;
 use rushes_core::format::door;
@@ -10,7 +10,7 @@ use rushes_sys::space::Allows;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Doors that may be silent at once before they have said who they are.
+/// Sockets without a CONNECT that may be open at a time.
 pub(crate) const NEWCOMER_COUNT_MAX: usize = 64;
 
 /// An open handle of a door.
@@ -19,19 +19,19 @@ pub(crate) struct OpenHandle {
     /// Number of its opening.
     pub(crate) opening: u64,
     pub(crate) found: IsFound,
-    /// Which part of its file it has.
+    /// The part of its file that it is.
     pub(crate) part: FilePart,
     /// The access that the client's own descriptor allows.
     pub(crate) allows: Allows,
 }
 
-/// Whether it is known what file a handle is of.
+/// Whether the file of a handle is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum IsFound {
     Yes,
     NotYet,
-    /// Nor is it when the door closes it. That it was opened is heard of all the same, and then
-    /// that it is closed: of frames that the kernel has in its cache nothing else is.
+    /// The door has closed it meanwhile. The core still gets its opening, and then its close: of
+    /// frames in the kernel's cache it gets nothing else.
     NotYetAndClosed,
 }
 
@@ -47,11 +47,11 @@ pub(crate) struct DoorSession {
     pub(crate) polls: [PollId; 2],
     /// Open handles.
     pub(crate) handles: HashMap<HandleId, OpenHandle>,
-    /// Where it writes.
+    /// The lane for its writes.
     pub(crate) lane: Option<LaneId>,
-    /// Answers were given since its bell was last thought of.
+    /// It has got answers since its bell was last rung.
     pub(crate) to_flush: bool,
-    /// It had more to say than one turn hears.
+    /// Its ring had more requests than one turn reads.
     pub(crate) to_hear: bool,
 }
 
@@ -66,14 +66,14 @@ impl DoorSession {
     }
 }
 
-/// Somebody at the socket who has not spoken.
+/// A socket without a CONNECT.
 pub(crate) struct Guest {
     pub(crate) newcomer: Newcomer,
     pub(crate) poll: PollId,
     pub(crate) leave_at: Instant,
 }
 
-/// Everybody.
+/// All of them.
 #[derive(Default)]
 pub(crate) struct Sessions {
     pub(crate) doors: HashMap<SessionId, DoorSession>,
@@ -117,7 +117,7 @@ impl Sessions {
             .any(|door| door.session.peer().pid == pid)
     }
 
-    /// When the next guest has been silent too long.
+    /// When the patience with the next guest ends.
     pub(crate) fn next_leave(&self) -> Instant {
         self.guests
             .values()

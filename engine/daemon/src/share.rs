@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A share's folder, held open, and what lies below it.
+//! A share's folder, held open, and the access to the files below it.
 //!
 //! The folder is opened once; everything below is then reached from this descriptor, so that
 //! renaming or mounting over the path later changes nothing unseen. When the path leads to another
-//! mount, the share is opened anew, as another [`Share`] (see moves.rs): nothing of the former one
-//! is used for it.
+//! mount, the share is opened again, as another [`Share`] (see moves.rs) that uses nothing of the
+//! former one.
 
 use crate::calibrate::{Identity, identity_of};
 use crate::config::ShareConfig;
@@ -30,24 +30,24 @@ pub(crate) struct Share {
     pub(crate) config: ShareConfig,
     /// The same folder without symlinks.
     pub(crate) real: PathBuf,
-    /// None: let go of.
+    /// None after [`Share::let_go`].
     held: Mutex<Option<Held>>,
     pub(crate) mount: MountId,
-    /// By which a calibration is known to be of its device. None: it could not be found out.
+    /// The identity that tells the calibration of its device. None: it could not be read.
     pub(crate) identity: Option<Identity>,
     /// `st_dev` of the folder.
     pub(crate) st_dev: u64,
     inode: u64,
     /// The folder on which that mount lies; empty when the kernel's table does not say.
     pub(crate) mount_point: PathBuf,
-    /// The folder on which another file system is to be mounted, as /etc/fstab has it, and is not.
+    /// The folder on which /etc/fstab has another file system that is not mounted.
     pub(crate) lacks: Option<PathBuf>,
     /// Kind, as the kernel calls it.
     pub(crate) file_system: String,
     pub(crate) direct_io: bool,
-    /// As found by trying when it was opened.
+    /// The result of a trial when the share was opened.
     pub(crate) reserves: Reserves,
-    /// Set when the file system turns out not to let its files be watched.
+    /// Set when a watch on one of its files fails.
     pub(crate) unwatchable: AtomicBool,
     /// The path leads elsewhere by now.
     is_left: AtomicBool,
@@ -58,14 +58,13 @@ pub(crate) struct Share {
 struct Held {
     /// O_PATH.
     root: Arc<OwnedFd>,
-    /// A file without a name and without bytes: to sync it is to have the drive bring what it has
-    /// in its memory to the medium.
+    /// A file without a name and without bytes: a sync of it makes the drive flush its cache.
     flush_with: Option<Arc<OwnedFd>>,
 }
 
 /// Which folder a path leads to, and by which mount.
 ///
-/// Numbers of mounts and inodes are used again: it means the same folder only while that is held
+/// The kernel reuses numbers of mounts and inodes: it means the same folder only while that is held
 /// open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Place {
@@ -85,15 +84,15 @@ pub(crate) fn place_of(path: &Path) -> io::Result<Place> {
     })
 }
 
-/// How what clients write to a share gets to its disk. Each file may still go the second way: see
+/// The way of clients' writes to a share's disk. Each file may still go the second way: see
 /// `space::NotOurs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// The kernel reserves blocks, then bytes are answered and written when it is their turn.
+    /// The daemon reserves blocks, acknowledges the bytes and writes them in their order.
     Extents,
-    /// The client's own hand writes; nothing is kept in memory.
+    /// The door writes them itself; the write buffer is not used.
     Through,
-    /// Each file will show.
+    /// The first write to each file shows it.
     Unknown,
 }
 
@@ -130,8 +129,8 @@ pub(crate) struct ServedShare {
     pub(crate) trouble: Option<String>,
     /// Its path leads to no folder.
     pub(crate) is_nowhere: bool,
-    /// Where it is at home: on the mount of the deepest folder, of those on which it has lain. And
-    /// that one's device, by name.
+    /// Its home: of all mount points on which it has lain, the deepest, and the name of that
+    /// mount's device.
     pub(crate) home: (PathBuf, String),
 }
 
@@ -191,19 +190,19 @@ impl Share {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Errors   ESTALE: it was let go of
+    /// Errors   ESTALE: after [`Share::let_go`]
     fn root(&self) -> io::Result<Arc<OwnedFd>> {
         let root = self.held().as_ref().map(|held| held.root.clone());
         root.ok_or_else(|| rustix::io::Errno::STALE.into())
     }
 
-    /// The descriptor to sync for the drive to flush its cache.
+    /// The descriptor whose sync makes the drive flush its cache.
     pub(crate) fn flush_with(&self) -> Option<Arc<OwnedFd>> {
         self.held().as_ref()?.flush_with.clone()
     }
 
-    /// Its path leads elsewhere: what is open of it is closed when it is not needed any more, and
-    /// nothing is opened.
+    /// Its path leads elsewhere: no further file of it is opened, and open files are closed when
+    /// they are not needed any more.
     pub(crate) fn let_go(&self) {
         self.is_left.store(true, Ordering::Relaxed);
         *self.held() = None;
@@ -221,7 +220,7 @@ impl Share {
         }
     }
 
-    /// How what clients write gets to its disk, and why so.
+    /// The way of clients' writes to its disk, and the reason.
     pub(crate) fn way(&self, write_buffer_bytes: u64) -> (Way, String) {
         let file_system = &self.file_system;
         match &self.reserves {
@@ -245,7 +244,7 @@ impl Share {
 
     /// The folder of the file that was opened as `path`, if that is still the file `key`.
     ///
-    /// Errors   ESTALE: another file (or none) has that name now; otherwise what openat2(2) says.
+    /// Errors   ESTALE: another file has that name now; ENOENT: none has; otherwise as openat2(2)
     pub(crate) fn folder_of(&self, path: &str, key: FileKey) -> io::Result<OwnedFd> {
         let path = Path::new(path);
         let (Some(name), parent) = (path.file_name(), path.parent()) else {
@@ -269,8 +268,8 @@ impl Share {
     }
 }
 
-/// Whether a file without a name can be opened for direct I/O; where none can be made (a read-only
-/// mount), it is taken to be possible until a file says otherwise.
+/// Whether a file without a name can be opened for direct I/O. True also where none can be made,
+/// such as on a read-only mount: each file then shows it.
 fn takes_direct(root: &OwnedFd) -> bool {
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     let private = Mode::RUSR | Mode::WUSR;

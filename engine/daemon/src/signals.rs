@@ -33,7 +33,8 @@ impl Signals {
         let reload = Arc::new(AtomicBool::new(false));
         let mut ids = Vec::new();
         for (signal, wanted) in [(SIGTERM, &stop), (SIGINT, &stop), (SIGHUP, &reload)] {
-            // The flag first: hooks run in order, and the bell must not ring before it stands.
+            // The flag first: hooks run in order, and the bell must not ring before the flag is
+            // set.
             ids.push(flag::register(signal, wanted.clone())?);
             ids.push(low_level::pipe::register(signal, bell.try_clone()?)?);
         }
@@ -50,7 +51,7 @@ impl Signals {
         Ok(Arc::new(OwnedFd::from(self.pipe.try_clone()?)))
     }
 
-    /// Take what came.
+    /// Take the signals that came.
     pub(crate) fn take(&mut self) -> Wanted {
         let mut bytes = [0; 64];
         while matches!(self.pipe.read(&mut bytes), Ok(count) if count > 0) {}

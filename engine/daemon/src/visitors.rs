@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The loop's part for doors: how they come, what they say, and how they leave.
+//! The loop's part for doors: connections, messages, and the end of sessions.
 //!
-//! A door that breaks a rule is put out with a line in the log that says what was read and what was
-//! expected; nobody else notices.
+//! If a door breaks a rule, the daemon ends its session and logs what it read and what it expected;
+//! other sessions are not affected.
 
 use crate::event_loop::{AGAIN, Daemon, tag};
 use crate::files::WRITTEN_FILE_DESCRIPTORS;
@@ -21,30 +21,30 @@ use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 
-/// The number of events that one session may send in a turn before the others are heard.
+/// Events of one session that a turn takes before it goes on with the others.
 const EVENTS_PER_TURN: usize = 128;
-/// Before somebody is let in again where there was no descriptor for it: a door that waits would be
-/// reported at once.
+/// Pause after a failed accept, such as for lack of descriptors: the poll would report a waiting
+/// door again at once.
 const ACCEPT_AGAIN: Duration = Duration::from_ms(100);
-/// Too many open files in this process. When the whole machine has too many it is seldom ours that
-/// are.
+/// EMFILE: too many open files in this process. ENFILE does not count: when the machine has too
+/// many, they are seldom ours.
 const NO_DESCRIPTOR: Errno = Errno(24);
-/// Between two times that files are given up for others: what each of many opens gave up would
-/// leave nothing cached.
+/// Between two times that unused files are closed for others: if each of many failed opens closed
+/// some, nothing would stay cached.
 const CROWDED_AGAIN: Duration = ACCEPT_AGAIN;
-/// Said of a file that finds no room.
+/// Logged for a file without a descriptor.
 const TOO_MANY: &str = "a file is not served, its client does plain I/O: too many are open (raise LimitNOFILE=, ulimit -n)";
 /// How long a newcomer may be silent.
 const GUEST_PATIENCE: Duration = Duration::from_s(5);
 
-/// When files were given up last for lack of descriptors.
+/// When unused files may be closed next for lack of descriptors.
 #[derive(Debug, Default)]
 pub(crate) struct Crowd {
     next: Instant,
 }
 
 impl Crowd {
-    /// Some are to be given up, since something failed with `errno` at `now`.
+    /// True: close some, since a call failed with `errno` at `now`.
     fn is_due(&mut self, errno: Errno, now: Instant) -> bool {
         let is_due = errno == NO_DESCRIPTOR && now >= self.next;
         if is_due {
@@ -58,7 +58,7 @@ impl Daemon {
     // ---- Connections ----
 
     pub(super) fn accept(&mut self) {
-        // Level-triggered: a door that is left waiting is reported again.
+        // Level-triggered: the poll reports a door that still waits again.
         for _ in 0..16 {
             if self.stopping {
                 return;
@@ -83,7 +83,7 @@ impl Daemon {
         }
     }
 
-    /// Look out for doors, from now on or again.
+    /// Watch the listener, unless it is watched already.
     pub(super) fn look_out(&mut self, now: Instant) {
         if now < self.accept_at {
             return;
@@ -108,20 +108,19 @@ impl Daemon {
         }
     }
 
-    /// A descriptor could not be had for lack of room, if that is why.
+    /// A call failed with `errno`: if for lack of descriptors, the core closes unused files.
     pub(super) fn crowded_if(&mut self, errno: Errno) {
         if self.crowd.is_due(errno, clock::now()) {
             self.feed(Event::Crowded);
         }
     }
 
-    /// Files that nobody uses have half of all descriptors at most, together with those that are
-    /// used.
+    /// Close unused files until all open files together take at most half of the descriptors.
     pub(super) fn close_unused(&mut self) {
         let most = descriptor_count_max() / 2;
         while self.files.descriptors() > most {
             let before = self.files.descriptors();
-            // Not each of them has so many.
+            // A lower bound: most files take fewer. The loop goes on.
             let count = (before - most).div_ceil(WRITTEN_FILE_DESCRIPTORS);
             self.feed(Event::Overfull {
                 count: u32::try_from(count).unwrap_or(u32::MAX),
@@ -132,15 +131,15 @@ impl Daemon {
         }
     }
 
-    /// A client's descriptor is of a file that we have open anyway, as far as can be told. Never
-    /// waits for a file system.
+    /// True: as far as can be told, a client's descriptor is of a file that we have open already.
+    /// Never waits for a file system.
     fn has_open(&self, session: SessionId, fd: &OwnedFd) -> bool {
         let door = self.sessions.doors.get(&session);
         let (Some(door), Ok(info)) = (door, FdInfo::of(fd)) else {
             return false;
         };
-        // A door may have the share's file system on a mount of its own. A file of another one is
-        // found out, as always, at its open.
+        // A door may have the share's file system on a mount of its own, so the mount is not
+        // compared. The worker that opens the file finds one of another file system.
         let device = door.share.share.st_dev;
         let key = info.inode.map(|inode| FileKey { device, inode });
         key.is_some_and(|key| self.files.id_of(key).is_some())
@@ -186,8 +185,7 @@ impl Daemon {
 
     pub(super) fn refuse(&mut self, mut newcomer: Newcomer, errno: Errno, reason: &str) {
         self.counts.refused += 1;
-        // A socket that is closed with something unread gives its peer ECONNRESET before our
-        // sentence.
+        // If a socket is closed with unread data, its peer gets ECONNRESET before our sentence.
         let _ = newcomer.receive();
         tracing::warn!(
             "refused a session for pid {}: {reason}",
@@ -363,7 +361,7 @@ impl Daemon {
                 }
             }
         }
-        // No bell rings for what is left.
+        // No bell rings for the remaining requests.
         if let Some(door) = self.sessions.doors.get_mut(&id)
             && !door.to_hear
         {
@@ -507,7 +505,8 @@ impl Daemon {
                 self.answer_at_once(session, request, ReplyBody::Done);
             }
             ClientEvent::Hold { request, key } if self.is_kept(key) => {
-                // The client would see, or write over, bytes that are older than the kept ones.
+                // The client would read bytes that are older than the kept ones, or its write would
+                // be replaced by those.
                 self.answer_at_once(session, request, ReplyBody::Failed(Errno::IO));
             }
             ClientEvent::Hold { request, key } => self.feed(Event::Hold {
@@ -527,7 +526,7 @@ impl Daemon {
             .map_or(Allows::default(), |opened| opened.allows)
     }
 
-    /// Let a client do it on its own descriptor.
+    /// The door does the request on its own descriptor.
     fn plain(&mut self, session: SessionId, request: RequestId) {
         self.answer_at_once(session, request, ReplyBody::Plain);
     }
@@ -551,9 +550,9 @@ impl Daemon {
     ) {
         let allows = Allows::of(&fd);
         let through_lanes = self.lanes.is_some() && allows.write;
-        // New files, and calls that change files, need some, too. A file that is open already needs
-        // no other: a client that has it open may write to it, and would have to see to it that all
-        // others find its bytes on the disk.
+        // Keep a quarter of the descriptors for new files and for calls that change files. A file
+        // that is open already needs none and is served: another client may write to it, and with
+        // plain I/O here each of those writes would have to go to the disk first.
         let has_no_room = self.files.descriptors() >= descriptor_count_max() / 4 * 3;
         let is_crowded = has_no_room && !self.has_open(session, &fd);
         let opening = self.sessions.opening();
@@ -618,8 +617,8 @@ impl Daemon {
         }
     }
 
-    /// The door that asks about a lane has taken us for hung, and left: nothing that is still in
-    /// that session's ring counts any more.
+    /// The door that asks about a lane has taken us for hung, and left its session: end that one,
+    /// since the requests in its ring count no more.
     fn end_former(&mut self, lane: LaneId, secret: u64) {
         let known = self.lanes.as_ref().and_then(|lanes| lanes.file(lane));
         if known.is_none_or(|file| file.head().secret != secret) {

@@ -2,9 +2,9 @@
 //! The loop's part for pools: frames of a pool's sequences that the core wants before they are
 //! read, which only the pool's door can find.
 //!
-//! The door is asked in one of its sessions and may answer in any. It is never waited for: what it
-//! has not answered after a while counts as not there, and what it answers is vetted as any file
-//! that a door opens (docs/decisions/0034).
+//! The daemon asks the door in one of its sessions; the door may answer in any. The daemon never
+//! waits for it: a file that it has not found after a while counts as missing, and a file that it
+//! brings is vetted as any file that a door opens (docs/decisions/0034).
 
 use crate::event_loop::{AGAIN, Daemon};
 use crate::jobs::Job;
@@ -16,23 +16,23 @@ use rushes_sys::clock;
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 
-/// So long a door may look for a file. Its reader opens it itself long before.
+/// So long a door may look for a file; by then its reader has long opened it itself.
 const PATIENCE: Duration = Duration::from_s(5);
-/// Files that one pool's door may be asked for at once.
+/// Open questions to one pool's door.
 const COUNT_MAX: usize = 512;
 /// ETIMEDOUT.
 const TOO_LATE: Errno = Errno(110);
 
-/// A file that a door was asked for.
+/// A file that the daemon has asked a door for.
 struct Wanted {
     pool: PoolNumber,
     path: String,
-    /// In which session.
+    /// The session of the question.
     asked: SessionId,
     until: Instant,
 }
 
-/// All that doors were asked for and have not answered.
+/// All questions that doors have not answered.
 #[derive(Default)]
 pub(crate) struct Wants {
     /// By number, and so by time.
@@ -41,7 +41,7 @@ pub(crate) struct Wants {
 }
 
 impl Wants {
-    /// When the next one has been waited for too long.
+    /// When the next question ends without an answer.
     pub(crate) fn next(&self) -> Instant {
         let first = self.wants.first_key_value();
         first.map_or(Instant::NEVER, |(_, wanted)| wanted.until)
@@ -52,7 +52,7 @@ impl Wants {
         self.wants.values().filter(of_pool).count()
     }
 
-    /// The question with this number of this pool's door; nobody else's.
+    /// Takes the question with this number, if it is one to this pool's door.
     fn take(&mut self, number: u64, pool: PoolNumber) -> Option<Wanted> {
         self.wants.get(&number).filter(|it| it.pool == pool)?;
         self.wants.remove(&number)
@@ -88,8 +88,7 @@ impl Daemon {
         sessions.sort_unstable();
         self.wants.number_last += 1;
         let number = self.wants.number_last;
-        // One after the other: a session whose member hangs does not keep all files from being
-        // found.
+        // The sessions take turns: if the member of one hangs, the others still find files.
         let turn = (number % sessions.len() as u64) as usize;
         sessions.rotate_left(turn);
         let asked = sessions.into_iter().find(|session| {
@@ -109,7 +108,7 @@ impl Daemon {
         true
     }
 
-    /// A door has looked for a file, and says what it has found.
+    /// A door's answer: the file that it has found, or an error.
     pub(super) fn pool_found(
         &mut self,
         session: SessionId,
@@ -124,7 +123,7 @@ impl Daemon {
             let error = PeerError::Broken(String::from(what));
             return self.to_expel.push((session, error));
         };
-        // One that is not known was answered too late, or twice.
+        // An unknown question was answered too late, or twice.
         let Some(Wanted { path, .. }) = self.wants.take(number, pool) else {
             return;
         };
@@ -166,7 +165,7 @@ impl Daemon {
         }
     }
 
-    /// A session has ended: what was asked in it nobody answers.
+    /// A session has ended: its questions end without an answer.
     pub(super) fn wants_of_session_end(&mut self, session: SessionId) {
         let mut left: Vec<u64> = Vec::new();
         for (number, wanted) in &self.wants.wants {

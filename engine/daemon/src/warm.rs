@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Getting to know a share before anybody asks: names, inodes and extents, read while its disks are
-//! idle.
+//! Reads a share's names, inodes and extents ahead, while its disks are idle.
 //!
-//! Opening a file that no cache knows costs a disk several small reads, each with positioning there
+//! Opening a file that is in no cache costs a disk several small reads, each with positioning there
 //! and back. Twelve streams that start within three seconds lose a third of the disk to that. The
-//! kernel keeps each entry that it has once looked up while memory lasts, so we look everything up
-//! in idle time: one thread a share, at the lowest priority, that stands still while anything is
-//! read through the daemon. Where recordings are written it also has the file system look for free
-//! blocks near the first folders, for a moment, in a file without a name.
+//! kernel keeps each entry that it has looked up while memory lasts, so we look everything up in
+//! idle time: one thread a share, at the lowest priority, that pauses while a client reads through
+//! the daemon. On shares with writes it also makes the file system look for free blocks near the
+//! first folders, by a short reservation in a file without a name.
 
 use crate::share::Share;
 use rushes_sys::space::{self, Reserves};
@@ -25,27 +24,27 @@ use std::time::Duration;
 const ENTRY_COUNT_MAX: u32 = 250_000;
 /// Smaller files have their extents in the inode.
 const EXTENTS_BYTES_MIN: u64 = 8 << 20;
-/// Extents of a file that are asked for: the kernel reads the blocks of the tree on the way.
+/// Extents to read of a file: the kernel caches the blocks of the extent tree on the way.
 const EXTENT_COUNT_MAX: usize = 4096;
-/// Folders near which the file system finds out where blocks are free: some in each part of it, as
-/// folders are spread.
+/// Folders near which the file system looks for free blocks: file systems spread folders, so some
+/// are in each part of the disk.
 const FOLDER_COUNT_MAX: u32 = 256;
-/// How often a walk that stands still looks whether it may go on.
+/// How often a paused walk checks whether it may go on.
 const STAND_STILL: Duration = Duration::from_millis(250);
 
 /// The signals between walkers and the event loop.
 #[derive(Debug, Default)]
 pub(crate) struct Idleness {
-    /// Something is read or promised: stand still.
+    /// A read is under way or a contract exists: pause.
     pub(crate) busy: AtomicBool,
     /// The daemon ends.
     pub(crate) stop: AtomicBool,
-    /// Walkers that are at work now, whose reads are not to be taken for strangers'.
+    /// Walkers at work; their reads do not count as others' load.
     pub(crate) walking_count: AtomicU32,
 }
 
-/// Walk a share in a thread of its own. `finds_blocks`: it is written to through the daemon, which
-/// reserves blocks then.
+/// Walk a share in a thread of its own. `finds_blocks`: clients write through the daemon, which
+/// then reserves blocks.
 pub(crate) fn start(
     share: Arc<Share>,
     idleness: Arc<Idleness>,
@@ -56,7 +55,7 @@ pub(crate) fn start(
     let started = std::thread::Builder::new()
         .name(String::from("rushes-warm"))
         .spawn(move || {
-            // Not fatal: it then competes as anybody does.
+            // Not fatal: the thread then has ordinary priority.
             let _ = priority::nice(19);
             let _ = priority::idle_io();
             let begin = std::time::Instant::now();
@@ -86,12 +85,12 @@ pub(crate) fn start(
 struct Seen {
     entry_count: u32,
     mapped_count: u32,
-    /// Folders near which blocks were looked for.
+    /// Folders near which it looked for free blocks.
     folder_count: u32,
 }
 
-/// Breadth first, so that folders near the root, mostly today's projects, come first. A folder that
-/// cannot be read is left out: a client that opens it is told then.
+/// Breadth first, so that folders near the root, mostly today's projects, come first. Skips a
+/// folder that cannot be read: a client that opens it gets the error then.
 fn walk(share: &Share, idleness: &Idleness, finds_blocks: bool) -> Seen {
     let mut seen = Seen::default();
     let Ok(root) = share.readable_root() else {
@@ -105,7 +104,7 @@ fn walk(share: &Share, idleness: &Idleness, finds_blocks: bool) -> Seen {
             if is_over(share, idleness) {
                 return seen;
             }
-            // A full disk, or one that cannot be written: the next folder would say the same.
+            // A full or read-only disk would refuse near the next folder, too.
             finds_blocks = space::look_for_blocks(&folder).is_ok();
             seen.folder_count += u32::from(finds_blocks);
         }
@@ -125,7 +124,7 @@ fn walk(share: &Share, idleness: &Idleness, finds_blocks: bool) -> Seen {
             let Ok(status) = statat(&folder, name, AtFlags::SYMLINK_NOFOLLOW) else {
                 continue;
             };
-            // Other file systems mounted below are not ours to know.
+            // Other file systems mounted below are no part of the share.
             if status.st_dev != share.st_dev {
                 continue;
             }
@@ -145,20 +144,20 @@ fn walk(share: &Share, idleness: &Idleness, finds_blocks: bool) -> Seen {
     seen
 }
 
-/// While somebody reads.
+/// Pauses while clients read.
 fn stand_still(share: &Share, idleness: &Idleness) {
     while idleness.busy.load(Ordering::Relaxed) && !is_over(share, idleness) {
         std::thread::sleep(STAND_STILL);
     }
 }
 
-/// Nobody needs it any more: the daemon ends, or the share lies elsewhere.
+/// The walk is of no more use: the daemon ends, or the share lies elsewhere.
 fn is_over(share: &Share, idleness: &Idleness) -> bool {
     idleness.stop.load(Ordering::Relaxed) || share.is_left()
 }
 
-/// Never through a symlink, never waiting for a program that holds a lease, never changing when it
-/// was last read.
+/// Opens a name without following a symlink, waiting for a program that holds a lease, or changing
+/// its time of access.
 fn open_in(folder: &OwnedFd, name: &std::ffi::CStr, kind: OFlags) -> Option<OwnedFd> {
     let flags = OFlags::RDONLY
         | OFlags::NOFOLLOW

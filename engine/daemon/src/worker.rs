@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The threads that may wait for a disk, so that the loop never does.
 //!
-//! A queue for each kind of job, all bounded ([`Urgency`]): from what a client waits for to what
-//! can be done later (a file's header). A full queue is answered at once: the client does its own
-//! I/O, nobody waits for a hung file system.
+//! A bounded queue for each kind of job ([`Urgency`]), from jobs that a client waits for to jobs
+//! that can wait, such as reads of headers. A full queue refuses at once: the door then does plain
+//! I/O, and no client waits for another's hung file system.
 
 use rushes_sys::bell;
 use std::collections::VecDeque;
@@ -11,35 +11,33 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Threads. Of each kind of job at most [`Urgency::most`] have one: some are left for clients who
-/// wait for a file to be opened, though disks are slow to flush, and for flushes, though a share
-/// hangs and all who open files there wait.
+/// Threads. Each kind of job has at most [`Urgency::most`] of them. So some are left for opens
+/// while slow disks flush, and for flushes while all opens on a hung share wait.
 const THREAD_COUNT: usize = 32;
-/// Of those that wait for a disk so many may wait for the same one: one that hangs keeps nobody
-/// from another.
+/// Syncs of one disk at a time, so that a disk that hangs leaves threads for the others.
 const SYNC_COUNT_OF_ONE: usize = 8;
 /// Jobs that wait, of each kind.
 const QUEUE_COUNT_MAX: usize = 4096;
 /// A worker's deepest call is a read of a header.
 const STACK_BYTES: usize = 256 << 10;
 
-/// Which queue a job waits in; those before go first.
+/// The queue of a job; earlier ones go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Urgency {
     /// A client waits.
     Now,
-    /// A client waits for what a disk takes its time for, seconds perhaps, several of them at once.
+    /// A client waits for a sync, which may take seconds, and several run at a time.
     Sync,
-    /// A client will come to it: what is looked for ahead of it. That may wait for a disk, too.
+    /// A file that a client will soon open is opened ahead of it. May wait for a disk, too.
     Ahead,
-    /// Nobody does.
+    /// No client waits.
     Later,
 }
 
 impl Urgency {
     const ALL: [Urgency; 4] = [Urgency::Now, Urgency::Sync, Urgency::Ahead, Urgency::Later];
 
-    /// Threads that are busy with such jobs at once, at most.
+    /// The most threads that do such jobs at a time.
     const fn most(self) -> usize {
         match self {
             Urgency::Now => 12,
@@ -56,9 +54,9 @@ type Disk = u64;
 struct Queues<J, R> {
     /// Each with its disk, where that matters.
     waiting: [VecDeque<(Disk, J)>; Urgency::ALL.len()],
-    /// Disks that are waited for by [`Urgency::Sync`].
+    /// The disk of each [`Urgency::Sync`] job under way.
     syncing: Vec<Disk>,
-    /// Those that are being done.
+    /// Jobs under way, of each kind.
     busy: [usize; Urgency::ALL.len()],
     done: VecDeque<R>,
     stopping: bool,
@@ -77,7 +75,7 @@ pub(crate) struct Workers<J, R> {
 }
 
 impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
-    /// Start the threads. `work` is done in any of them.
+    /// Start the threads. Any of them calls `work`.
     pub(crate) fn start(
         work: impl Fn(J) -> R + Send + Sync + 'static,
     ) -> std::io::Result<Workers<J, R>> {
@@ -114,12 +112,12 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
         &self.shared.bell
     }
 
-    /// Hand over a job; it comes back when the queue is full.
+    /// Queue a job; returns it when the queue is full.
     pub(crate) fn push(&self, urgency: Urgency, job: J) -> Result<(), J> {
         self.push_for(urgency, 0, job)
     }
 
-    /// The same of a job that waits for a disk ([`Urgency::Sync`]).
+    /// The same for a job that waits for a disk ([`Urgency::Sync`]).
     pub(crate) fn push_sync(&self, disk: Disk, job: J) -> Result<(), J> {
         self.push_for(Urgency::Sync, disk, job)
     }
@@ -149,7 +147,7 @@ impl<J: Send + 'static, R: Send + 'static> Workers<J, R> {
 }
 
 impl<J, R> Queues<J, R> {
-    /// The first of those that may have a thread.
+    /// The first job that may have a thread.
     fn take(&mut self, urgency: Urgency) -> Option<(Disk, J)> {
         if self.busy[urgency as usize] >= urgency.most() {
             return None;
@@ -174,7 +172,7 @@ impl<J, R> Queues<J, R> {
 
 impl<J, R> Shared<J, R> {
     fn lock(&self) -> MutexGuard<'_, Queues<J, R>> {
-        // A worker that panicked left the queues whole: nothing in here is changed in two steps.
+        // A worker that panicked left the queues consistent: no change takes two steps.
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -205,13 +203,13 @@ impl<J, R> Shared<J, R> {
             queues.syncing.swap_remove(place);
         }
         drop(queues);
-        // Fails only for a descriptor that is none; the loop would then see it at its next turn.
+        // Fails only for an invalid descriptor; the loop takes the result with the next ring.
         let _ = bell::ring(&*self.bell);
     }
 }
 
 impl<J, R> Drop for Workers<J, R> {
-    /// Idle threads end; one that hangs in a dead file system is left to the process's end.
+    /// Idle threads end; a thread that hangs in a dead file system stays until the process ends.
     fn drop(&mut self) {
         self.shared.lock().stopping = true;
         self.shared.work.notify_all();
@@ -232,7 +230,7 @@ mod tests {
     use super::*;
     use std::sync::mpsc;
 
-    /// Threads that hold a job 0 until what comes with them is dropped.
+    /// Threads that hold a job 0 until the returned sender is dropped.
     fn held() -> (Workers<u32, u32>, mpsc::Sender<()>) {
         let (release, gate) = mpsc::channel::<()>();
         let gate = Mutex::new(gate);

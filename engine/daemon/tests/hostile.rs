@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Peers that mean harm, one by one: each is turned away or gets nothing, and nobody else notices.
+//! Hostile peers, one by one: the daemon refuses each or gives it nothing, and an honest client
+//! reads on undisturbed.
 
 #![allow(clippy::unwrap_used)] // The helpers are tests, too.
 
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 use support::raw::{Answer, Raw, answer, connect_packet, head, open_packet, say};
 use support::*;
 
-/// A daemon, and an honest client that reads all the time and must notice nothing.
+/// A daemon, and an honest client that reads all the time and must not be disturbed.
 struct World {
     daemon: Daemon,
     share: Folder,
@@ -52,8 +53,8 @@ impl World {
                 let mut bytes = vec![0; 300_000];
                 match client.read(handle, &mut bytes, offset) {
                     Ok(count) => assert_eq!(count, 300_000, "at {offset}"),
-                    // It reads here and there, and nothing is promised: bytes that are not cached
-                    // any more are its own to read.
+                    // It reads here and there, without a contract: bytes that are not cached any
+                    // more it reads itself.
                     Err(ReadError::Plain) => file.read_exact_at(&mut bytes, offset).unwrap(),
                     Err(error) => panic!("{error:?} at {offset}: {:?}", client.end()),
                 }
@@ -89,7 +90,7 @@ impl World {
         self.daemon.status().daemon.expelled_session_count
     }
 
-    /// The harm is done; the bystander must be as well as before.
+    /// Ends the bystander, which must have read without an error.
     fn end(mut self) {
         self.stop.store(true, Ordering::Relaxed);
         let count = self.bystander.take().unwrap().join().unwrap();
@@ -173,7 +174,7 @@ fn who_says_nothing_is_asked_to_leave() {
     let silent: Vec<OwnedFd> = (0..64)
         .map(|_| socket::connect_to(&world.daemon.session_socket()).unwrap())
         .collect();
-    // The room for those who have not spoken is full, but not for ever.
+    // All places for silent sockets are taken, but only until their patience ends.
     let start = Instant::now();
     let late = answer(&silent[0], Duration::from_secs(20));
     refused(&late, 110, "expected CONNECT");
@@ -254,7 +255,7 @@ fn broken_rings_end_the_session() {
     let mut check = |what: &str, harm: &dyn Fn(&mut Raw)| {
         let mut raw = world.raw();
         raw.open(1, &honest);
-        // Known to be served before the harm begins.
+        // The session is served before the harm begins.
         raw.read(1, 1, 0, 100);
         assert_eq!(raw.reply(), (1, 0, 1), "{what}");
         harm(&mut raw);
@@ -290,7 +291,7 @@ fn broken_rings_end_the_session() {
         }
     });
     assert_eq!(world.expelled() - before, cases);
-    // The buffers that they had pinned are free again.
+    // The slots that they had pinned are free again.
     world
         .daemon
         .status_when("nothing pinned by the dead", |status| {
@@ -340,7 +341,7 @@ fn a_read_only_descriptor_gives_no_way_to_write() {
     raw.request([1, write, 0, 4096, 0, 0, 0, 0]);
     assert_eq!(raw.reply(), (1, PLAIN, 0));
 
-    // Nor by way of the memory in which the file's bytes lie.
+    // Nor through the cache segment, which has the file's bytes.
     let mut raw = world.raw();
     raw.open(1, &honest);
     raw.read(1, 1, 0, 4096);
@@ -386,18 +387,18 @@ fn strange_descriptors_are_left_to_their_owner() {
     ];
     let mut raw = world.raw();
     let before = world.daemon.status().daemon.plain_open_count;
-    // The one that is write-only is taken, and not read from.
+    // The daemon takes the write-only one, and does not read from it.
     let count = cases.len() as u64 - 1;
     for (handle, (what, fd)) in (10..).zip(cases) {
         raw.open(handle, &fd);
         raw.expect_plain(handle, what);
     }
-    // A handle that was never named is no crime either.
+    // A read of a handle that was never opened does not end the session either.
     raw.expect_plain(999, "an unknown handle");
     let status = world.daemon.status();
     assert_eq!(status.daemon.plain_open_count - before, count);
     assert_eq!(status.daemon.expelled_session_count, 0);
-    // The session is as good as any: a decent file is served.
+    // The session goes on: an ordinary file is served.
     raw.open(500, File::open(&honest).unwrap());
     raw.read(5000, 500, 0, 100);
     assert_eq!(raw.reply(), (5000, 0, 1));
@@ -406,8 +407,8 @@ fn strange_descriptors_are_left_to_their_owner() {
 
 #[test]
 fn more_handles_than_allowed_are_plain() {
-    // The bound itself is far above what a test can open; that it holds is tested in engine/shm.
-    // Here: thousands of handles are neither slow nor kept after the session.
+    // A test cannot open as many handles as the bound; engine/shm has a test of that. Here:
+    // thousands of handles are neither slow nor kept after the session.
     let world = World::new();
     let honest = File::open(world.share.0.join("honest.mov")).unwrap();
     let mut raw = world.raw();
@@ -530,7 +531,7 @@ struct Abort(PathBuf);
 
 impl Drop for Abort {
     fn drop(&mut self) {
-        // FORCE is what breaks it; DETACH, that it goes although files are open.
+        // FORCE breaks the connection; DETACH removes the mount although files are open.
         let flags = UnmountFlags::FORCE | UnmountFlags::DETACH;
         let _ = unmount(&self.0, flags);
     }
@@ -562,7 +563,7 @@ fn a_descriptor_of_a_hanging_fuse_hangs_nobody() {
     let abort = Abort(folder.0.clone());
     hang.store(true, Ordering::Relaxed);
 
-    // It does hang: a program that asks it for anything waits.
+    // It does hang: a program that reads attributes waits.
     let asked = file.try_clone().unwrap();
     let victim = std::thread::spawn(move || asked.metadata().map(drop));
     std::thread::sleep(Duration::from_millis(200));
@@ -577,7 +578,7 @@ fn a_descriptor_of_a_hanging_fuse_hangs_nobody() {
         raw.expect_plain(handle, "a hanging file");
     }
     assert_eq!(world.daemon.status().daemon.plain_open_count, 8);
-    // The workers are free for others.
+    // The workers are free for other clients.
     let mut other = world.daemon.connect();
     let (_file, honest) = open(&mut other, &world.share.0, "honest.mov");
     assert_eq!(read(&mut other, honest, 5, 10), pattern(7, 15)[5..]);

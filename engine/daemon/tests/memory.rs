@@ -48,7 +48,7 @@ fn player() {
             );
         }
     }
-    // Until the daemon was looked at: standard input ends.
+    // Wait until the other test has measured the daemon and closes standard input.
     let _ = std::io::read_to_string(std::io::stdin());
 }
 
@@ -135,7 +135,7 @@ fn beside_its_cache_the_daemon_is_small() {
         status.daemon.rss_bytes >= 256 << 20,
         "the cache is in memory and counted"
     );
-    // This process is the test as well, so the daemon alone takes less than what is seen here.
+    // This process also runs the test, so the daemon alone takes less than this figure.
     assert!(
         status.daemon.rss_beside_cache_bytes < BESIDE_BYTES_MAX,
         "{} MiB",

@@ -12,7 +12,7 @@ use support::*;
 
 const LENGTH: usize = 300_000;
 
-/// The share lies on the disk, and nothing is wrong with that.
+/// The share lies on the disk, without trouble.
 fn is_on(status: &Status, disk: &Ext4) -> bool {
     let share = &status.shares[0];
     share.device == disk.name()
@@ -33,7 +33,7 @@ fn a_disk_that_is_mounted_after_the_start_is_served() {
     let mut client = daemon.connect();
     disk.plug();
     std::fs::write(disk.mount().join("x.mov"), pattern(1, LENGTH)).unwrap();
-    // At once, before anybody but the client knows.
+    // At once, before the daemon has noticed the mount.
     let (_file, handle) = open(&mut client, &disk.mount(), "x.mov");
     assert!(read(&mut client, handle, 0, LENGTH) == pattern(1, LENGTH));
     let status = daemon.status_when("on the disk", |status| is_on(status, &disk));
@@ -113,7 +113,7 @@ fn a_disk_that_is_mounted_again_while_its_files_are_open_is_one_and_the_same() {
     drop(file);
     let status = daemon.status_when("on the disk", |status| is_on(status, &disk));
     assert_eq!(status.daemon.plain_open_count, 0);
-    // Neither mount is held by what was opened by way of the other.
+    // Files that were opened through one mount do not keep the other in use.
     disk.unplug();
     disk.wait_until_unused();
 }
@@ -175,8 +175,7 @@ fn a_folder_that_goes_with_its_disk_is_let_go_of_and_served_when_it_is_back() {
     let status = daemon.status_when("not there", |status| status.shares[0].trouble.is_some());
     let trouble = status.shares[0].trouble.clone().unwrap();
     assert!(trouble.contains("No such file"), "{trouble}");
-    // Nothing is there that a booking script could be promised, nor a device that anybody is served
-    // from.
+    // A booking script gets no admission for it, and `status` shows no device of it.
     assert!(status.shares[0].is_absent);
     assert!(
         !status

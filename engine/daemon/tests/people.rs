@@ -43,7 +43,7 @@ fn a_second_daemon_is_told_who_is_there() {
         text.contains(&format!("pid {}", std::process::id())),
         "{text}"
     );
-    // The first is as well as before.
+    // The first one serves as before.
     assert_eq!(daemon.status().shares.len(), 1);
     drop(daemon.connect());
 }
@@ -60,7 +60,7 @@ fn a_share_that_is_not_there_keeps_the_daemon_from_starting() {
         error.contains("/nonexistent/media") && error.contains("mount it first"),
         "{error}"
     );
-    // Nothing is left that would keep the next one out.
+    // It leaves no socket that would keep the next daemon from starting.
     assert!(!folder.0.join("run/session.sock").exists());
 }
 
@@ -187,7 +187,7 @@ fn reload_takes_over_what_it_can_and_says_what_it_cannot() {
     let (_file, handle) = open(&mut client, &second.0, "y.bin");
     assert!(read(&mut client, handle, 0, 5000) == pattern(2, 5000));
 
-    // The rule counts for what is opened from now on.
+    // The rule counts for files that are opened from now on.
     std::fs::write(share.0.join("z.bin"), pattern(3, 2 << 20)).unwrap();
     let mut player = daemon.connect();
     let (_file, handle) = open(&mut player, &share.0, "z.bin");
@@ -204,7 +204,7 @@ fn reload_takes_over_what_it_can_and_says_what_it_cannot() {
     assert_eq!(stream.rate_source.as_deref(), Some("rule"));
     assert_eq!(stream.rate_bytes_per_s, Some(1_000_000));
 
-    // A share taken out is served on, and that is said.
+    // A share taken out is still served, and the answer says so.
     rewrite(&base);
     let told = notes(daemon.ask(&Ask::Reload {}));
     assert!(
@@ -272,7 +272,7 @@ fn what_was_measured_meanwhile_counts_from_a_reload_on() {
     assert_eq!(device.model_source, "calibrated");
     assert_eq!(device.read_bytes_per_s, 321_000_000);
     assert!(!noted(&after), "{:?}", after.daemon.notes);
-    // Once: the next reload has nothing to say of it.
+    // Once: the next reload does not mention it.
     let told = notes(daemon.ask(&Ask::Reload {}));
     assert!(!told.contains("was measured"), "{told}");
 }
@@ -325,14 +325,14 @@ fn the_control_socket_bears_nonsense_and_has_its_mode() {
         );
         assert!(second.starts_with("{\"answer\":\"status\""), "{second}");
     }
-    // Longer than any question: said, and closed.
+    // Longer than any question: the daemon answers with an error and closes.
     let stream = UnixStream::connect(daemon.control_socket()).unwrap();
     let mut stream = BufReader::new(stream);
     stream.get_mut().write_all(&vec![b'x'; 70_000]).unwrap();
     let mut line = String::new();
     stream.read_line(&mut line).unwrap();
     assert!(line.contains("longer than 65536 bytes"), "{line}");
-    // Many who say nothing do not keep others from asking for ever.
+    // Many silent connections do not keep others out once they are closed.
     let silent: Vec<UnixStream> = (0..40)
         .map(|_| UnixStream::connect(daemon.control_socket()).unwrap())
         .collect();
@@ -344,7 +344,7 @@ fn the_control_socket_bears_nonsense_and_has_its_mode() {
 fn metrics_come_over_the_socket_and_over_tcp_by_choice() {
     let share = Folder::below(&std::env::temp_dir());
     std::fs::write(share.0.join("secret.mov"), pattern(1, 3_000_000)).unwrap();
-    // Some free port: taken and given back just before.
+    // A free port: bound and closed again just before.
     let port = std::net::TcpListener::bind("127.0.0.1:0")
         .unwrap()
         .local_addr()

@@ -243,7 +243,7 @@ fn frames_of_a_sequence_are_there_before_they_are_opened() {
     for number in 0..60 {
         std::fs::write(share.0.join(name(number)), frame(number)).unwrap();
     }
-    // One frame is somebody else's file: it must come through its own open, or not at all.
+    // One frame belongs to another user: its bytes must come through its own open, or not at all.
     let mut client = daemon.connect();
     for number in 0..60 {
         let (_file, handle) = open(&mut client, &share.0, &name(number));
@@ -280,8 +280,7 @@ fn an_unread_handle_costs_nothing_and_a_closed_one_is_gone() {
     }
     let (_file, handle) = open(&mut client, &share.0, "x");
     assert_eq!(read(&mut client, handle, 0, 10), b"abc");
-    // Files are looked up beside each other: the last may be found before one that is closed
-    // already.
+    // Workers open files in parallel: the last may be found before one that is closed already.
     let status = daemon.status_when("one handle alone", |status| {
         status.sessions[0].handle_count == 1
     });

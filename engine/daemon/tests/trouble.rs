@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Trouble below and shortage within: a disk that fails, a cache with every buffer in somebody's
-//! hands.
+//! Trouble below and shortage within: a disk that fails, a cache with every slot pinned.
 
 #![allow(clippy::unwrap_used)] // The helpers are tests, too.
 
@@ -121,7 +120,7 @@ fn a_read_error_reaches_its_reader_and_the_stream_goes_on() {
                     assert!(buffer == whole[at..at + count], "wrong bytes at {at}");
                 }
                 Err(ReadError::Errno(5)) => {
-                    // A part that was fetched in one piece with the bad part may fail with it.
+                    // A read may fail if one request fetched its bytes together with bad ones.
                     assert!(at + 262_144 > BAD.start && at < BAD.end, "EIO at {at}");
                     failed += 1;
                 }
@@ -136,12 +135,12 @@ fn a_read_error_reaches_its_reader_and_the_stream_goes_on() {
     drop(mounted);
 }
 
-/// The buffers that one session may hold of the cache that these tests have: half of its 64.
+/// The slots that one session may pin in the cache of these tests: half of its 64.
 const PIN_COUNT_MAX: u64 = 32;
-/// How long somebody is watched who must wait.
+/// How long the test watches a client that must wait.
 const WATCHED: Duration = Duration::from_millis(300);
 
-/// A session that reads a megabyte at each of these places and gives nothing back; the place is the
+/// A session that reads a megabyte at each of these places and unpins nothing; the place is the
 /// read's number.
 fn hoarder(daemon: &Daemon, file: &File, places: Range<u64>) -> Raw {
     let mut raw = Raw::connect(&daemon.session_socket());
@@ -198,7 +197,7 @@ fn with_every_buffer_in_others_hands_a_client_waits_and_then_goes_on() {
     let cache = daemon.status().cache;
     assert_eq!(cache.pinned_count, cache.buffer_count, "{cache:?}");
 
-    // Somebody else has to wait; it may take its time, but never gets wrong bytes.
+    // Another client has to wait; it may take long, but never gets wrong bytes.
     let (socket, folder) = (daemon.session_socket(), share.0.clone());
     let (done, is_done) = channel();
     let reader = std::thread::spawn(move || {
@@ -216,7 +215,7 @@ fn with_every_buffer_in_others_hands_a_client_waits_and_then_goes_on() {
         is_done.recv_timeout(WATCHED),
         Err(RecvTimeoutError::Timeout)
     );
-    // The daemon is as responsive as ever meanwhile.
+    // The daemon answers meanwhile.
     daemon.status();
     drop((first, second));
     while is_done.recv_timeout(Duration::from_secs(20)).unwrap() != 19 {}
@@ -239,7 +238,7 @@ fn a_truncated_file_ends_where_it_ends() {
     let mut client = daemon.connect();
     let (_file, handle) = open(&mut client, &share.0, "x.mov");
     assert!(read(&mut client, handle, 0, 1 << 20) == pattern(6, 1 << 20));
-    // By another process, while it is being read ahead of its reader.
+    // Another process truncates it while the daemon reads ahead of its reader.
     let cut = std::process::Command::new("truncate")
         .args(["-s", "3000000"])
         .arg(&path)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Frames that a pool's door is asked for: the daemon serves those that it finds, not those that it
-//! makes up, and nobody waits for it.
+//! Frames that the daemon asks a pool's door for: it serves files that the door finds, refuses
+//! forged ones, and no read waits for the door.
 
 #![allow(clippy::unwrap_used)] // The helpers are tests, too.
 
@@ -18,7 +18,7 @@ use support::*;
 const FRAME_BYTES: usize = 300_000;
 const RULE: &str = "[[rule]]\nmatch = \"shot/*.dpx\"\nframes_per_second = 24\n";
 
-/// A daemon with objects of a pool in its share; only the door knows of what they are frames.
+/// A daemon with objects of a pool in its share; only the door knows the sequence of the frames.
 struct World {
     daemon: Daemon,
     share: Folder,
@@ -90,7 +90,7 @@ fn frames_are_asked_for_by_the_names_of_the_tree_and_are_there_when_they_are_ope
     let (mut first, mut second) = (world.door(9), world.door(9));
     world.play(&mut first, 1);
     let before = world.hits();
-    // Whichever session it was that was asked.
+    // The daemon may have asked either session.
     for number in 2..=30 {
         let end = Instant::now() + Duration::from_millis(60);
         while Instant::now() < end {
@@ -129,7 +129,7 @@ fn a_door_that_says_nothing_is_not_waited_for() {
         assert!(begun.elapsed() < Duration::from_secs(3), "frame {number}");
     }
     assert!(!wanted(&mut door).is_empty());
-    // It is asked again when what it has not answered is forgotten and the player moves on.
+    // The daemon asks again when the unanswered questions have ended and the player moves on.
     std::thread::sleep(Duration::from_millis(5500));
     let _ = std::iter::from_fn(|| door.take_wanted()).count();
     world.play(&mut door, 13);
@@ -150,7 +150,7 @@ fn what_a_door_makes_up_is_not_served_and_harms_nobody_else() {
     let folder = File::open(&world.share.0).unwrap();
     let null = File::open("/dev/null").unwrap();
     for (nth, asked) in wanted(&mut door).into_iter().enumerate() {
-        // Another pool's door answers for it: nothing comes of that.
+        // The daemon ignores an answer of another pool's door.
         stranger.found(asked.number, Ok(world.object(40).as_fd()));
         match nth % 4 {
             0 => door.found(asked.number, Ok(secret.as_fd())),
@@ -158,7 +158,7 @@ fn what_a_door_makes_up_is_not_served_and_harms_nobody_else() {
             2 => door.found(asked.number, Ok(null.as_fd())),
             _ => door.found(asked.number, Err(u32::MAX)),
         }
-        // Twice, and what nobody asked.
+        // A second answer, and one without a question.
         door.found(asked.number, Ok(world.object(39).as_fd()));
         door.found(u64::MAX - asked.number, Ok(world.object(39).as_fd()));
     }
@@ -170,7 +170,7 @@ fn what_a_door_makes_up_is_not_served_and_harms_nobody_else() {
     assert_eq!(status.daemon.expelled_session_count, 0);
     assert!(door.alive() && stranger.alive() && honest.alive());
 
-    // A session that is no pool's door was asked nothing, and is put out.
+    // A session that is no pool's door was asked nothing: the daemon ends it.
     let raw = Raw::connect(&world.daemon.session_socket());
     let mut packet = head(message::FOUND);
     packet.extend([0; 8]);

@@ -42,7 +42,7 @@ impl Ext4 {
         run(Command::new("mount").arg(&self.device).arg(self.mount()));
     }
 
-    /// From its folder at once; really, when nobody uses it any more.
+    /// Lazy unmount: from its folder at once; the file system, when no process uses it any more.
     pub(crate) fn unplug(&self) {
         run(Command::new("umount").arg("-l").arg(self.mount()));
     }
@@ -52,7 +52,7 @@ impl Ext4 {
         self.device.strip_prefix("/dev/").unwrap()
     }
 
-    /// This process, and so the daemon in it, has something of it open.
+    /// This process, and so the daemon in it, has a file of it open.
     pub(crate) fn is_in_use(&self) -> bool {
         let number = std::fs::metadata(&self.device).unwrap().rdev();
         let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A daemon in this process, in a folder of its own, and what is needed to speak to it.
+//! A daemon in this process, in a folder of its own, and helpers to talk to it.
 // Each test program uses a part of this.
 #![allow(dead_code, clippy::unwrap_used)]
 
@@ -55,7 +55,7 @@ impl Daemon {
         Daemon::start_written(folder)
     }
 
-    /// Serve what `rushes.toml` in the folder says.
+    /// Serve by the `rushes.toml` in the folder.
     pub(crate) fn start_written(folder: Folder) -> Daemon {
         let file = folder.0.join("rushes.toml");
         let config = Config::load(&file).unwrap_or_else(|error| panic!("{error}"));
@@ -119,7 +119,7 @@ impl Daemon {
         }
     }
 
-    /// The first status that `wanted` likes; panics after some seconds.
+    /// The first status for which `wanted` is true; panics after some seconds.
     pub(crate) fn status_when(
         &self,
         what: &str,
@@ -136,7 +136,7 @@ impl Daemon {
         }
     }
 
-    /// As a door does: a daemon that is late on a busy machine is asked again.
+    /// Retries as a door does: the daemon may be late on a busy machine.
     pub(crate) fn connect(&self) -> Client {
         let end = Instant::now() + Duration::from_secs(30);
         loop {

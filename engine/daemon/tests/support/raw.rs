@@ -31,7 +31,7 @@ pub(crate) fn connect_packet(share: &str) -> Vec<u8> {
         field[..name.len()].copy_from_slice(name.as_bytes());
         packet.extend(field);
     }
-    // No pool's.
+    // Of no pool.
     packet.extend(0u64.to_le_bytes());
     packet
 }
@@ -40,7 +40,7 @@ pub(crate) fn open_packet(handle: u32, path: &[u8]) -> Vec<u8> {
     let mut packet = head(message::OPEN);
     packet.extend(handle.to_le_bytes());
     packet.extend((path.len() as u32).to_le_bytes());
-    // Nobody's user and group; part 0 of 1.
+    // User and group 0; part 0 of 1.
     packet.extend([0; 12]);
     packet.extend(1u32.to_le_bytes());
     packet.extend(path);
@@ -66,7 +66,7 @@ fn packet(socket: &OwnedFd, patience: Duration) -> Option<(Vec<u8>, Vec<OwnedFd>
     }
 }
 
-/// Say one thing to the daemon and return its answer.
+/// Send one packet to the daemon and return its answer.
 pub(crate) fn say(path: &Path, packet_bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Answer {
     let socket = socket::connect_to(path).unwrap();
     socket::send(&socket, &[packet_bytes], fds).unwrap();
@@ -140,7 +140,7 @@ impl Raw {
         self.publish(self.tail);
     }
 
-    /// Claim whatever we like to have written.
+    /// Claim to have written requests up to `tail`.
     pub(crate) fn publish(&self, tail: u32) {
         self.memory
             .word32(ring::REQUEST_TAIL)
@@ -153,7 +153,7 @@ impl Raw {
         self.request([id, what, offset, length, 0, 0, 0, 0]);
     }
 
-    /// Give back what a read got.
+    /// Unpin the slots of a read.
     pub(crate) fn read_end(&mut self, id: u64) {
         self.request([id, u64::from(op::READ_END), 0, 0, 0, 0, 0, 0]);
     }
