@@ -11,7 +11,7 @@ use std::time::Duration;
 /// Why there is no answer.
 #[derive(Debug)]
 pub enum ControlError {
-    /// Nobody listens on that socket.
+    /// No daemon listens on that socket.
     Connect {
         /// Which socket.
         socket: PathBuf,
@@ -25,9 +25,9 @@ pub enum ControlError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The answer is none that this program knows.
+    /// This program does not know the answer.
     Answer {
-        /// How it began.
+        /// Its beginning.
         read: String,
         /// The parser's message.
         source: serde_json::Error,

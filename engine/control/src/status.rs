@@ -23,7 +23,7 @@ pub struct Status {
     pub devices: Vec<DeviceStatus>,
     /// The connected sessions.
     pub sessions: Vec<SessionStatus>,
-    /// Clients at their work, and what they are promised.
+    /// Clients at their work, and their contracts.
     #[serde(default)]
     pub seats: Vec<SeatStatus>,
     /// The ledger: open streams, then the most recent closed ones.
@@ -55,29 +55,28 @@ pub struct DaemonStatus {
     pub event_loop: LoopStatus,
     /// Settings that an operator may change while the daemon runs.
     pub policy: PolicyStatus,
-    /// Things an operator should know: a guessed device model, a share without direct I/O, no
-    /// fanotify.
+    /// Notes for the operator: a guessed device model, a share without direct I/O, no fanotify.
     pub notes: Vec<String>,
-    /// Of those, what clients were told is safe and cannot be written now.
+    /// Of those, the notes on acknowledged bytes that cannot be written now.
     #[serde(default)]
     pub unwritten: Vec<String>,
     /// Sessions refused since the start.
     pub refused_session_count: u64,
     /// Sessions that the daemon ended because their door broke the protocol.
     pub expelled_session_count: u64,
-    /// Files that a door named and that are not served (the door does its own I/O).
+    /// Files that a door opened and that are not served: the door does plain I/O.
     pub plain_open_count: u64,
-    /// Why the last reload has changed nothing, a sentence; None: it has, or there was none.
+    /// Why the last reload failed, a sentence; None: it did not, or there was none.
     #[serde(default)]
     pub reload_error: Option<String>,
 }
 
-/// How long the event loop made others wait.
+/// Turns of the event loop, and how long they made others wait.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LoopStatus {
-    /// Times round.
+    /// Turns so far.
     pub turn_count: u64,
-    /// Length of a turn, which is how long something new may have waited for the loop: median.
+    /// Length of a turn, which is how long an event may have waited for the loop: median.
     pub lag_p50_us: u64,
     /// 99 in 100.
     pub lag_p99_us: u64,
@@ -96,7 +95,7 @@ pub struct LoopStatus {
 pub struct PolicyStatus {
     /// Start-up time a contract assumes of a player.
     pub preroll_ms: u64,
-    /// So long behind its last read a seat that has nothing open keeps its promise.
+    /// So long after its last read a seat with nothing open keeps its contracts.
     #[serde(default)]
     pub pause_ms: u64,
     /// Part of every device kept free, in thousandths.
@@ -122,11 +121,11 @@ pub struct CacheStatus {
     pub buffer_bytes: u64,
     /// All buffers.
     pub buffer_count: u32,
-    /// Never used or given back.
+    /// Never used, or free again.
     pub free_count: u32,
-    /// Promised to streams.
+    /// Held for streams under contract.
     pub held_count: u32,
-    /// In a client's hands now.
+    /// Pinned while a door copies from them.
     pub pinned_count: u32,
     /// Reads answered at once.
     pub hit_count: u64,
@@ -139,11 +138,11 @@ pub struct CacheStatus {
 /// Writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteStatus {
-    /// Configured size; 0: every write goes to the disk at once, by the client's own hand.
+    /// Configured size; 0: doors write past the daemon, to the disk at once.
     pub buffer_bytes: u64,
     /// In use: granted to clients, or acknowledged and not on a disk yet.
     pub used_bytes: u64,
-    /// An acknowledged byte is on its disk so long after at the latest, when the disk can.
+    /// An acknowledged byte is on its disk at most so long after, if the disk keeps up.
     pub age_ms: u64,
     /// Files with bytes that their disk does not have.
     pub dirty_file_count: u32,
@@ -151,7 +150,7 @@ pub struct WriteStatus {
     pub waiting_count: u32,
     /// Writes acknowledged.
     pub write_count: u64,
-    /// Writes left to the client's own hand.
+    /// Writes that doors did past the daemon.
     pub plain_count: u64,
 }
 
@@ -166,9 +165,9 @@ pub struct ShareStatus {
     pub file_system: String,
     /// False: served buffered.
     pub direct_io: bool,
-    /// How what clients write gets to its disk: `extents`, `through` or `unknown`.
+    /// The way of clients' writes to its disk: `extents`, `through` or `unknown`.
     pub write_way: String,
-    /// Why so, a sentence.
+    /// The reason for that way, a sentence.
     pub write_way_reason: String,
     /// As in [`DeviceStatus::name`].
     pub device: String,
@@ -180,8 +179,8 @@ pub struct ShareStatus {
     /// It is configured, and its folder is not there: nothing of it is served.
     #[serde(default)]
     pub is_absent: bool,
-    /// The fault of the place where it lies, a sentence: absent, or not on the disk that it should
-    /// be on.
+    /// The fault of the place where it lies, a sentence: the share is absent, or not on its own
+    /// disk.
     #[serde(default)]
     pub trouble: Option<String>,
 }
@@ -206,23 +205,23 @@ pub struct DeviceStatus {
     pub size_bytes: u64,
     /// Streams under contract.
     pub contract_count: u32,
-    /// The sum of their promises.
+    /// The sum of their contracts' rates.
     pub promised_bytes_per_s: u64,
     /// Requests sent for contracts.
     pub real_time_request_count: u64,
-    /// Requests sent for everybody else.
+    /// Requests sent as best effort.
     pub best_effort_request_count: u64,
     /// Bytes read for contracts.
     pub real_time_bytes: u64,
-    /// Bytes read for everybody else.
+    /// Bytes read as best effort.
     pub best_effort_bytes: u64,
     /// Requests that wrote.
     pub write_request_count: u64,
     /// Bytes written.
     pub written_bytes: u64,
-    /// Of `written_bytes`, what the device had already: gaps between what was to be written.
+    /// Of `written_bytes`, bytes that the device had already: gaps between dirty ranges.
     pub write_bridged_bytes: u64,
-    /// Of the bytes read, what nobody had asked for: gaps between what was wanted.
+    /// Of the bytes read, gaps between wanted ranges, which no read had asked for.
     pub read_bridged_bytes: u64,
     /// Turns in which it was sent one request, or several at once.
     pub batch_count: u64,
@@ -266,18 +265,18 @@ pub struct SeatStatus {
     pub user: String,
     /// Address or machine.
     pub client: String,
-    /// `plays`, `paused` or `away` (nothing is open, and it keeps what it was promised).
+    /// `plays`, `paused`, or `away`: nothing is open, and it keeps its contracts.
     pub state: String,
-    /// The sum of its promises.
+    /// The sum of its contracts' rates.
     pub promised_bytes_per_s: u64,
-    /// How long nobody has read.
+    /// Time since its last read.
     pub silent_ms: u64,
-    /// How much it reads at one place before it cuts to another, in the mean; None: it has not cut
-    /// yet.
+    /// Bytes that it reads at one place before it cuts to another, in the mean; None: it has not
+    /// cut yet.
     pub run_bytes: Option<u64>,
     /// Where it plays, or would play on.
     pub playheads: Vec<PlayheadStatus>,
-    /// The part of its promises that no playhead uses now.
+    /// Its contracts that no playhead uses now.
     pub kept: Vec<KeptStatus>,
     /// Its open streams, as in [`StreamStatus::stream`].
     pub streams: Vec<u32>,
@@ -294,16 +293,16 @@ pub struct PlayheadStatus {
     pub standing: String,
 }
 
-/// A promise that a seat keeps with nothing open.
+/// A contract that a seat keeps with nothing open.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptStatus {
     /// As in [`DeviceStatus::name`].
     pub device: String,
-    /// Of how much.
+    /// Its rate.
     pub rate_bytes_per_s: u64,
     /// The file that was played last.
     pub path: String,
-    /// How long it is kept, if nobody plays.
+    /// How long it is kept, if nothing plays.
     pub left_ms: u64,
 }
 
@@ -348,7 +347,7 @@ pub struct StreamStatus {
     /// Reads under contract.
     #[serde(default)]
     pub promised_count: u64,
-    /// Of those, answered later than was promised.
+    /// Of those, answered later than their contract promised.
     #[serde(default)]
     pub promised_late_count: u64,
     /// How far the latest of `late_count` was behind its due time.
@@ -359,7 +358,7 @@ pub struct StreamStatus {
     pub bytes: u64,
     /// Reads answered without waiting for a device.
     pub hit_count: u64,
-    /// How long what is in the cache will last.
+    /// Playing time of its bytes that are cached ahead of it.
     pub ahead_ms: f64,
     /// A client holds it open.
     pub open: bool,

@@ -17,15 +17,15 @@ pub const ADMIT_COUNT_MAX: u32 = 10_000;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Ask {
-    /// Everything the daemon knows of itself.
+    /// The daemon's status.
     Status {},
-    /// Could so many more streams be promised?
+    /// Could so many more streams get contracts?
     Admit {
         /// Units: bits a second, of one stream.
         bitrate: u64,
         /// How many such streams; 1..=[`ADMIT_COUNT_MAX`].
         count: u32,
-        /// A path on the device meant; without it every device of a share is asked.
+        /// A path on the device; without it the answer is for every device with a share.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         path: Option<String>,
     },
@@ -43,9 +43,9 @@ pub enum Answer {
     Status(Box<Status>),
     /// To [`Ask::Admit`].
     Admit(Admission),
-    /// To [`Ask::Reload`] and [`Ask::Stop`]: what was done, in sentences.
+    /// To [`Ask::Reload`] and [`Ask::Stop`]: the changes, in sentences.
     Done {
-        /// One sentence each; what could not be changed is among them.
+        /// One sentence each, also for settings that could not be changed.
         notes: Vec<String>,
     },
     /// It was not done.
@@ -58,7 +58,7 @@ pub enum Answer {
 /// "Can I add two more?"
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Admission {
-    /// Yes on every device asked.
+    /// Yes on every device of the question.
     pub admitted: bool,
     /// Of one stream, as asked; bits a second.
     pub bitrate: u64,
@@ -76,15 +76,15 @@ pub struct DeviceVerdict {
     /// Names of the shares that lie on it.
     #[serde(default)]
     pub shares: Vec<String>,
-    /// All of them.
+    /// True: all of them fit.
     pub admitted: bool,
-    /// A sentence: what decides.
+    /// The deciding reason, a sentence.
     pub reason: String,
     /// How many more of that bitrate could be added.
     pub more_count: u32,
     /// The rate that is left for contracts of that bitrate.
     pub left_bytes_per_s: u64,
-    /// Where there is room for none of that bitrate: what there is room for at a lower one.
+    /// If no stream of that bitrate fits: the streams that fit at a lower one.
     #[serde(default)]
     pub lower: Option<LowerRate>,
     /// True when the device was never calibrated: the answer rests on a cautious guess.
@@ -104,7 +104,7 @@ pub struct LowerRate {
 
 /// Read one question.
 ///
-/// Errors   a sentence that says what was read and what was expected.
+/// Errors   a sentence with the text that was read and the one expected
 pub fn parse_ask(line: &str) -> Result<Ask, String> {
     let ask: Ask = serde_json::from_str(line.trim()).map_err(|error| {
         format!(
@@ -131,7 +131,8 @@ pub fn parse_ask(line: &str) -> Result<Ask, String> {
 
 /// One line with its newline.
 ///
-/// Errors   the types hold nothing JSON cannot say; should that ever change, the line says so.
+/// Errors   none: JSON can express these types; if one could not be, the line would be an error
+/// answer
 pub fn line_of<T: Serialize>(message: &T) -> String {
     let mut line = serde_json::to_string(message)
         .unwrap_or_else(|error| format!("{{\"answer\":\"error\",\"error\":\"{error}\"}}"));

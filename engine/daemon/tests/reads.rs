@@ -243,7 +243,7 @@ fn frames_of_a_sequence_are_there_before_they_are_opened() {
     for number in 0..60 {
         std::fs::write(share.0.join(name(number)), frame(number)).unwrap();
     }
-    // One frame belongs to another user: its bytes must come through its own open, or not at all.
+    // Each open must give its own frame's bytes, whether they were read ahead or not.
     let mut client = daemon.connect();
     for number in 0..60 {
         let (_file, handle) = open(&mut client, &share.0, &name(number));

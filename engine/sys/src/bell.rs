@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Eventfds as doorbells between processes.
 //!
-//! Both ends share one open file description, so a peer could switch its O_NONBLOCK off. Reading
-//! therefore asks for "do not wait" per call; writing waits only when the counter stands at its
-//! maximum, which takes a peer of our own rank (uid 0) that means harm.
+//! Both ends share one open file description, so a peer could clear its O_NONBLOCK. Reads therefore
+//! say "do not wait" in each call; a write waits only when the counter is at its maximum, which
+//! takes a hostile peer of our own rank (uid 0).
 
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, IoSliceMut, ReadWriteFlags};

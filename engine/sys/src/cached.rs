@@ -11,12 +11,12 @@ use std::os::fd::{AsFd, AsRawFd};
 pub struct CachedPages {
     /// All of them.
     pub count: u64,
-    /// Those that the file system has not yet, or that are on their way to it.
+    /// Those that are dirty or under write-back.
     pub unwritten_count: u64,
 }
 
-/// cachestat(2) (Linux 6.5), which libc does not name everywhere; the same number on all machines
-/// but Alpha's.
+/// cachestat(2) (Linux 6.5), which libc lacks on some machines; its number is the same on all but
+/// Alpha.
 const CACHESTAT: libc::c_long = 451;
 
 #[repr(C)]
@@ -37,15 +37,14 @@ struct Cachestat {
 
 /// Ask the kernel. Waits for nothing. Microseconds at most for the megabytes of a request.
 ///
-/// Errors   ENOSYS before Linux 6.5; EPERM where we may not know (a file of others, without
-/// privileges)
+/// Errors   ENOSYS before Linux 6.5; EPERM for another user's file, without privileges
 pub fn cached_pages(file: impl AsFd, range: ByteRange) -> io::Result<CachedPages> {
     let range = CachestatRange {
         offset: range.start.0,
         length: range.length.0,
     };
     if range.length == 0 {
-        // For the kernel that is all up to the end.
+        // The kernel takes a length of 0 for all up to the end.
         return Ok(CachedPages::default());
     }
     let mut found = Cachestat::default();
@@ -88,7 +87,7 @@ mod tests {
 
     #[test]
     fn pages_are_seen_dirty_then_clean_then_gone() {
-        // Not in memory: a file there is nothing but its cache.
+        // Not on tmpfs, where all of a file is cache.
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let file = open(env!("CARGO_MANIFEST_DIR"), flags, Mode::RWXU).expect("a file");
         let file = std::fs::File::from(file);

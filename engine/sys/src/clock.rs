@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The one clock of the server: CLOCK_MONOTONIC, the same in every process of the machine. And the
-//! time of day, for what an operator wants done at night and for times of files.
+//! time of day, for work that an operator wants done at night and for times of files.
 
 use rushes_core::units::{Duration, Instant, NS_PER_S};
 use rustix::time::{ClockId, clock_gettime};
@@ -12,8 +12,8 @@ pub fn now() -> Instant {
     Instant((time.tv_sec as u64).saturating_mul(NS_PER_S) + time.tv_nsec as u64)
 }
 
-/// Whether a file system gave something this time, by the time of day, less than `span` ago.
-/// Nothing but care may rest on it: after a clock was set it is not known.
+/// Whether a time that a file system set, by the time of day, is less than `span` from now. Use it
+/// for extra care alone: it is wrong after the clock was set.
 ///
 /// Units    seconds and ns since 1970
 pub(crate) fn is_fresh(seconds: i64, nanoseconds: u32, span: Duration) -> bool {
@@ -29,14 +29,14 @@ unsafe extern "C" {
     fn tzset();
 }
 
-/// The time of day where this machine is, also after an operator has said that it is elsewhere.
-/// Nothing may rest on it but what an operator says in those words: it may go backwards.
+/// The local time of day, also after the operator has changed the machine's time zone. Use it only
+/// for settings that an operator gives as times of day: it may go backwards.
 ///
 /// Units    minutes after midnight, below 1440
 pub fn minute_of_day() -> u16 {
     let seconds: libc::time_t = clock_gettime(ClockId::Realtime).tv_sec;
-    // localtime_r(3), unlike localtime(3), looks for the time zone once in the life of a process,
-    // and a mount lives through changes of it. SAFETY: all zeroes are a `tm`, which localtime_r(3)
+    // Unlike localtime(3), localtime_r(3) reads the time zone once in a process, and a mount
+    // outlives changes of it: so tzset(3). SAFETY: all zeroes are a `tm`, which localtime_r(3)
     // fills from `seconds`; both live through the call. tzset(3) takes libc's own lock, and reads
     // the environment, which no thread of ours changes.
     let local = unsafe {

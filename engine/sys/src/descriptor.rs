@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Descriptor numbers that go on with another file behind them.
+//! Replaces the file behind a descriptor number.
 
 use rustix::fs::fstat;
 use rustix::io::{DupFlags, Errno, dup3};
@@ -7,13 +7,13 @@ use std::io;
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-/// From now on the descriptor `number`, which a library has for `socket`, is of `file`,
-/// close-on-exec. A call that has begun on it stays with the socket (dup3(2)).
+/// Makes the descriptor `number`, which a library has for `socket`, one of `file`, close-on-exec. A
+/// call that has begun on it stays with the socket (dup3(2)).
 ///
 /// Assumes  the library keeps it open; `socket` is another descriptor of the same
-/// Errors   EBADF: the number is of anything else
+/// Errors   EBADF: the number is not of that socket
 pub fn replace(number: RawFd, socket: impl AsFd, file: impl AsFd) -> io::Result<()> {
-    // SAFETY: it is only looked at; a number that is not open is EBADF.
+    // SAFETY: fstat alone uses it; a number that is not open gives EBADF.
     let found = fstat(unsafe { BorrowedFd::borrow_raw(number) })?;
     let expected = fstat(socket)?;
     if (found.st_dev, found.st_ino) != (expected.st_dev, expected.st_ino) {

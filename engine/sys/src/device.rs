@@ -28,8 +28,8 @@ pub struct DeviceFacts {
     pub request_bytes_max: u64,
     /// Smallest unit of direct I/O. Units: bytes.
     pub logical_block_bytes: u32,
-    /// The file that a loop device is, if it is read and written by way of this machine's memory
-    /// (no direct I/O).
+    /// The backing file of a loop device without direct I/O, whose bytes go through this machine's
+    /// memory. None for all other devices.
     pub buffered_file: Option<String>,
     /// UUID of the file system, where udev has made a link for it.
     pub uuid: Option<String>,
@@ -37,7 +37,7 @@ pub struct DeviceFacts {
 
 /// Facts of the device `st_dev` (as [`crate::file::status`] gives it).
 ///
-/// Errors   NotFound: no block device of its own (tmpfs, NFS, FUSE, btrfs, overlayfs).
+/// Errors   NotFound: no block device of its own (tmpfs, NFS, FUSE, btrfs, overlayfs)
 pub fn facts(st_dev: u64) -> io::Result<DeviceFacts> {
     facts_below(Path::new("/sys/dev/block"), st_dev).map(|mut facts| {
         facts.uuid = uuid(facts.major, facts.minor);
@@ -46,7 +46,7 @@ pub fn facts(st_dev: u64) -> io::Result<DeviceFacts> {
 }
 
 /// The device that a mount's source names, for file systems whose `st_dev` is not that of a block
-/// device (btrfs on one device). None: none is named.
+/// device, such as btrfs on one device. None: the source is no device.
 pub fn st_dev_of_mount(mount: crate::file::MountId) -> io::Result<Option<u64>> {
     let table = std::fs::read_to_string("/proc/self/mountinfo")?;
     let Some(source) = source_of(&table, mount.0) else {
@@ -77,7 +77,7 @@ fn facts_below(root: &Path, st_dev: u64) -> io::Result<DeviceFacts> {
         _ => device.clone(),
     };
     let queue = disk.join("queue");
-    // sysfs counts in units of 512 bytes whatever the device's block.
+    // sysfs counts in units of 512 bytes for all devices.
     let sectors = |path: PathBuf| Ok::<u64, io::Error>(number(&path)?.saturating_mul(512));
     Ok(DeviceFacts {
         major,
@@ -129,7 +129,7 @@ fn number(path: &Path) -> io::Result<u64> {
     })
 }
 
-/// sysfs puts brackets around the one chosen: `none [mq-deadline]`.
+/// sysfs puts brackets around the scheduler in force: `none [mq-deadline]`.
 fn chosen(text: &str) -> String {
     let text = text.trim();
     match text

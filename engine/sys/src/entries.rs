@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names of a directory, many at a time: getdents64(2), and what it brings read in place.
+//! Names of a directory, many at a time: getdents64(2), and its entries parsed in place.
 
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Before a name: inode number (8), where the directory goes on behind it (8), length of the entry
-/// (2), type (1).
+/// Before a name: inode number (8), offset of the next entry (8), length of the entry (2), type
+/// (1).
 const HEAD_BYTES: usize = 19;
 
 /// One name.
@@ -14,7 +14,7 @@ const HEAD_BYTES: usize = 19;
 pub struct Entry<'a> {
     /// The inode that it leads to.
     pub inode: u64,
-    /// Where the directory goes on behind it, as lseek(2) takes it.
+    /// Offset of the next entry, as lseek(2) takes it.
     pub next: u64,
     /// The type of that inode, as the type bits of a mode; 0: the file system does not say.
     pub mode: u32,
@@ -22,11 +22,11 @@ pub struct Entry<'a> {
     pub name: &'a CStr,
 }
 
-/// Read the entries that come next, and put them behind those in `entries`.
+/// Read the next entries, and append them to `entries`.
 ///
-/// `room`: for so much of them. Units: bytes
-/// Returns  how many bytes they are; 0: there are no more
-/// Errors   EINVAL when not even one has room
+/// `room`: the most to read. Units: bytes
+/// Returns  how many bytes they take; 0: there are no more
+/// Errors   EINVAL: not even one fits
 pub fn read_entries(
     directory: impl AsFd,
     room: usize,

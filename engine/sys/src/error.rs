@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A failure outside: the operation, its subject, and the kernel's answer.
+//! A failed system call: the operation, its subject, and the kernel's answer.
 
 use rushes_core::server::Errno;
 use std::fmt;
 use std::io;
 
-/// A system call that failed, with enough said to act on it.
+/// A system call that failed, with enough detail to act on it.
 #[derive(Debug)]
 pub struct SysError {
     /// The operation, as a verb: "lock the cache in memory".
     pub operation: &'static str,
-    /// On what: a path, a size, a session. May be empty.
+    /// Its subject: a path, a size, a session. May be empty.
     pub about: String,
     /// The kernel's answer.
     pub source: io::Error,

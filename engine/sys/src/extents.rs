@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 /// Where a file lies, as far as it was asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExtentMap {
-    /// Ascending by offset in the file; holes and what has no place yet are left out.
+    /// Ascending by offset in the file; without holes and bytes that have no place yet.
     pub extents: Vec<Extent>,
     /// False: there are more than were asked for.
     pub complete: bool,
@@ -53,13 +53,13 @@ struct Request {
 
 const _: () = assert!(size_of::<RawExtent>() == 56 && size_of::<Request>() == 32 + 56 * BATCH);
 
-/// ENCODED, DATA_INLINE, DATA_TAIL, SHARED: written to, such bytes go elsewhere.
+/// ENCODED, DATA_INLINE, DATA_TAIL, SHARED: a write to such bytes goes to another place.
 const MOVING: u32 = 0x8 | 0x200 | 0x400 | 0x2000;
 
-/// True when bytes of a file lie where another file's lie, compressed, or in its inode: to write
-/// them takes new blocks.
+/// True when a file shares blocks with another one, or has bytes that are compressed or in its
+/// inode: to write them takes new blocks.
 ///
-/// Errors   EOPNOTSUPP where the file system has no such notion.
+/// Errors   EOPNOTSUPP where the file system has no FIEMAP
 pub fn moves(fd: impl AsFd) -> io::Result<bool> {
     let mut start = 0;
     loop {
@@ -101,8 +101,8 @@ fn ask(fd: BorrowedFd<'_>, start: u64) -> io::Result<([RawExtent; BATCH], usize)
 
 /// The first extents of a file, at most `count_max`. Adjacent ones are joined.
 ///
-/// Does not flush: bytes that were written and not yet placed are left out.
-/// Errors   EOPNOTSUPP where the file system has no such notion (tmpfs).
+/// Does not flush: bytes that were written and have no place yet are left out.
+/// Errors   EOPNOTSUPP where the file system has no FIEMAP (tmpfs)
 pub fn of(fd: impl AsFd, count_max: usize) -> io::Result<ExtentMap> {
     let mut map = ExtentMap::default();
     let mut start = 0;
@@ -125,10 +125,10 @@ pub fn of(fd: impl AsFd, count_max: usize) -> io::Result<ExtentMap> {
     }
 }
 
-/// Blocks within a range of a file that were reserved and not written yet, in order; bytes may be
-/// on their way to them.
+/// Blocks within a range of a file that were reserved and not written yet, in order; writes to them
+/// may be under way.
 ///
-/// Errors   EOPNOTSUPP where the file system has no such notion (tmpfs).
+/// Errors   EOPNOTSUPP where the file system has no FIEMAP (tmpfs)
 pub fn unwritten(fd: impl AsFd, range: ByteRange) -> io::Result<Vec<ByteRange>> {
     let mut parts = Vec::new();
     let mut start = range.start.0;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Descriptors that others gave us: looked at without touching their file system, then reopened.
+//! Vets descriptors of other processes without touching their file system, then reopens them.
 //!
 //! A stranger's descriptor may lie on a FUSE mount or a dead NFS server where even fstat(2) hangs
-//! for ever. So it is first looked at through `/proc/self/fdinfo/N`, which the kernel answers from
-//! its own memory: which mount, O_PATH or not, what access. Only on a mount that is a configured
-//! share is anything else done with it. We then open the same file anew, for ourselves: the flags
-//! of a shared description are never changed.
+//! for ever. So we first read `/proc/self/fdinfo/N`, which the kernel answers from its own memory:
+//! the mount, the access, and whether it is O_PATH. Only if the mount is that of a configured share
+//! do we use the descriptor any further. We then open the same file again, for ourselves, and never
+//! change the flags of a shared description.
 
 use crate::clock;
 use crate::error::errno_of;
@@ -24,7 +24,7 @@ use std::sync::Arc;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MountId(pub u64);
 
-/// The kernel's facts of a descriptor, got without asking its file system.
+/// The kernel's facts of a descriptor, without asking its file system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FdInfo {
     /// The mount it was opened through.
@@ -72,13 +72,13 @@ fn parse_fdinfo(text: &str) -> Option<FdInfo> {
 pub enum Unserved {
     /// O_PATH.
     PathOnly,
-    /// Not opened for reading.
+    /// Opened for neither reading nor writing.
     NotReadable,
-    /// Not on the mount of a configured share (so not touched any further).
+    /// Not on the mount of a configured share, so we have not touched the file.
     OtherMount(MountId),
     /// A directory, device, pipe, socket…
     NotRegular,
-    /// The kernel said no.
+    /// A system call failed.
     Failed(io::Error),
 }
 
@@ -134,20 +134,20 @@ pub struct FileStatus {
     pub key: FileKey,
     /// Length.
     pub size: ByteCount,
-    /// Blocks that its file system has given it, also those that wait in the kernel's cache for
-    /// their place. None: it has a length at most, and no byte. Units: 512 bytes.
+    /// Blocks that its file system has given it, also for bytes in the kernel's cache that have no
+    /// place yet. 0: it may have a length, but no written byte. Units: 512 bytes.
     pub block_count: u64,
     /// Changes whenever the file does: ctime in ns since the epoch (and 0 before it).
     pub version: u64,
-    /// It became so less than [`FRESH`] ago.
+    /// Its ctime is less than [`FRESH`] ago.
     pub is_fresh: bool,
     /// Names that lead to it.
     pub link_count: u32,
     /// A regular file.
     pub regular: bool,
-    /// Through which mount.
+    /// The mount of the descriptor.
     pub mount: MountId,
-    /// Direct I/O wants memory and offsets at multiples of these. None: no direct I/O, or the
+    /// Direct I/O needs memory and offsets at multiples of these. None: no direct I/O, or the
     /// kernel (before 6.1) or file system does not say.
     pub direct_alignment: Option<DirectAlignment>,
 }
@@ -171,9 +171,9 @@ pub fn mount_of(path: &Path) -> io::Result<MountId> {
     Ok(status_at(rustix::fs::CWD, path, AtFlags::empty())?.mount)
 }
 
-/// A change that follows within it may leave the same ctime, or be the one that the ctime is of and
-/// not be over: ctimes go in ticks of up to 10 ms (before Linux 6.13) or in seconds (ext4 with
-/// small inodes), and are set before the bytes are written.
+/// Within this time of a ctime, another change may give the same ctime, or the change of that ctime
+/// may still be under way: ctimes go in ticks of up to 10 ms (before Linux 6.13) or in seconds
+/// (ext4 with small inodes), and are set before the bytes are written.
 pub const FRESH: Duration = Duration::from_s(2);
 
 /// STATX_DIOALIGN (Linux 6.1), which rustix does not name.
@@ -215,18 +215,18 @@ fn status_at(at: BorrowedFd<'_>, path: &Path, flags: AtFlags) -> io::Result<File
 pub struct PrivateFile {
     /// Read-only, close-on-exec, a description of its own.
     pub fd: Arc<OwnedFd>,
-    /// Opened with O_DIRECT. False: the file system refuses it (tmpfs does), reads go through the
-    /// page cache.
+    /// Opened with O_DIRECT. False: the file system refuses it, as some tmpfs do, and reads go
+    /// through the page cache.
     pub direct: bool,
     /// As it was when opened.
     pub status: FileStatus,
 }
 
-/// Vet a stranger's descriptor and open its file anew for reading (whatever it was opened for: what
-/// the stranger may do with it is the caller's to see to, by [`crate::space::Allows`]).
+/// Vet a stranger's descriptor and open its file again for reading, also if the descriptor itself
+/// only allows writing: the caller checks the stranger's access by [`crate::space::Allows`].
 ///
-/// Assumes  `mounts`: those of the configured shares, on file systems that answer.
-/// Errors   [`Unserved`] says which test it failed; nothing is done to the file then.
+/// Assumes  `mounts`: those of the configured shares, on file systems that answer
+/// Errors   [`Unserved`] says which test it failed; the file is unchanged then
 pub fn reopen_vetted(fd: impl AsFd, mounts: &[MountId]) -> Result<PrivateFile, Unserved> {
     let fd = fd.as_fd();
     let info = FdInfo::of(fd)?;
@@ -248,7 +248,8 @@ pub fn reopen_vetted(fd: impl AsFd, mounts: &[MountId]) -> Result<PrivateFile, U
     finish(opened, direct, Some(before.key))
 }
 
-/// The same file by way of the kernel's cache. None: it is open that way already, or cannot be.
+/// A descriptor of the same file that reads through the kernel's cache. None: this one does, or it
+/// cannot be opened.
 pub fn through_the_cache(direct: impl AsFd) -> Option<OwnedFd> {
     let direct = direct.as_fd();
     let flags = fcntl_getfl(direct).ok()?;
@@ -264,8 +265,8 @@ pub fn through_the_cache(direct: impl AsFd) -> Option<OwnedFd> {
 
 /// Open the regular file `name` in the folder `folder`: beneath it, no symlink, no other mount.
 ///
-/// Errors   [`Unserved::NotRegular`]; ELOOP, EXDEV and so on as openat2(2) says. Never waits for a
-///          FIFO's other end or for a lease to be broken.
+/// Never waits for a FIFO's other end or for a lease to be broken.
+/// Errors   [`Unserved::NotRegular`]; ELOOP, EXDEV and so on, as openat2(2)
 pub fn open_beneath(folder: impl AsFd, name: &Path) -> Result<PrivateFile, Unserved> {
     let resolve = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
@@ -283,10 +284,10 @@ pub fn open_beneath(folder: impl AsFd, name: &Path) -> Result<PrivateFile, Unser
     finish(opened, direct, None)
 }
 
-/// Open the folder that holds an open file, by the file's present name. None: the file has none.
+/// Open the folder that holds an open file, by the file's present name. None: the file has no name,
+/// or the folder is on another mount.
 ///
-/// The folder is checked to be on the same mount; whether the file found there is still the same
-/// one is for the caller to see when it opens it.
+/// The caller has to check that the file of that name is still the same one when it opens it.
 pub fn folder_of(
     fd: impl AsFd,
     mount: MountId,
@@ -310,7 +311,7 @@ fn open_reading(
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
     match open(flags | OFlags::DIRECT) {
         Ok(fd) => Ok((fd, true)),
-        // The answer of open(2) where direct I/O is not supported.
+        // open(2) answers EINVAL where direct I/O is not supported.
         Err(rustix::io::Errno::INVAL) => Ok((open(flags)?, false)),
         Err(error) => Err(error),
     }
@@ -383,7 +384,7 @@ mod tests {
         assert!(!flags.contains(OFlags::NONBLOCK));
         assert_eq!(flags.contains(OFlags::DIRECT), ours.direct);
         assert_eq!(flags & OFlags::RWMODE, OFlags::RDONLY);
-        // Theirs is as it was.
+        // Their descriptor is unchanged.
         assert!(!fcntl_getfl(&theirs).unwrap().contains(OFlags::DIRECT));
         std::fs::remove_dir_all(folder).unwrap();
     }
@@ -394,7 +395,8 @@ mod tests {
         std::fs::write(&path, b"abc").unwrap();
         let theirs = std::fs::File::open(&path).unwrap();
         let ours = reopen_vetted(&theirs, &mounts(Path::new("/dev/shm"))).unwrap();
-        // tmpfs took O_DIRECT only from Linux 6.6 on; what is said must be what the flags say.
+        // tmpfs has taken O_DIRECT since Linux 6.6; `direct` must agree with the descriptor's
+        // flags.
         assert_eq!(
             fcntl_getfl(&*ours.fd).unwrap().contains(OFlags::DIRECT),
             ours.direct
@@ -477,7 +479,7 @@ mod tests {
             let options = std::ffi::CString::new(options)?;
             let flags = rustix::mount::MountFlags::empty();
             let served = Arc::clone(&device);
-            // Its drop takes the folder away also when nothing could be mounted on it.
+            // Its drop removes the folder also if the mount fails.
             let path = folder("hanging");
             let mount = HangingMount { path, device };
             rustix::mount::mount("hanging", &mount.path, "fuse", flags, options.as_c_str())?;
@@ -504,7 +506,7 @@ mod tests {
         rustix::io::read(device, &mut request)?;
         let operation = u32::from_ne_bytes([request[4], request[5], request[6], request[7]]);
         let mut body = match operation {
-            // Version 7.12, nothing offered; 64 bytes as the kernel wants them.
+            // Version 7.12, no features.
             INIT => [7u32.to_ne_bytes(), 12u32.to_ne_bytes()].concat(),
             OPENDIR => vec![],
             _ => return Ok(()),
@@ -536,7 +538,7 @@ mod tests {
             let refused = reopen_vetted(&theirs, &mounts);
             let stat_hangs = send.clone();
             send.send(refused.unwrap_err().to_string()).unwrap();
-            // Proof that the mount does hang: this is not answered before it is gone.
+            // Proof that the mount does hang: this call returns only when the mount is gone.
             let _ = status(&theirs);
             let _ = stat_hangs.send("stat was answered".into());
         });

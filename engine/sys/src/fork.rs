@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Noticing that we are a forked copy of the process that made something.
+//! Notices that this process is a forked child of the one that made a session.
 //!
-//! A library inside somebody else's process must not write to shared rings from a child: both
-//! copies would use the same counters. A page that the kernel empties in the child
-//! (MADV_WIPEONFORK, Linux 4.14) says so with one load instead of a getpid(2) for each call.
+//! A library inside another program must not write to shared rings from a child: both copies would
+//! use the same counters. The kernel zeroes a page in the child (MADV_WIPEONFORK, Linux 4.14), so
+//! the check takes one load instead of a getpid(2) for each call.
 
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::io;
@@ -32,7 +32,7 @@ impl ForkGuard {
         }?;
         let page = NonNull::new(page.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         let guard = ForkGuard { page };
-        // SAFETY: our own page; what it holds is wiped only in a child.
+        // SAFETY: our own page; the kernel wipes its contents only in a child.
         unsafe { rustix::mm::madvise(page.as_ptr().cast(), PAGE_BYTES, Advice::LinuxWipeOnFork) }?;
         guard.word().store(1, Ordering::Relaxed);
         Ok(guard)

@@ -2,9 +2,9 @@
 //! Persistent names of inodes: the file handles of name_to_handle_at(2) and open_by_handle_at(2).
 //!
 //! A handle survives rename, the closing of every descriptor and a restart, and costs no
-//! descriptor. It tells nobody where the file lies, and a process that may open by it
-//! (CAP_DAC_READ_SEARCH) passes every directory's permissions: a handle comes from our own file
-//! system, never from a peer.
+//! descriptor. It does not tell the file's path, and a process that may open by it
+//! (CAP_DAC_READ_SEARCH) bypasses the permissions of all directories: so we take handles from our
+//! own file system alone, never from a peer.
 
 use rustix::fs::OFlags;
 use std::ffi::CStr;
@@ -49,8 +49,7 @@ impl Handle {
         Handle::made(fd, c"", libc::AT_EMPTY_PATH)
     }
 
-    /// The name of the inode that this one leads to in an open directory (symbolic links are not
-    /// followed).
+    /// The name of the inode of `name` in an open directory. Symbolic links are not followed.
     ///
     /// Errors   EOPNOTSUPP where the file system has no persistent names; ENOENT when there is no
     /// such name
@@ -66,7 +65,7 @@ impl Handle {
         };
         let mut mount: libc::c_int = 0;
         // SAFETY: both pointers are to live, writable values of this frame; the kernel writes at
-        // most `length` bytes behind the header, which is what `bytes` has. The name has its NUL.
+        // most `length` bytes behind the header, the size of `bytes`. The name has its NUL.
         let done = unsafe {
             libc::syscall(
                 libc::SYS_name_to_handle_at,
@@ -113,16 +112,16 @@ impl Handle {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the kernel just made this descriptor for us, and nobody else knows it.
+        // SAFETY: the kernel just made this descriptor for us; nothing else owns it.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Its kind and bytes, to be written down where nobody else can write.
+    /// Its kind and bytes, to store where no other user can write.
     pub fn parts(&self) -> (i32, &[u8]) {
         (self.kind, &self.bytes)
     }
 
-    /// The handle of which [`Handle::parts`] gave these.
+    /// The handle with these [`Handle::parts`].
     pub fn from_parts(kind: i32, bytes: &[u8]) -> Handle {
         Handle {
             kind,
@@ -133,17 +132,17 @@ impl Handle {
     /// A number that differs between two inodes that had the same inode number, one after the
     /// other.
     ///
-    /// The words of the handle folded by exclusive or. Of one inode number only the generation in
-    /// it differs, so that two generations never fold alike.
+    /// The words of the handle folded by exclusive or. Two handles with one inode number differ
+    /// only in the generation, so that they never fold alike.
     pub fn generation(&self) -> u32 {
         generation_of(&self.bytes)
     }
 
-    /// The handle of whatever inode has this number now, where the file system takes one without a
-    /// generation.
+    /// The handle of the inode that has this number now, where the file system takes a handle
+    /// without a generation.
     ///
     /// ext4 does: it reads generation 0 as "any". `like` is a handle of the same file system.
-    /// Returns  None where handles are made otherwise (XFS and btrfs want the generation)
+    /// Returns  None where handles have another form (XFS and btrfs need the generation)
     pub fn of_number(like: &Handle, number: u64) -> Option<Handle> {
         let number = u32::try_from(number).ok()?;
         if like.kind != KIND_INODE_AND_GENERATION || like.bytes.len() != 8 {
@@ -178,7 +177,7 @@ mod tests {
         path
     }
 
-    /// None, said aloud, where this needs root.
+    /// None, with a note that the test is skipped, where this needs root.
     fn opened(handle: &Handle, within: &OwnedFd) -> Option<io::Result<OwnedFd>> {
         match handle.open(within.as_fd(), OFlags::PATH) {
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Leases of files, as fcntl(2) has them: a file that nobody else has open, or mapped, for as long
-//! as need be.
+//! Leases of files (fcntl(2)): while we hold one, no other program has the file open or mapped.
 
 use rustix::fs::OFlags;
 use std::io;
@@ -9,28 +8,28 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 /// `F_SETSIG` of fcntl(2), which the libc crate lacks.
 const F_SETSIG: libc::c_int = 10;
 
-/// Have a file for ourselves: nobody else has it open, and a program that opens it waits until we
+/// Take a lease: no other program has the file open, and a program that opens it waits until we
 /// have closed it; with O_NONBLOCK it gets EWOULDBLOCK.
 ///
 /// Assumes  the caller owns the file, or has CAP_LEASE
-/// Errors   EAGAIN: somebody has it open, or mapped; EINVAL: the file system knows no leases
+/// Errors   EAGAIN: a program has it open, or mapped; EINVAL: the file system knows no leases
 pub(crate) fn take(file: impl AsFd) -> io::Result<()> {
-    // The kernel tells us by a signal of a program that waits, and the usual one, SIGIO, would end
-    // us. This one is ignored.
+    // The kernel signals us when a program waits. The usual signal, SIGIO, would end us; the
+    // default action of SIGURG is to ignore it.
     control(&file, F_SETSIG, libc::SIGURG)?;
     control(&file, libc::F_SETLEASE, libc::F_WRLCK)
 }
 
-/// Open what may be a FIFO that somebody put there, which nobody waits for, or a file of which
-/// somebody has a lease (a daemon that gives blocks back has one for a moment), which is waited for
-/// as by every program: the kernel ends it. `open`: with these flags, and nothing else changed.
+/// Open a name that may be a FIFO or a file under a lease. Does not wait for a FIFO's other end,
+/// but waits for the end of a lease, as every program does: the kernel ends it. A daemon that frees
+/// reserved blocks has a lease for a moment. `open`: opens with these flags added.
 ///
 /// Errors   those of `open`; never EAGAIN for a lease
 pub fn open_waiting(
     open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>,
 ) -> rustix::io::Result<OwnedFd> {
     match open(OFlags::NONBLOCK) {
-        // Said of regular files alone.
+        // Only a regular file gives this.
         Err(rustix::io::Errno::AGAIN) => open(OFlags::empty()),
         result => result,
     }
@@ -44,13 +43,13 @@ fn control(file: impl AsFd, command: libc::c_int, argument: libc::c_int) -> io::
     }
 }
 
-/// Whether another open file description, or a mapping of one, is of the same inode. O_PATH ones do
-/// not count.
+/// Whether another open file description, or a mapping of one, is of the same inode. Descriptors
+/// with O_PATH do not count.
 ///
 /// Errors   as [`take`], without EAGAIN
 pub fn is_open_elsewhere(file: impl AsFd) -> io::Result<bool> {
     match take(&file) {
-        // One that was broken meanwhile is gone already.
+        // Fails only if the kernel has ended the lease meanwhile.
         Ok(()) => {
             let _ = control(&file, libc::F_SETLEASE, libc::F_UNLCK);
             Ok(false)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The few system calls Rushes needs, behind types that cannot be misused.
 //!
-//! Nothing here decides: no policy, no retry beyond what the call itself needs, no logging. A
-//! feature that a kernel lacks is reported as a value, so that the daemon can say it once and go
+//! Nothing here decides: no policy, no retry beyond the needs of the call itself, no logging. A
+//! feature that a kernel lacks is returned as a value, so that the daemon can log it once and go
 //! on. `unsafe` is allowed here and in `engine/shm`, nowhere else; every block says why it is
 //! sound.
 #![allow(unsafe_code)]

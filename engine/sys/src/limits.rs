@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The resources that a process may have of the machine.
+//! The resource limits of this process.
 
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Take as many descriptors as the machine allows: every file that is open is one.
+/// Raise the limit of descriptors to the hard limit: every open file takes one.
 pub fn raise_descriptor_limit() -> Result<(), Errno> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -16,11 +16,11 @@ pub fn descriptor_count_max() -> u64 {
     getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }
 
-/// Write files of any length: what a shell or a service allows this process says nothing of the
-/// clients whose bytes it writes. A write past the limit that stays is an error from now on, and
-/// not the end of the process.
+/// Write files of any length: the limit that a shell or a service sets for this process is not
+/// meant for the clients whose bytes it writes. From now on a write past a limit that stays is an
+/// error, and does not end the process.
 ///
-/// Errors   the limit stays: more than it takes CAP_SYS_RESOURCE
+/// Errors   the hard limit stays: to raise it takes CAP_SYS_RESOURCE
 pub fn lift_file_size_limit() -> Result<(), Errno> {
     // SAFETY: no handler is installed; the signal is ignored.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
@@ -37,7 +37,7 @@ pub fn lift_file_size_limit() -> Result<(), Errno> {
             current: limit.maximum,
             ..limit
         };
-        // The most that it may be without anybody's leave.
+        // The most that takes no privilege.
         let _ = setrlimit(Resource::Fsize, most);
     })
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A piece of memory shared with other processes.
+//! A range of memory shared with other processes.
 //!
-//! There is no way to get a `&[u8]` of it: another process may change it at any time. Control words
-//! are atomics; bulk bytes are copied out, or written by the kernel.
+//! It gives no `&[u8]` of its bytes: another process may change them at any time. Control words are
+//! atomics; callers copy bulk bytes out, or the kernel writes them.
 
 use rustix::mm::{MapFlags, ProtFlags};
 use std::io;
@@ -37,7 +37,7 @@ impl Mapping {
     ///
     /// Assumes  the file has at least `bytes` and cannot shrink (sealed, or in a folder that only
     ///          root can enter): a shrunk file raises SIGBUS on touch.
-    /// Errors   what mmap(2) answers; EINVAL for zero bytes.
+    /// Errors   as mmap(2); EINVAL for zero bytes
     pub fn shared(fd: impl AsFd, bytes: usize, access: Access) -> io::Result<Mapping> {
         let protection = match access {
             Access::Read => ProtFlags::READ,
@@ -59,7 +59,7 @@ impl Mapping {
         Ok(Mapping { start, bytes })
     }
 
-    /// Memory of our own that nobody shares, zeroed, aligned to a page.
+    /// Private memory, zeroed, aligned to a page.
     pub fn private(bytes: usize) -> io::Result<Mapping> {
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: as in `shared`.
@@ -70,9 +70,9 @@ impl Mapping {
         Ok(Mapping { start, bytes })
     }
 
-    /// Have the kernel read bytes of a file into it. How many; fewer at the file's end.
+    /// Read bytes of a file into it (pread(2)). Returns how many; fewer at the file's end.
     ///
-    /// Errors   InvalidInput when they would not fit.
+    /// Errors   InvalidInput: they do not fit
     pub fn read_at(
         &self,
         file: impl AsFd,
@@ -85,7 +85,7 @@ impl Mapping {
         }
         let fd = file.as_fd().as_raw_fd();
         let position = libc::off_t::try_from(position).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: the target lies in the mapping (checked), which nobody holds a reference into.
+        // SAFETY: the target lies in the mapping (checked), and no reference into it exists.
         let count = unsafe {
             let target = self.start.as_ptr().add(offset);
             libc::pread(fd, target.cast(), bytes, position)
@@ -136,8 +136,7 @@ impl Mapping {
         .is_ok()
     }
 
-    /// Fault all of it in, so that a lack of memory shows now (Linux 5.14; before that it does
-    /// nothing).
+    /// Fault all of it in, so that a lack of memory shows now. Does nothing before Linux 5.14.
     pub fn populate(&self) -> io::Result<()> {
         // SAFETY: the range is ours; this touches pages without changing contents.
         let result = unsafe {
@@ -153,11 +152,11 @@ impl Mapping {
         }
     }
 
-    /// Fault a part of it in for writing, so that a store there finds its memory: none left would
-    /// be a SIGBUS.
+    /// Fault a part of it in for writing, so that a store there finds its memory: without memory it
+    /// would raise SIGBUS.
     ///
-    /// Errors   EFAULT: there is none left; EINVAL: a kernel before Linux 5.14, or a part that is
-    /// not of this mapping.
+    /// Errors   EFAULT: there is no memory; EINVAL: a kernel before Linux 5.14; InvalidInput: a
+    /// part that is not of this mapping
     pub fn populate_part(&self, offset: usize, bytes: usize) -> io::Result<()> {
         if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
             return Err(io::ErrorKind::InvalidInput.into());

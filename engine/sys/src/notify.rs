@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Telling systemd how we are (sd_notify(3)), without its library.
+//! Notifies systemd of our state (sd_notify(3)), without its library.
 
 use rustix::net::{
     AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType, sendto, socket_with,
@@ -8,9 +8,9 @@ use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
 
-/// Tell the service manager; `state` as in sd_notify(3): `READY=1`,
-/// `RELOADING=1\nMONOTONIC_USEC=…`, `STATUS=…`. False when there is none to tell (no
-/// NOTIFY_SOCKET). Never waits.
+/// Notify the service manager; `state` as in sd_notify(3): `READY=1`,
+/// `RELOADING=1\nMONOTONIC_USEC=…`, `STATUS=…`. False when there is none, that is, no
+/// NOTIFY_SOCKET. Never waits.
 pub fn notify(state: &str) -> io::Result<bool> {
     match std::env::var_os("NOTIFY_SOCKET") {
         Some(path) if !path.is_empty() => notify_at(&path, state).map(|()| true),

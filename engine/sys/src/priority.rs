@@ -28,8 +28,8 @@ pub fn nice(nice: i32) -> io::Result<()> {
     Ok(())
 }
 
-/// Let the calling thread's reads go only when no other process wants the disk (ioprio_set(2),
-/// class idle). Only schedulers that know classes heed it: bfq, mq-deadline, kyber.
+/// Put the calling thread's I/O into class idle (ioprio_set(2)): it goes only when no other process
+/// uses the disk. Only schedulers that know classes heed it: bfq, mq-deadline, kyber.
 ///
 /// Errors   none in practice; EINVAL from a kernel without it.
 pub fn idle_io() -> io::Result<()> {
@@ -37,7 +37,7 @@ pub fn idle_io() -> io::Result<()> {
     io_class(CLASS_IDLE)
 }
 
-/// Let the calling thread's reads and writes go as everybody's, after [`idle_io`].
+/// Give the calling thread's reads and writes ordinary priority again, after [`idle_io`].
 ///
 /// Errors   as there
 pub fn ordinary_io() -> io::Result<()> {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The data segment: the cache's bytes, one file, cut into slots, shared read-only with sessions.
 //!
-//! The daemon never touches the bytes itself: the kernel writes them (io_uring, `pread`) and
-//! clients read them. So this type hands out no reference to them; the few bytes that the daemon
-//! wants (a container's header) are copied by `pread` from the file.
+//! The daemon never reads the bytes itself: the kernel writes them (io_uring, `pread`) and clients
+//! read them. So this type hands out no reference to them; [`Segment::copy_out`] copies the few
+//! that a caller needs by `pread` from the file.
 //!
 //! **Huge pages.** Mapping a gigabyte in 4 KiB pages costs each session 80 ms of CPU, page by page
-//! as it first touches them: a quarter of what serving that gigabyte costs in all. A memfd gets
+//! as it first touches them: a quarter of the whole cost of serving that gigabyte. A memfd gets
 //! huge pages only if the administrator allows them for all shared memory (`shmem_enabled`, off by
 //! default), but a tmpfs has a mount option of its own. So [`SegmentHome::Anonymous`] makes a tmpfs
 //! that is mounted nowhere and dies with its last descriptor.
@@ -31,18 +31,18 @@ use std::sync::Arc;
 /// Where a segment lives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentHome<'a> {
-    /// Anonymous memory in huge pages; gone with its last holder. Where that is not possible (no
-    /// right to mount, before Linux 5.2), as [`SegmentHome::Memfd`].
+    /// Anonymous memory in huge pages; freed with its last descriptor. Where that is not possible,
+    /// for lack of the right to mount or before Linux 5.2, as [`SegmentHome::Memfd`].
     Anonymous,
-    /// Anonymous memory; gone with its last holder. Sealed: it can neither shrink nor grow, and
-    /// nobody else can ever write to it.
+    /// Anonymous memory; freed with its last descriptor. Sealed: it can neither shrink nor grow,
+    /// and no other process can write to it.
     Memfd,
-    /// A file on tmpfs in a folder only root can enter; its old contents are discarded. Locked
+    /// A file on tmpfs in a folder that only root can enter; its old contents are discarded. Locked
     /// (flock) as long as this process lives, so that two daemons cannot share one.
     File(&'a Path),
 }
 
-/// A fault of a segment that works all the same.
+/// A defect of a segment that still works.
 #[derive(Debug)]
 pub enum SegmentWarning {
     /// mlock was refused: under memory pressure the cache may be swapped out, and reads be late.
@@ -128,14 +128,14 @@ impl Segment {
         }
 
         let mut warnings = Vec::new();
-        // Advice first: locking faults the pages in, in whatever size they then have.
+        // Advice first: locking faults the pages in, and their size is fixed then.
         let advised = mapping.advise_huge() && huge_pages_for_shared_memory();
         if !huge && !advised {
             warnings.push(SegmentWarning::NoHugePages);
         }
         if let Err(error) = mapping.lock() {
             warnings.push(SegmentWarning::NotLocked(error));
-            // Taken now all the same, or a lack of memory would be a SIGBUS later.
+            // Fault the pages in all the same, or a lack of memory would raise SIGBUS later.
             mapping
                 .populate()
                 .map_err(|error| SysError::new("fill the cache", about(), error))?;
@@ -162,9 +162,9 @@ impl Segment {
 
     /// A new read-only descriptor of the segment, for a session.
     ///
-    /// Opened anew rather than duplicated: its own open file description, without the write access
+    /// Opened again rather than duplicated: its own open file description, without the write access
     /// that a duplicate would carry. On a tmpfs of our own it is opened through a read-only mount,
-    /// so that root cannot get that access back through /proc either (a memfd is sealed instead).
+    /// so that root cannot get that access back through /proc either. A memfd is sealed instead.
     pub fn session_fd(&self) -> io::Result<OwnedFd> {
         if let Some(readers) = &self.readers {
             let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -190,8 +190,8 @@ impl Segment {
     pub fn copy_in(&self, slot: SlotIndex, offset: u32, bytes: &[u8]) -> io::Result<usize> {
         let room = self.room(slot, offset)?;
         let length = bytes.len().min(room as usize);
-        // SAFETY: slot, offset and length were checked against the mapping; nobody holds a Rust
-        // reference to its bytes. Readers in other processes may see a mix, as with any device.
+        // SAFETY: slot, offset and length were checked against the mapping; no Rust reference to
+        // its bytes exists. Readers in other processes may see a mix, as with any device.
         unsafe {
             self.pointer(slot, offset)
                 .copy_from_nonoverlapping(NonNull::from(bytes).cast(), length);
@@ -234,7 +234,7 @@ impl Segment {
         unsafe { self.mapping.start().add(position) }
     }
 
-    /// Bytes of a slot, for a write out of it. Nobody may change them until it has ended.
+    /// Bytes of a slot, for a write out of it. They must not change until it has ended.
     ///
     /// Errors   InvalidInput: the slot has no such bytes.
     pub fn part(&self, slot: SlotIndex, offset: u32, bytes: u32) -> io::Result<MemoryPart> {
@@ -271,7 +271,7 @@ impl Segment {
     }
 }
 
-/// Its file, wherever it lies.
+/// Name of its file.
 const NAME: &str = "rushes-cache";
 
 /// A file in huge pages on a new tmpfs that is mounted nowhere, and a read-only view of that file
@@ -280,10 +280,10 @@ fn huge_file(bytes: u64) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
     let context = fsopen("tmpfs", FsOpenFlags::FSOPEN_CLOEXEC)?;
     let context = context.as_fd();
     fsconfig_set_string(context, "huge", "always")?;
-    // Not half of the memory, as by default: the file's size is the limit.
+    // No limit, instead of the default of half of the memory: the file's size bounds it.
     fsconfig_set_string(context, "size", "0")?;
     fsconfig_set_string(context, "mode", "0700")?;
-    // Linux 6.4. Without it locking in memory does the same.
+    // Linux 6.4. Before that, locking in memory has the same effect.
     let _ = fsconfig_set_flag(context, "noswap");
     fsconfig_create(context)?;
     let attributes = MountAttrFlags::MOUNT_ATTR_NOSUID
@@ -292,7 +292,7 @@ fn huge_file(bytes: u64) -> io::Result<(OwnedFd, Option<OwnedFd>)> {
     let root = fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let fd = openat(&root, NAME, flags, Mode::RUSR | Mode::WUSR)?;
-    // Not fallocate(2): it takes the pages without zeroing them, which is then done one by one.
+    // Not fallocate(2): it allocates the pages without zeroing them, so that each is zeroed later.
     ftruncate(&fd, bytes)?;
     Ok((fd, read_only_view(&root).ok()))
 }
@@ -347,8 +347,8 @@ fn memory_file_unsealed(name: &str, bytes: u64) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Nobody else may ever write to it, not even root through /proc; the mapping made before stays
-/// writable. FUTURE_WRITE came with Linux 5.1.
+/// Seal the file: no other process can write to it, not even root through /proc; the mapping made
+/// before stays writable. FUTURE_WRITE came with Linux 5.1; before that only the size is sealed.
 fn seal_for_readers(fd: &OwnedFd) -> io::Result<()> {
     let size = SealFlags::SHRINK | SealFlags::GROW;
     fcntl_add_seals(fd, size | SealFlags::FUTURE_WRITE).or_else(|_| fcntl_add_seals(fd, size))?;
@@ -359,15 +359,15 @@ fn tmpfs_file(path: &Path, bytes: u64) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let fd = open(path, flags, Mode::RUSR | Mode::WUSR)?;
     flock(&fd, FlockOperation::NonBlockingLockExclusive)?;
-    // To nothing and up again: all zero, no matter which process used it before.
+    // Truncate to 0 and extend: all bytes are zero, also after another process used the file.
     ftruncate(&fd, 0)?;
     ftruncate(&fd, bytes)?;
-    // Taken now, or a full tmpfs would be a SIGBUS later.
+    // Allocate the pages now, or a full tmpfs would raise SIGBUS later.
     fallocate(&fd, FallocateFlags::empty(), 0, bytes)?;
     Ok(fd)
 }
 
-/// True unless the kernel never gives huge pages to shared memory (the brackets mark the choice).
+/// True unless the kernel never gives huge pages to shared memory. Brackets mark the setting.
 fn huge_pages_for_shared_memory() -> bool {
     std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
         .is_ok_and(|text| !text.contains("[never]") && !text.contains("[deny]"))
@@ -413,7 +413,7 @@ mod tests {
         segment
     }
 
-    /// Nobody who was given the descriptor can write, not even by opening it anew as root.
+    /// A process with the session's descriptor cannot write, not even by opening it again as root.
     fn check_reopened(segment: &Segment) {
         let session = segment.session_fd().unwrap();
         let path = format!("/proc/self/fd/{}", session.as_raw_fd());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Seqpacket sockets that carry descriptors, and who is at the other end.
+//! Seqpacket sockets that carry descriptors, and the process at the other end.
 //!
-//! Every call here says MSG_DONTWAIT and MSG_NOSIGNAL itself: the flags of a shared description are
-//! not trusted, and a library inside somebody else's process must not raise SIGPIPE. Received
+//! Every call here passes MSG_DONTWAIT and MSG_NOSIGNAL itself: it does not trust the flags of a
+//! shared description, and a library inside another program must not raise SIGPIPE. Received
 //! descriptors are close-on-exec from the start (MSG_CMSG_CLOEXEC).
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -17,13 +17,13 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-/// Descriptors that one packet can bring; the kernel closes what is beyond and says so.
+/// Descriptors that one packet can bring; the kernel closes further ones and reports it.
 pub const PACKET_FDS_MAX: usize = 8;
 
 /// The process that connected, as the kernel recorded it at connect(2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Process id; 0 when it is in a process namespace that we cannot see into.
+    /// Process id; 0 when it is in a process namespace that we cannot see.
     pub pid: i32,
     /// User.
     pub uid: u32,
@@ -31,14 +31,14 @@ pub struct Peer {
     pub gid: u32,
 }
 
-/// A packet that came.
+/// A received packet.
 #[derive(Debug)]
 pub struct Packet {
     /// Its length. Units: bytes. More than the buffer given: it was cut.
     pub bytes: usize,
     /// Its descriptors.
     pub fds: Vec<OwnedFd>,
-    /// More came than could be taken; those are closed.
+    /// It brought more than [`PACKET_FDS_MAX`]; the kernel has closed the others.
     pub fds_cut: bool,
 }
 
@@ -63,8 +63,8 @@ pub fn listen_at(path: &Path) -> io::Result<OwnedFd> {
     }
     // fchmod on a socket before bind(2) gives the file its mode from its first moment (unix(7)).
     rustix::fs::fchmod(&socket, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
-    // Under its name from the moment on that it listens: a client that is turned away by a socket
-    // does not soon try the same one again.
+    // It gets its name only once it listens: a client that a socket refuses does not soon try the
+    // same one again.
     match std::fs::remove_file(new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -79,7 +79,7 @@ pub fn listen_at(path: &Path) -> io::Result<OwnedFd> {
 pub fn accept(listener: impl AsFd) -> io::Result<Option<OwnedFd>> {
     match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
         Ok(socket) => Ok(Some(socket)),
-        // Gone again before we looked: as if it had never been.
+        // The client is gone already: as if it had not connected.
         Err(
             rustix::io::Errno::AGAIN | rustix::io::Errno::CONNABORTED | rustix::io::Errno::INTR,
         ) => Ok(None),
@@ -138,15 +138,15 @@ pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
 }
 
 /// Whether the process at the other end is known to have ended. Its sockets may outlive it for a
-/// while: a ring of io_uring that has one is undone late, and until then a client that connects
-/// waits in the queue of nobody. False also where it cannot be seen from here.
+/// while: the kernel tears down an io_uring that holds one late, and until then a client that
+/// connects waits in a queue without a reader. False also if we cannot see the process.
 pub fn peer_has_ended(socket: impl AsFd) -> bool {
     let Some(pid) = peer(socket).ok().and_then(|peer| Pid::from_raw(peer.pid)) else {
         return false;
     };
     match pidfd_open(pid, PidfdFlags::empty()) {
         Ok(process) => {
-            // Readable from its end on, also while its parent has not asked for it.
+            // Readable once it has ended, also before its parent waits for it.
             let mut fds = [PollFd::new(&process, PollFlags::IN)];
             poll(&mut fds, Some(&Timespec::default())).is_ok_and(|count| count > 0)
         }
@@ -154,7 +154,7 @@ pub fn peer_has_ended(socket: impl AsFd) -> bool {
     }
 }
 
-/// Send one packet with descriptors, whole or not at all. WouldBlock: the peer does not take them.
+/// Send one packet with descriptors, whole or not at all. WouldBlock: the peer's queue is full.
 pub fn send(socket: impl AsFd, parts: &[&[u8]], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(PACKET_FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -251,7 +251,7 @@ mod tests {
         let packet = receive(&theirs, &mut [0; 4]).unwrap().unwrap();
         assert!(packet.fds_cut);
         drop(packet);
-        // Nobody holds the writing end any more: the pipe is at its end.
+        // All writing ends are closed: the pipe is at its end.
         assert_eq!(rustix::io::read(&pipe_out, &mut [0; 1]).unwrap(), 0);
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writing for others: our own descriptors of a file that somebody may write, blocks for it on the
+//! Writing for clients: our own descriptors of a file that a client may write, blocks for it on the
 //! client's account, its times.
 
 mod xfs;
@@ -22,7 +22,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// The access that a descriptor allows. Asks nobody but the kernel's table of descriptors.
+/// The access that a descriptor allows, by the kernel's table of descriptors alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allows {
     /// Reading.
@@ -32,7 +32,7 @@ pub struct Allows {
 }
 
 impl Allows {
-    /// The access that this one allows.
+    /// The access that `fd` allows.
     pub fn of(fd: impl AsFd) -> Allows {
         let Ok(flags) = fcntl_getfl(fd) else {
             return Allows::default();
@@ -52,32 +52,32 @@ impl Allows {
 pub struct WriteFile {
     /// O_DIRECT.
     pub direct: Arc<OwnedFd>,
-    /// Through the kernel's cache, for what is less than a page.
+    /// Through the kernel's cache, for bytes that fill no whole page.
     pub buffered: Arc<OwnedFd>,
 }
 
-/// The numbers that `statfs` gives file systems that write to a new place each time: of
-/// linux/magic.h, and bcachefs's own.
+/// `f_type` of file systems that write to a new place each time: btrfs (linux/magic.h) and
+/// bcachefs.
 const NEW_PLACES: [u64; 2] = [0x9123_683e, 0xca45_1a4e];
 
-/// Why a file is written by its client and not by us.
+/// Why clients write a file past the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotOurs {
-    /// Its file system writes to a new place each time: what is reserved is used for the first
-    /// write alone, and a snapshot takes that, too.
+    /// Its file system writes to a new place each time: reserved blocks serve the first write
+    /// alone, and not even that after a snapshot.
     NewPlaces,
-    /// Its bytes are shared with another file, compressed or moved when they are written.
+    /// Its bytes are shared with another file, compressed or in its inode: a write moves them.
     Moves,
-    /// A write by its user would take a set-id bit away.
+    /// A write by its user would clear a set-id bit.
     SetId,
     /// It has no direct I/O.
     Buffered,
 }
 
-/// Open a file for ourselves that its client may write. `file`: vetted before, as `reopen_vetted`
+/// Open a file that its client may write for ourselves. `file`: vetted before, as `reopen_vetted`
 /// does.
 ///
-/// Errors   the outer: the file system; the inner: it is better left to the client.
+/// Errors   the outer: the file system; the inner: the client should write it past the daemon
 pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFile, NotOurs>> {
     let found = fstat(&file)?;
     if found.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0 {
@@ -100,7 +100,7 @@ pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFil
     if status(&direct)?.key != key {
         return Err(io::Error::from_raw_os_error(libc::ESTALE));
     }
-    // An error that happened before is no error of our first write.
+    // An older error must not count against our first write.
     let _ = untold_error(&direct);
     Ok(Ok(WriteFile {
         direct: Arc::new(direct),
@@ -108,24 +108,24 @@ pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFil
     }))
 }
 
-/// Whether blocks of a file system can be had before the bytes that go into them.
+/// Whether a file system reserves blocks before the bytes that go into them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reserves {
-    /// The kernel reserves them (fallocate), and tells where they are.
+    /// It reserves them (fallocate), and its FIEMAP shows their places.
     Extents,
     /// It does not; why not.
     Never(&'static str),
-    /// It could not be tried, there is no room; what the kernel said.
+    /// The trial found no room; the kernel's error.
     Full(String),
-    /// It could not be tried; why not.
+    /// The trial failed; the kernel's error.
     Untried(String),
 }
 
 impl Reserves {
-    /// Find out by trying, in a file without a name below `folder`. Waits for the file system.
+    /// Try it in a file without a name in `folder`. Waits for the file system.
     ///
-    /// The calls are those that a written file gets, and the kernel's own: the C library's
-    /// posix_fallocate writes zeros where the kernel refuses, so it would say yes everywhere.
+    /// Uses the same calls as for a written file, and the kernel's fallocate(2): the C library's
+    /// posix_fallocate writes zeros where the kernel refuses, so it would succeed everywhere.
     pub fn of(folder: impl AsFd) -> Reserves {
         match unnamed(&folder) {
             Ok(file) => try_reserving(&file),
@@ -185,18 +185,19 @@ fn try_reserving(file: &OwnedFd) -> Reserves {
     }
 }
 
-/// Have the file system find out where blocks are free near `folder`, which it does when some are
-/// wanted, a page here and a page there: in a file without a name, that is gone at once. Waits for
-/// the file system.
+/// Make the file system look for free blocks near `folder`, for which it reads its maps page by
+/// page when a file needs some: by a reservation in a file without a name, which is deleted at
+/// once. Waits for the file system.
 ///
-/// Errors   there are none, or it knows no files without names
+/// Errors   no block is free, or the file system has no files without names
 pub fn look_for_blocks(folder: impl AsFd) -> io::Result<()> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::TMPFILE;
     let file = openat(&folder, ".", flags, Mode::RUSR | Mode::WUSR)?;
     Ok(fallocate(&file, FallocateFlags::KEEP_SIZE, 0, TRIAL_BYTES)?)
 }
 
-/// A file that has no name; where the file system makes none, one that loses its name at once.
+/// A file without a name; where the file system has no O_TMPFILE, one whose name is deleted at
+/// once.
 pub fn unnamed(folder: impl AsFd) -> io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
     let private = Mode::RUSR | Mode::WUSR;
@@ -213,11 +214,11 @@ pub fn unnamed(folder: impl AsFd) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Find a file again by its kernel handle, as the daemon reads it. `mount`: any open descriptor of
-/// its file system.
+/// Open a file by its kernel handle, to read it past the kernel's cache. `mount`: any open
+/// descriptor of its file system.
 ///
-/// Errors   ESTALE: there is no such file any more, if [`tells_what_is_gone`] says so; else it
-/// could not be looked for.
+/// Errors   ESTALE: the file is deleted, if [`tells_what_is_gone`] confirms it; else it could not
+/// be read
 pub fn open_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<Arc<OwnedFd>> {
     let flags = libc::O_RDONLY | libc::O_DIRECT;
     open_raw(mount, (kind, handle), flags).map(Arc::new)
@@ -225,8 +226,8 @@ pub fn open_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<
 
 /// The same for writing.
 ///
-/// Errors   as above, and EROFS, EPERM, ETXTBSY and the like: it is there, and may not be written
-/// now.
+/// Errors   as [`open_by_handle`]; EROFS, EPERM, ETXTBSY and the like: it exists, and cannot be
+/// written now
 pub fn open_writing_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<WriteFile> {
     let open = |flags: i32| open_raw(&mount, (kind, handle), flags).map(Arc::new);
     Ok(WriteFile {
@@ -237,20 +238,20 @@ pub fn open_writing_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io:
 
 /// Of statfs(2).
 const XFS_MAGIC: u64 = 0x5846_5342;
-/// Of ext2 and ext3 as well, which the same driver serves; one that does not has no count where it
-/// is looked for.
+/// Also of ext2 and ext3, which the same driver serves; another driver has no count of errors below
+/// /sys/fs/ext4.
 const EXT4_MAGIC: u64 = 0xef53;
 
-/// Whether a file whose handle is stale on this file system is gone. `root`: a folder of it, open
-/// for reading.
+/// Whether a file whose handle is stale on this file system is deleted. `root`: a folder of it,
+/// open for reading.
 ///
-/// The kernel says ESTALE as well when it could not read the inode (exportfs turns each error but
-/// ENOMEM into that), so it is believed only where a file can be made, and where ext4 has not found
-/// faults in itself since it was checked: one that cannot read an inode counts that. XFS counts
-/// nothing, and is asked for the inode by its number, which tells one that is free from one that
-/// cannot be read. Another file system, and an ext4 whose count cannot be read, prove nothing.
+/// The kernel also answers ESTALE when it could not read the inode (exportfs turns each error but
+/// ENOMEM into that). So ESTALE counts only where a file can be made, and where ext4 has counted no
+/// errors of its own since its last check: a failed read of an inode counts as one. XFS counts
+/// none, so we ask it for the inode by number, which tells a free one from one that cannot be read.
+/// Other file systems, and an ext4 whose count cannot be read, prove nothing.
 ///
-/// Errors   it does not tell; why not.
+/// Errors   it is not proved, with the reason
 pub fn tells_what_is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<()> {
     let found = rustix::fs::fstatvfs(&root)?;
     if found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
@@ -258,7 +259,7 @@ pub fn tells_what_is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Resu
     }
     match unnamed(&root) {
         Ok(_) => {}
-        // It works, and has no room.
+        // It is writable, and full.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {}
         Err(error) => return Err(error),
     }
@@ -271,7 +272,7 @@ pub fn tells_what_is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Resu
     }
 }
 
-/// The verdict of ext4's count of its faults. One that nobody could read is no count of 0.
+/// Judges ext4's count of its errors. A count that could not be read is no count of 0.
 fn has_no_faults(counted: io::Result<u64>) -> io::Result<()> {
     match counted {
         Ok(0) => Ok(()),
@@ -284,7 +285,7 @@ fn has_no_faults(counted: io::Result<u64>) -> io::Result<()> {
     }
 }
 
-/// The faults that ext4 has counted in its superblock.
+/// The count of errors in ext4's superblock.
 fn faults_counted(root: impl AsFd) -> io::Result<u64> {
     let device = fstat(root)?.st_dev;
     let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
@@ -297,15 +298,15 @@ fn faults_counted(root: impl AsFd) -> io::Result<u64> {
         .map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// The name of a file, by its kernel handle; of several names one. `mount`: any open descriptor of
-/// its file system.
+/// The path of a file, by its kernel handle; one of several. `mount`: any open descriptor of its
+/// file system.
 ///
-/// Errors   ESTALE: there is no such file any more; ENOENT: it has no name that the kernel knows.
+/// Errors   ESTALE: as [`open_by_handle`]; ENOENT: the kernel knows no name of it
 pub fn name_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<PathBuf> {
     let file = open_raw(&mount, (kind, handle), libc::O_PATH)?;
     let path = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     // A file that was not looked up since the start of the machine has no place in the kernel's
-    // tree: a slash alone.
+    // tree: its path is a slash alone.
     let named = std::fs::symlink_metadata(&path)?;
     let known = fstat(&file)?;
     if (named.dev(), named.ino()) == (known.st_dev, known.st_ino) {
@@ -336,28 +337,29 @@ fn open_raw(mount: impl AsFd, (kind, handle): (i32, &[u8]), flags: i32) -> io::R
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The state of blocks that a former daemon reserved for a file.
+/// The result of an attempt to free the blocks behind a file's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GivenBack {
-    /// Nothing of the file lies behind its end any more.
+    /// The file has no block behind its end any more.
     Done,
-    /// There is no such file any more.
+    /// The handle is stale.
     Gone,
-    /// Somebody has it open, and might be writing to it.
+    /// A program has it open, and might be writing to it.
     Busy,
 }
 
-/// Give back what lies behind the end of a file that nobody has open, by its kernel handle.
+/// Free the blocks behind the end of a file that no program has open, by its kernel handle.
 /// `mount`: any open descriptor of its file system.
 ///
-/// Only a lease makes that safe: giving back is cutting, and a program that lengthens the file at
-/// the same moment would lose bytes. While it is held a program that opens the file waits.
+/// Only a lease makes that safe: to free them is to truncate, and a program that lengthens the file
+/// at the same moment would lose bytes. While we hold the lease, a program that opens the file
+/// waits.
 ///
-/// Errors   the file system, or it knows no leases.
+/// Errors   those of the file system; EINVAL: it knows no leases
 pub fn give_back(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<GivenBack> {
     let file = match open_raw(mount, (kind, handle), libc::O_RDWR | libc::O_NONBLOCK) {
         Ok(file) => file,
@@ -370,21 +372,23 @@ pub fn give_back(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<Given
         }
     };
     let owner = fstat(&file)?;
-    // A lease is for a file's owner (or CAP_LEASE).
+    // Only a file's owner, or CAP_LEASE, may take a lease.
     match as_user(owner.st_uid, owner.st_gid, || lease::take(&file))? {
         Ok(()) => {}
         Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Ok(GivenBack::Busy),
         Err(error) => return Err(error),
     }
-    // Now, not before: until the lease somebody could write. It goes with the descriptor.
+    // Read the length now: before the lease a program could write. The lease ends with the
+    // descriptor.
     trim(&file, fstat(&file)?.st_size as u64)?;
     Ok(GivenBack::Done)
 }
 
-/// Do something on another user's account: that user's quota counts, and neither the reserve for
-/// root nor root's freedom from quotas applies. Only this thread changes, and changes back.
+/// Run `work` on another user's account: that user's quota counts, and neither the reserve for
+/// root nor root's exemption from quotas applies. Only this thread changes, and changes back.
 ///
-/// Errors   the thread cannot become that user; nothing is done then.
+/// Errors   its capabilities cannot be changed, and `work` does not run; or they cannot be restored
+/// after it. A failed setfsuid(2) is not detected: `work` then runs as the former user
 fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
     let before = capabilities(None)?;
     let mut without = before;
@@ -401,18 +405,18 @@ fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
         libc::setfsuid(former_uid as u32);
         libc::setfsgid(former_gid as u32);
     }
-    // setfsuid from 0 takes the file capabilities out of the effective set, and gives them back on
-    // its return to 0; what we took ourselves we give back ourselves.
+    // setfsuid from 0 removes the file capabilities from the effective set, and restores them on
+    // the return to 0; we restore the one that we removed ourselves.
     set_capabilities(None, before)?;
     result
 }
 
-/// Reserve blocks for `needed`, on this user's account, and on to `wished_end` if that can be had
-/// easily; where all bytes of the file are then. Nothing: some of them are another file's, too
-/// (somebody has made a copy that shares them), so that writing them takes blocks that nobody has
-/// reserved.
+/// Reserve blocks for `needed`, on this user's account, and on to `wished_end` if there is plenty
+/// of space. Returns the extents of the whole file. None of them: the file shares some with another
+/// one, such as a copy by reflink, so that a write takes blocks that are not reserved.
 ///
-/// Errors   ENOSPC, EDQUOT: not even what is needed; EOPNOTSUPP: this file system reserves nothing.
+/// Errors   ENOSPC, EDQUOT: no room even for `needed`; EOPNOTSUPP: this file system reserves no
+/// blocks
 pub fn reserve(
     file: impl AsFd,
     needed: ByteRange,
@@ -435,7 +439,7 @@ pub fn reserve(
                 Err(rustix::io::Errno::OPNOTSUPP) => {
                     return Err(rustix::io::Errno::OPNOTSUPP.into());
                 }
-                // Then what is needed: the disk may be fuller than it was, or the quota near.
+                // Then `needed` alone: the disk may be fuller than it was, or the quota near.
                 Err(_) => {}
             }
         }
@@ -447,7 +451,7 @@ pub fn reserve(
     Ok(extents::of(&file, extent_count_max)?.extents)
 }
 
-/// The blocks of a file on its disk; 0 when that cannot be told. Units: bytes.
+/// The blocks of a file on its disk; 0 when its status cannot be read. Units: bytes.
 pub fn taken(file: impl AsFd) -> u64 {
     fstat(file).map_or(0, |found| found.st_blocks as u64 * 512)
 }
@@ -458,11 +462,11 @@ fn spare(file: impl AsFd) -> io::Result<u64> {
     Ok(found.f_bavail / 16 * found.f_frsize)
 }
 
-/// Give back what was reserved past the end of a file that is `size` long, and leave its times as
-/// they were.
+/// Free the blocks that were reserved past the end of a file that is `size` long, and keep its time
+/// of modification.
 ///
-/// Errors   WouldBlock: it is of another length by now, since somebody writes to it; what was
-///          reserved is as it was. Others: the file system.
+/// Errors   WouldBlock: it has another length by now, since a program writes to it; its blocks are
+/// unchanged. Others: the file system
 pub fn trim(file: impl AsFd, size: u64) -> io::Result<()> {
     let before = fstat(&file)?;
     if before.st_size as u64 != size {
@@ -472,9 +476,9 @@ pub fn trim(file: impl AsFd, size: u64) -> io::Result<()> {
     if (before.st_blocks as u64) * 512 <= rounded {
         return Ok(());
     }
-    // No call gives back what lies behind the end and nothing else. Between the look above and this
-    // one are microseconds in which somebody else would have to lengthen the file that was just
-    // recorded.
+    // No call frees the blocks behind the end and nothing else. If a program lengthens the file in
+    // the microseconds between the check above and this call, its bytes are lost; but the file was
+    // just recorded.
     ftruncate(&file, size)?;
     set_modification(file, before.st_mtime, before.st_mtime_nsec as _)
 }
@@ -499,22 +503,21 @@ fn set_modification(file: impl AsFd, seconds: i64, nanoseconds: i64) -> io::Resu
     Ok(futimens(&file, &times)?)
 }
 
-/// Put all of a file on stable storage, its length and place too. Waits for the device.
+/// Make all of a file durable, also its length and place. Waits for the device.
 pub fn sync(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| fsync(&file))?)
 }
 
-/// The same for its bytes and what it takes to find them. Of a file with nothing to be written it
-/// makes the drive bring what it has in a memory of its own to the medium.
+/// The same for its bytes and the metadata that finds them. For a file without dirty pages it makes
+/// the drive flush its cache.
 pub fn sync_data(file: impl AsFd) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(|| fdatasync(&file))?)
 }
 
-/// Have the kernel write what it has of a file in its cache, and wait until the device has taken
-/// it: no journal, no flush. It costs next to nothing when the kernel has written it by itself.
+/// Write the dirty pages of a file, and wait until the device has taken them: no journal, no flush.
+/// It costs next to nothing when the kernel has written them by itself.
 ///
-/// Errors   what the device said, also of what was written before, since the last time that this
-/// descriptor was told.
+/// Errors   the device's error, also of earlier writes since this descriptor last reported one
 pub fn write_out(file: impl AsFd) -> io::Result<()> {
     let how = libc::SYNC_FILE_RANGE_WAIT_BEFORE
         | libc::SYNC_FILE_RANGE_WRITE
@@ -531,10 +534,11 @@ pub fn write_out(file: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// The error of writes of a file by the kernel that this descriptor has not got yet; the kernel
-/// tells each once. Waits for nothing, as it asks about a place behind the end of any file.
+/// Takes the error of the kernel's write-back of a file that this descriptor has not reported yet;
+/// the kernel reports each once. Waits for nothing, as it asks about a place behind the end of any
+/// file.
 ///
-/// Errors   what the device said
+/// Errors   the device's error
 pub fn untold_error(file: impl AsFd) -> io::Result<()> {
     let (place, length) = (i64::MAX & !0xffff, 0xffff);
     let how = libc::SYNC_FILE_RANGE_WAIT_BEFORE;
@@ -545,7 +549,7 @@ pub fn untold_error(file: impl AsFd) -> io::Result<()> {
     }
     let error = io::Error::last_os_error();
     match error.raw_os_error() {
-        // Where a sandbox or a file system does not know the call, nothing is known.
+        // A sandbox or a file system without the call: then no error is known.
         Some(libc::ENOSYS | libc::EPERM | libc::EINVAL | libc::ESPIPE) => Ok(()),
         _ => Err(error),
     }
@@ -554,8 +558,8 @@ pub fn untold_error(file: impl AsFd) -> io::Result<()> {
 /// `_IOR(0x15, 0, struct fsuuid2)` of linux/fs.h (Linux 6.9).
 const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
 
-/// By what a file system is known again: its UUID, or where the kernel does not tell it, the number
-/// that statfs(2) gives.
+/// The identity of a file system: its UUID, or where the kernel does not tell that, the number that
+/// statfs(2) gives.
 pub fn file_system_id(file: impl AsFd) -> io::Result<[u8; 16]> {
     // struct fsuuid2: length, then sixteen bytes.
     let mut uuid = [0u8; 17];
@@ -711,7 +715,7 @@ mod tests {
         assert!(told.to_string().contains("3 faults"), "{told}");
         let told = has_no_faults(Err(io::ErrorKind::PermissionDenied.into())).unwrap_err();
         assert!(told.to_string().contains("could not be read"), "{told}");
-        // A tmpfs has no device, and so no count; and is neither of the two that prove anything.
+        // A tmpfs has no device, and so no count; and is neither of the two that give a proof.
         let Ok(root) = std::fs::File::open("/dev/shm") else {
             crate::skip("there is no /dev/shm");
             return;
@@ -793,7 +797,7 @@ mod tests {
     fn another_account_is_left_again() {
         let before = capabilities(None).unwrap();
         let who = as_user(1234, 5678, || {
-            // SAFETY: as in `as_user`: -1 changes nothing and returns what is.
+            // SAFETY: as in `as_user`: -1 changes nothing and returns the present value.
             let ids = unsafe { (libc::setfsuid(u32::MAX), libc::setfsgid(u32::MAX)) };
             let now = capabilities(None).unwrap();
             (ids, now.effective.contains(CapabilitySet::SYS_RESOURCE))
@@ -820,7 +824,7 @@ mod tests {
         ));
         std::fs::create_dir(&path).unwrap();
         let folder = std::fs::File::open(&path).unwrap();
-        // tmpfs has fallocate, but no places; older ones have no direct I/O either.
+        // tmpfs has fallocate, but no FIEMAP; older ones have no direct I/O either.
         assert!(matches!(Reserves::of(&folder), Reserves::Never(_)));
         assert_eq!(std::fs::read_dir(&path).unwrap().count(), 0);
         std::fs::remove_dir(&path).unwrap();

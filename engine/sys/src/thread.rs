@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Doing one call as somebody else: user, group and umask of a single thread.
+//! Acts as another user for one call: user, group and umask of a single thread.
 //!
-//! The properties that a file system gives a new file hang on the user that asks: its owner, its
-//! group in a setgid directory, its mode under a default ACL, and the quota that counts. So a door
-//! that works as root asks as the caller. The C library changes credentials of all threads at once;
-//! the kernel does it for one, which is why these calls go past the library. Root's rights stay
-//! allowed meanwhile: whether the caller may was asked before.
+//! A new file's properties depend on the user that makes it: its owner, its group in a setgid
+//! directory, its mode under a default ACL, and the quota that counts. So a door that runs as root
+//! acts as the caller. The C library changes the credentials of all threads at once; the kernel
+//! does it for one, so these calls bypass the library. The thread keeps root's rights meanwhile:
+//! the caller's rights were checked before.
 
 use rustix::fs::Mode;
 use rustix::thread::{CapabilitySet, UnshareFlags, capabilities, set_capabilities, unshare_unsafe};
@@ -22,7 +22,7 @@ pub struct Identity {
     pub group: u32,
 }
 
-/// Until it is dropped, this thread makes files as somebody else.
+/// Until it is dropped, this thread makes files as another user.
 #[must_use = "dropping it makes the thread itself again"]
 #[derive(Debug)]
 pub struct ActingAs {
@@ -59,23 +59,22 @@ impl Drop for ActingAs {
         let Some((ours, effective)) = self.before else {
             return;
         };
-        // A thread that stayed somebody else would make the next caller's files in that user's
-        // name.
+        // A thread that stayed another user would make the next caller's files in that user's name.
         take_on(ours, effective).expect("a thread may always become itself again");
     }
 }
 
-/// Group first: once the user is another one, the right to change it is gone until it is raised
-/// again.
+/// Sets the group first: a change of the user drops the right to change it, until the capabilities
+/// are set again.
 fn take_on(identity: Identity, effective: CapabilitySet) -> io::Result<()> {
     file_group(identity.group);
     file_user(identity.user);
-    // Leaving user 0 takes the file capabilities from the effective set (capabilities(7)), never
+    // Leaving user 0 removes the file capabilities from the effective set (capabilities(7)), never
     // from the permitted one.
     let mut sets = capabilities(None)?;
     sets.effective = effective;
     set_capabilities(None, sets)?;
-    // setfsuid(2) reports no error: whether it worked is seen by asking.
+    // setfsuid(2) reports no error, so read the result.
     let now = Identity {
         user: file_user(u32::MAX),
         group: file_group(u32::MAX),
@@ -87,14 +86,14 @@ fn take_on(identity: Identity, effective: CapabilitySet) -> io::Result<()> {
     }
 }
 
-/// setfsuid(2): returns the one before; u32::MAX changes nothing.
+/// setfsuid(2): returns the former user; u32::MAX changes nothing.
 fn file_user(user: u32) -> u32 {
     // SAFETY: takes and returns a number; it touches this thread's credentials and no memory of
     // ours.
     unsafe { libc::syscall(libc::SYS_setfsuid, user) as u32 }
 }
 
-/// setfsgid(2): returns the one before; u32::MAX changes nothing.
+/// setfsgid(2): returns the former group; u32::MAX changes nothing.
 fn file_group(group: u32) -> u32 {
     // SAFETY: takes and returns a number; it touches this thread's credentials and no memory of
     // ours.
@@ -107,10 +106,11 @@ thread_local! {
 
 /// Set this thread's umask; other threads keep theirs.
 ///
-/// The first call parts the thread from the others' working folder as well (unshare(2), CLONE_FS).
+/// The first call also separates the thread's working folder from the others' (unshare(2),
+/// CLONE_FS).
 pub fn set_own_umask(mask: u32) -> io::Result<()> {
     if !HAS_OWN_UMASK.get() {
-        // SAFETY: CLONE_FS parts umask, root and working folder; no descriptor and no memory is
+        // SAFETY: CLONE_FS separates umask, root and working folder; no descriptor and no memory is
         // concerned.
         unsafe { unshare_unsafe(UnshareFlags::FS) }?;
         HAS_OWN_UMASK.set(true);

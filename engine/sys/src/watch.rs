@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Changes of files made by somebody else (fanotify).
+//! Changes of files by other processes (fanotify).
 //!
 //! Every served file gets a mark of its own inode, rather than its whole mount: then only writes to
-//! files that we serve wake us, whatever else the file system does. Events name the file by its
-//! kernel handle (FAN_REPORT_FID), which is compared with the handles of the files we watch:
-//! nothing is opened or asked of the file system, as the variant with event descriptors would.
+//! files that we serve wake us, and no others on the file system. Events name the file by its
+//! kernel handle (FAN_REPORT_FID), which we compare with the handles of the files we watch: we open
+//! nothing and ask the file system nothing, unlike with event descriptors.
 //!
 //! Changes that fanotify does not see: stores through a writable mmap, and writes by io_submit(2).
 //! See docs/decisions/0038-looks.md.
@@ -23,11 +23,10 @@ pub enum Change {
     Modified {
         /// Which file, as given to [`ChangeWatch::watch`].
         key: FileKey,
-        /// By whom. Sessions report their own writes, so theirs may be ignored.
+        /// The process that wrote. Sessions report their own writes, so theirs may be ignored.
         pid: i32,
     },
-    /// Something else about it changed: its names, its owner, its times. The author of the change
-    /// does not matter.
+    /// Its attributes changed: its names, its owner, its times. Also by this process.
     Attributes {
         /// Which file.
         key: FileKey,
@@ -88,8 +87,8 @@ impl ChangeWatch {
 
     /// Watch an open file, to be reported as `key`. Watching it twice is watching it once.
     ///
-    /// Errors   EOPNOTSUPP, ENODEV, EXDEV: the file system has no handles, its files cannot be
-    /// watched.
+    /// Errors   EOPNOTSUPP, ENODEV, EXDEV: the file system has no handles, so its files cannot be
+    /// watched
     pub fn watch(&mut self, file: impl AsFd, key: FileKey) -> io::Result<()> {
         let handle = handle_of(file.as_fd())?;
         self.mark(libc::FAN_MARK_ADD, file)?;
@@ -107,7 +106,7 @@ impl ChangeWatch {
         }
     }
 
-    /// Report what happened since last time; our own changes are left out. Never waits.
+    /// Report the changes since the last call, without our own modifications. Never waits.
     pub fn read(&mut self, mut report: impl FnMut(Change)) -> io::Result<()> {
         let mut buffer = [0u8; 4096];
         loop {
@@ -187,9 +186,8 @@ impl ChangeWatch {
     }
 }
 
-/// The kernel's handle of an open file: type (4 bytes), then the handle's bytes, as events carry
-/// it. By what the kernel finds a file again: kind (four bytes, host order), then the handle
-/// proper.
+/// The kernel's handle of an open file, by which the kernel finds it again, as events carry it:
+/// kind (four bytes, host order), then the handle proper.
 ///
 /// Errors   EOPNOTSUPP: the file system has none.
 pub fn handle_of(file: impl AsFd) -> io::Result<Box<[u8]>> {
@@ -283,7 +281,7 @@ mod tests {
             matches!(seen[..], [Change::Modified { key: k, pid }] if k == key && pid != 0),
             "{seen:?}"
         );
-        // A name less is told, also when it was us.
+        // The loss of a name is reported, also when this process removed it.
         std::fs::remove_file(&path).unwrap();
         assert_eq!(changes(&mut watch), [Change::Attributes { key }]);
         std::fs::write(&path, b"two").unwrap();

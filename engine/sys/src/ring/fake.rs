@@ -107,7 +107,7 @@ impl FakeRing {
         true
     }
 
-    /// Report whatever is watched and really ready now.
+    /// Report all watched descriptors that are really ready now.
     pub fn poll_now(&self) {
         for poll in self.polls() {
             let completion = if poll.bell {

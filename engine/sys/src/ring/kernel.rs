@@ -2,8 +2,8 @@
 //! The ring over the kernel's io_uring.
 //!
 //! Every request in flight has an entry in a table of fixed size; the kernel's tag is the entry's
-//! index and generation. Entries own what the kernel may still touch: the file, the io vectors, the
-//! word a doorbell is read into. An entry is reused only after the kernel's last word about it.
+//! index and generation. An entry owns the file, the io vectors and a doorbell's word, which the
+//! kernel may still touch. It is reused only after the kernel's last completion for it.
 
 use super::{Completion, FileWrite, PollId, RingFacts, RingLimits, SlotRead, Wait, pieces};
 use crate::error::errno_of;
@@ -23,13 +23,13 @@ use std::sync::Arc;
 const REGISTERED_BYTES_MAX: u64 = 1 << 30;
 /// At most so many registered buffers (IORING_MAX_REG_BUFFERS).
 const REGISTERED_COUNT_MAX: u64 = 1 << 14;
-/// Entries of the submission queue; more than that in one go are submitted in between.
+/// Entries of the submission queue; when it is full, the ring submits it.
 const SUBMISSION_ENTRIES: u32 = 256;
-/// Tag of requests whose answer nobody wants.
+/// Tag of requests whose completions are ignored.
 const TAG_NOBODY: u64 = u64::MAX;
 /// Generations wrap here, so that no tag is [`TAG_NOBODY`].
 const GENERATION_MASK: u32 = 0x7fff_ffff;
-/// How long a ring that is dropped waits for what the kernel still holds.
+/// How long the drop of a ring waits for requests that the kernel still holds.
 const DROP_WAIT: Duration = Duration::from_s(2);
 
 pub(super) struct KernelRing {
@@ -42,9 +42,9 @@ pub(super) struct KernelRing {
     /// Size of each registered buffer but the last; 0 when nothing is registered.
     registered_bytes: u64,
     free: Vec<u32>,
-    /// Watches whose completion was reported and which are to be armed again.
+    /// Watches to arm: new ones, and those whose completion was reported.
     rearm: Vec<u32>,
-    /// Reads to send (again) and cancellations that found the queue full.
+    /// Reads and writes to send again.
     resend: VecDeque<u32>,
     read_count: u32,
     poll_count: u32,
@@ -55,7 +55,7 @@ pub(super) struct KernelRing {
 struct Entry {
     generation: u32,
     user_data: u64,
-    /// True while a completion of it is to come from the kernel.
+    /// True while the kernel owes a completion for it.
     in_kernel: bool,
     /// Kept (with its capacity) from use to use, so that a read allocates nothing.
     vectors: Vec<libc::iovec>,
@@ -70,7 +70,7 @@ enum Use {
         fd: Arc<OwnedFd>,
         bell: bool,
     },
-    /// A removed watch that the kernel has not let go of.
+    /// A removed watch that the kernel still holds.
     Leaving {
         _fd: Arc<OwnedFd>,
     },
@@ -82,7 +82,7 @@ struct ReadState {
     expected: u64,
     done: u64,
     class: IoClass,
-    /// Of a write: the memory that the vectors point into, kept until it has ended.
+    /// For a write: the memory of the vectors, kept until it has ended.
     memory: Option<Box<[Arc<Mapping>]>>,
 }
 
@@ -261,7 +261,7 @@ impl KernelRing {
         unsafe { self.push(&cancel) };
     }
 
-    /// Hand what is queued to the kernel and wait as told.
+    /// Submit the queued requests to the kernel and wait by `wait`.
     pub(super) fn enter(&mut self, wait: Wait) -> Result<(), SysError> {
         while let Some(index) = self.resend.pop_front() {
             self.send_read(index);
@@ -274,8 +274,8 @@ impl KernelRing {
 
         let ready = !self.uring.completion().is_empty();
         let entered = match wait {
-            // Where completions are deferred to our asking, the crate sees the flag for it and
-            // asks.
+            // With deferred completions, the crate sees the kernel's flag for them and enters the
+            // kernel.
             Wait::No => self.uring.submit(),
             _ if ready => self.uring.submit(),
             Wait::Forever => self.uring.submit_and_wait(1),
@@ -315,7 +315,7 @@ impl KernelRing {
         }
     }
 
-    /// The meaning of a completion of the kernel to the caller; None when it is not for the caller.
+    /// The caller's completion for one of the kernel; None when it is not for the caller.
     fn take(&mut self, cqe: &cqueue::Entry) -> Option<Completion> {
         let (index, generation) = untag(cqe.user_data());
         let entry = self.entries.get_mut(index as usize)?;
@@ -398,7 +398,7 @@ impl KernelRing {
         };
         let sqe = sqe.user_data(tag(index, entry.generation));
         // SAFETY: the doorbell's word lives in the entry, which does not move and is not reused
-        // until the kernel has answered; nobody reads it.
+        // until the kernel has answered; no code reads it.
         unsafe { self.push(&sqe) };
         self.sent(index);
     }
@@ -489,17 +489,17 @@ impl KernelRing {
             if unsafe { self.uring.submission().push(sqe) }.is_ok() {
                 return;
             }
-            // The kernel takes the whole queue, or says that completions are in its way (EBUSY):
-            // with a completion queue as large as the table that does not last.
+            // The kernel takes the whole queue, or answers EBUSY when its completion queue has
+            // overflowed: that does not last, as this queue is as large as the table.
             let _ = self.uring.submit();
         }
     }
 }
 
 impl Drop for KernelRing {
-    /// Nothing the kernel may still write to is given back. Memory of a request that does not end
-    /// in time is leaked: a read that a hung disk answers in an hour must not land in memory that
-    /// by then is something else.
+    /// Frees no memory that the kernel may still write to. If a request does not end in time, its
+    /// memory is leaked: a read that a hung disk answers in an hour must not land in memory that
+    /// has another use by then.
     fn drop(&mut self) {
         let deadline = clock::now() + DROP_WAIT;
         let _ = self.uring.submit();
@@ -531,7 +531,7 @@ impl Drop for KernelRing {
 
 fn watch_result(user_data: u64, bell: bool, result: Result<u32, Errno>) -> Option<Completion> {
     if bell {
-        // EINTR, EAGAIN, ECANCELED: simply armed again. Anything else cannot happen to an eventfd.
+        // EINTR, EAGAIN, ECANCELED: arm it again. An eventfd gives no other error.
         return result.ok().map(|_| Completion::Bell { user_data });
     }
     let events = match result {
@@ -568,9 +568,9 @@ fn advance(vectors: &mut Vec<libc::iovec>, mut count: u64) {
     vectors.drain(..whole);
 }
 
-/// As ioprio_set(2) counts: class in the upper three bits, level 0 (first) to 7 below. The
-/// real-time class is used at a middle level, so that an operator can put something before or
-/// behind us.
+/// As ioprio_set(2) counts: class in the upper three bits, level 0 (first) to 7 below. We use a
+/// middle level of the real-time class, so that an operator can put other programs before or behind
+/// us.
 fn priority_of(class: IoClass) -> u16 {
     const fn prio(class: u16, level: u16) -> u16 {
         class << 13 | level
@@ -626,7 +626,8 @@ fn build(entry_count: u32) -> Result<(IoUring, bool), SysError> {
     }
 }
 
-/// Register the whole segment, in buffers of equal size. 0 when the kernel does not want it.
+/// Register the whole segment, in buffers of equal size. Returns that size; 0 when the kernel
+/// refuses.
 fn register(uring: &IoUring, segment: &Segment) -> u64 {
     let total = segment.mapping().bytes() as u64;
     let each = REGISTERED_BYTES_MAX.min(total);

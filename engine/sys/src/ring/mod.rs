@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Device reads, readiness of descriptors and one timer, through one io_uring.
 //!
-//! One `Ring` belongs to one thread, the one that made it (the kernel then needs no locks for it).
-//! A caller names files, slots and its own 64-bit tags; it never gives an address, so it cannot
-//! give a wrong one: the ring owns the segment that reads land in, and holds every file until the
-//! kernel has let go of it.
+//! One `Ring` belongs to the thread that made it, so that the kernel needs no locks for it. A
+//! caller names files, slots and its own 64-bit tags; it never gives an address, so it cannot give
+//! a wrong one: the ring owns the segment that reads land in, and holds every file until the kernel
+//! has released it.
 //!
 //! Readiness is level-triggered: a poll is armed again at the next [`Ring::submit_and_wait`] after
 //! its completion was taken, so work left undone is reported again and nothing is lost.
 //!
-//! [`Ring::fake`] makes a ring without a kernel; what completes, and how, is the test's choice.
+//! [`Ring::fake`] makes a ring without a kernel; the test chooses the completions and their
+//! results.
 
 mod fake;
 mod kernel;
@@ -51,7 +52,7 @@ pub struct RingFacts {
     pub buffers_registered: bool,
     /// Reads scattered over registered memory are possible (Linux 6.15).
     pub vectored_registered: bool,
-    /// Completions are run by our own thread only when it asks (Linux 6.1).
+    /// The kernel processes completions in our own thread, and only when it asks (Linux 6.1).
     pub deferred_completion: bool,
     /// The real-time I/O class was refused at least once (no CAP_SYS_NICE or CAP_SYS_ADMIN); such
     /// reads go as best effort.
@@ -63,12 +64,11 @@ pub struct RingFacts {
 pub struct SlotRead<'a> {
     /// From which file. Kept until the read has ended.
     pub file: &'a Arc<OwnedFd>,
-    /// Which bytes; may end past the file's end. With O_DIRECT start and end are multiples of what
-    /// the file demands.
+    /// Which bytes; may end past the file's end. With O_DIRECT start and end are multiples of the
+    /// file's alignment.
     pub range: ByteRange,
-    /// How many of them the file has, as far as the caller knows. A read that comes back shorter is
-    /// asked to go on from where it stopped, so that only the real end of the file makes a short
-    /// answer.
+    /// How many of them the file has, as far as the caller knows. The ring continues a shorter read
+    /// where it stopped, so that only the real end of the file makes a short answer.
     pub expected: ByteCount,
     /// Where to: the first byte goes to `range.start % slot_bytes` of the first.
     pub slots: &'a [SlotIndex],
@@ -78,7 +78,7 @@ pub struct SlotRead<'a> {
     pub user_data: u64,
 }
 
-/// Bytes of memory that a write takes.
+/// Bytes of memory for a write.
 #[derive(Clone, Debug)]
 pub struct MemoryPart {
     /// Kept until the write has ended.
@@ -96,8 +96,8 @@ pub struct FileWrite {
     pub file: Arc<OwnedFd>,
     /// Where its first byte goes. Units: bytes.
     pub offset: u64,
-    /// The memory, one part behind the other; with O_DIRECT each starts and ends where the file
-    /// demands.
+    /// The memory, one part behind the other; with O_DIRECT each starts and ends at the file's
+    /// alignment.
     pub parts: Vec<MemoryPart>,
     /// Priority at the device.
     pub class: IoClass,
@@ -114,7 +114,7 @@ impl FileWrite {
         self.parts.iter().map(|part| part.bytes as u64).sum()
     }
 
-    /// Errors   InvalidInput, with what does not fit.
+    /// Errors   InvalidInput, with the wrong sizes
     fn check(&self) -> io::Result<()> {
         let wrong = |what: String| Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         let count = self.parts.len();
@@ -151,7 +151,7 @@ pub enum Completion {
     Written {
         /// The caller's tag.
         user_data: u64,
-        /// How many bytes; all, unless something kept the kernel from it.
+        /// How many bytes; fewer than all only if the kernel could write no more.
         result: Result<ByteCount, Errno>,
     },
     /// A read ended; its bytes are in the slots.
@@ -176,7 +176,7 @@ pub enum Completion {
         /// The caller's tag.
         user_data: u64,
     },
-    /// The instant of [`Ring::wake_at`] has come. Said once.
+    /// The instant of [`Ring::wake_at`] has come. Reported once.
     Timer,
 }
 
@@ -251,9 +251,9 @@ impl Ring {
         }
     }
 
-    /// Have the ring hold a descriptor's file open until the kernel has let go of every request of
-    /// this ring, also when this process dies before: a lock on it says that some may still be
-    /// under way.
+    /// Let the ring hold a descriptor's file open until the kernel has ended every request of this
+    /// ring, also if this process dies before: while a lock on the file is held, requests may still
+    /// be under way.
     pub fn hold(&mut self, file: &OwnedFd) -> io::Result<()> {
         match &mut self.backend {
             Backend::Kernel(ring) => ring.hold(file),
@@ -261,8 +261,8 @@ impl Ring {
         }
     }
 
-    /// Watch a descriptor for reading and for its other end's going, until removed. It stays open
-    /// (as far as its other end can see) until then.
+    /// Watch a descriptor for reading and for the close of its other end, until removed. For its
+    /// other end it stays open until then.
     ///
     /// Errors   WouldBlock: `poll_count_max` are watched.
     pub fn poll_add(&mut self, fd: Arc<OwnedFd>, user_data: u64) -> io::Result<PollId> {
@@ -281,8 +281,8 @@ impl Ring {
         }
     }
 
-    /// Stop watching. Nothing more is reported for it, not even what the kernel has in store; an id
-    /// already removed does no harm.
+    /// Stop watching. Nothing more is reported for it, not even a completion that the kernel has
+    /// already; an id that was removed before does no harm.
     pub fn poll_remove(&mut self, id: PollId) {
         match &mut self.backend {
             Backend::Kernel(ring) => ring.poll_remove(id),
@@ -290,13 +290,13 @@ impl Ring {
         }
     }
 
-    /// Report [`Completion::Timer`] once at `at` (CLOCK_MONOTONIC); replaces what was asked before.
+    /// Report [`Completion::Timer`] once at `at` (CLOCK_MONOTONIC); replaces the former instant.
     /// [`Instant::NEVER`]: not at all. In the past: at once.
     pub fn wake_at(&mut self, at: Instant) {
         self.wake_at = at;
     }
 
-    /// Start what was queued, without waiting.
+    /// Start the queued requests, without waiting.
     pub fn submit(&mut self) -> Result<(), SysError> {
         match &mut self.backend {
             Backend::Kernel(ring) => ring.enter(Wait::No),
@@ -304,7 +304,7 @@ impl Ring {
         }
     }
 
-    /// Start what was queued and wait until there is a completion to take, or a signal came.
+    /// Start the queued requests and wait until there is a completion to take, or a signal came.
     pub fn submit_and_wait(&mut self) -> Result<(), SysError> {
         match &mut self.backend {
             Backend::Kernel(ring) => {
@@ -312,7 +312,7 @@ impl Ring {
                     Wait::Forever
                 } else {
                     let span = self.wake_at.since(clock::now());
-                    // A timer that is due must not keep other completions from being collected.
+                    // If the timer is due, still collect other completions.
                     if span == Duration::ZERO {
                         Wait::No
                     } else {

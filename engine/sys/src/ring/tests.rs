@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The ring over the kernel and over a test.
+//! The ring over the kernel, and the fake one.
 
 use super::*;
 use crate::{SegmentHome, bell};
@@ -81,7 +81,7 @@ fn next(ring: &mut Ring) -> Completion {
     panic!("nothing completed");
 }
 
-/// Read, and compare what lies in the slots with the file.
+/// Read, and compare the bytes in the slots with the file.
 fn check(
     ring: &mut Ring,
     segment: &Segment,
@@ -280,7 +280,7 @@ fn watched_descriptors_are_reported_until_drained_and_not_after_removal() {
         readable: true,
         hung_up: false,
     };
-    // Left undone, it is said again.
+    // Work left undone is reported again.
     assert_eq!(next(&mut ring), ready);
     assert_eq!(next(&mut ring), ready);
     crate::socket::receive(&*ours, &mut [0; 16]).unwrap();
@@ -445,7 +445,7 @@ fn fake_ring_completes_what_the_test_says() {
 
 #[test]
 fn read_that_stops_short_goes_on_where_it_stopped() {
-    // A pipe gives what it has; a device that gives a part does the same.
+    // A pipe returns the bytes that it has, like a device that returns a part.
     let (out, inward) = rustix::pipe::pipe().unwrap();
     let segment = segment(8);
     let mut ring = Ring::new(Arc::clone(&segment), limits()).unwrap();

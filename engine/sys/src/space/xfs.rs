@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The state of an inode by its number, as XFS gives it.
 //!
-//! open_by_handle_at(2) says ESTALE of an inode that is free and of one that cannot be read. The
-//! ioctl by which xfsdump walks a file system tells them apart (Linux 6.18, fs/xfs/xfs_itable.c):
-//! EINVAL or ENOENT of a free inode, EUCLEAN of one with a wrong checksum, EIO of one that the disk
-//! does not give.
+//! open_by_handle_at(2) answers ESTALE for a free inode and for one that cannot be read. The ioctl
+//! by which xfsdump walks a file system tells them apart (Linux 6.18, fs/xfs/xfs_itable.c): EINVAL
+//! or ENOENT for a free inode, EUCLEAN for one with a wrong checksum, EIO for one that the disk
+//! cannot read.
 
 use std::io;
 use std::mem::size_of;
@@ -16,9 +16,9 @@ const FSBULKSTAT_SINGLE: u64 = 0xc020_5866;
 /// inode numbers of 64 bits.
 const INO32_GEN: [i32; 2] = [1, 2];
 const WIDE: i32 = 0x80;
-/// Of `struct xfs_bstat`, generously. Units: bytes.
+/// More than the size of `struct xfs_bstat`. Units: bytes.
 const ANSWER_BYTES: usize = 256;
-/// Where that has `bs_gen`. Units: bytes.
+/// Offset of `bs_gen` in it. Units: bytes.
 const GENERATION_AT: usize = 108;
 
 /// `struct xfs_fsop_bulkreq`.
@@ -32,10 +32,10 @@ struct Request {
 
 const _: () = assert!(size_of::<Request>() == 32);
 
-/// The file of this stale handle is gone: its inode is free, or another file's. `root`: a folder of
-/// its file system.
+/// Whether the file of this stale handle is deleted: its inode is free, or another file's. `root`:
+/// a folder of its file system.
 ///
-/// Errors   its inode cannot be read, or is as the handle says; or it is no handle of XFS.
+/// Errors   its inode cannot be read, or matches the handle; or the handle is not of XFS
 pub(super) fn is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<()> {
     let (number, generation) = parts(kind, handle)
         .ok_or_else(|| io::Error::other("its handle has no form that XFS is known to use"))?;
@@ -194,8 +194,7 @@ mod tests {
         tells_what_is_gone(&root, removed.0, &removed.1).unwrap();
         let told = tells_what_is_gone(&root, damaged.0, &damaged.1).unwrap_err();
         assert_eq!(told.raw_os_error(), Some(libc::EUCLEAN));
-        // Nobody asks this of a file that can be opened; a caller that does is not told that it is
-        // gone.
+        // No caller asks this about a file that can be opened; still it does not count as deleted.
         tells_what_is_gone(&root, whole.0, &whole.1).unwrap_err();
     }
 }
