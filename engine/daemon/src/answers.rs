@@ -109,7 +109,7 @@ impl Daemon {
         })
     }
 
-    /// The rate that there is room for where nothing of that bitrate fits.
+    /// The highest halving of a bitrate of which a stream fits, where none of that bitrate does.
     fn lower_rate(&self, now: Instant, device: DeviceId, bitrate: u64) -> Option<LowerRate> {
         let halves = (1..=LOWER_HALVES).map(|halves| bitrate >> halves);
         halves.filter(|&bitrate| bitrate > 0).find_map(|bitrate| {
@@ -227,7 +227,7 @@ impl Daemon {
             expelled_session_count: self.counts.expelled,
             plain_open_count: self.counts.plain,
             reload_error: self.reload_error.clone(),
-            // Memory and CPU time are the desk's to fill in.
+            // The desk fills in memory and CPU time.
             ..DaemonStatus::default()
         }
     }
@@ -466,7 +466,7 @@ impl Daemon {
 
     pub(super) fn start_reload(&mut self) {
         if self.reloading {
-            // One is under way; a client that asked meanwhile gets its result.
+            // One is under way; its askers and those that come meanwhile get its result.
             return;
         }
         self.reloading = true;

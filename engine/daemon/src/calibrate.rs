@@ -48,7 +48,7 @@ pub struct Options {
     pub path: PathBuf,
     /// Within 8 s instead of a minute, and rougher.
     pub quick: bool,
-    /// Measure writes too, on a scratch file; otherwise they are concluded from the reads.
+    /// Measure writes too, on a scratch file; otherwise their model is that of the reads.
     pub writes: bool,
 }
 
@@ -152,7 +152,7 @@ pub struct Calibration {
 /// Why a device could not be measured.
 #[derive(Debug)]
 pub enum CalibrateError {
-    /// The path lies in memory: there is no device.
+    /// The path is on a file system in memory, which has no device.
     NoDevice {
         /// The path that was asked for.
         path: PathBuf,
@@ -436,7 +436,7 @@ fn scratch_bytes(folder: &Path, wanted: u64) -> io::Result<u64> {
     Ok(bytes)
 }
 
-/// A sample, and whether it belongs to the table: requests that were kept near do not.
+/// A sample, and whether it was a near request: those do not belong to the table.
 #[derive(Clone, Copy, Debug)]
 struct Timed {
     sample: Sample,
@@ -459,7 +459,7 @@ struct Meter<'a> {
 const NEAR_BYTES: u64 = 32 << 20;
 /// After more failed requests than this the measurement ends.
 const FAILED_COUNT_MAX: usize = 32;
-/// One in so many is near.
+/// One request in so many is near.
 const NEAR_EVERY: usize = 3;
 
 impl Meter<'_> {
@@ -569,7 +569,7 @@ impl Meter<'_> {
         }
     }
 
-    /// A small read that moves the head, near to where it is or anywhere.
+    /// A small read that moves the head to a near place or to any.
     fn go_somewhere(&mut self, near: bool) {
         if let Some(at) = self.pick(BLOCK_BYTES, near) {
             let result = self
@@ -675,7 +675,7 @@ fn rounded(value: f64) -> f64 {
 }
 
 impl Calibration {
-    /// As the server wants it.
+    /// The model in the server's units.
     pub fn model(&self) -> DeviceModel {
         DeviceModel {
             read: self.read.model(),
@@ -772,7 +772,7 @@ impl Calibration {
     }
 }
 
-/// Median residual past which a model is doubted. Units: percent.
+/// A model with a larger median residual is doubtful. Units: percent.
 const DOUBTFUL_PERCENT: f64 = 25.0;
 
 fn size_name(bytes: u64) -> String {

@@ -141,7 +141,7 @@ pub(crate) struct Daemon {
     pub(super) to_hear: Vec<SessionId>,
     core_wake: Instant,
     sweep_at: Instant,
-    /// When the next turn comes at the latest.
+    /// The latest time of the next turn.
     due: Instant,
     /// Load of others on each device, and the time of the next sample.
     foreign: HashMap<DeviceId, Foreign>,
@@ -168,7 +168,7 @@ pub(crate) struct Daemon {
     /// Why the last reload failed.
     pub(super) reload_error: Option<String>,
     pub(super) stopping: bool,
-    /// Buffers that did not get their bytes in the step that is being carried out.
+    /// Slots that the current step could not fill.
     pub(super) unfilled: Vec<SlotIndex>,
 }
 
@@ -400,7 +400,7 @@ impl Daemon {
         }
     }
 
-    /// Let doors in from now on.
+    /// Accept doors from now on.
     pub(crate) fn listen(&mut self, listener: Listener) {
         self.listener = Some(listener);
     }

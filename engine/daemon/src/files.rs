@@ -136,7 +136,7 @@ pub(crate) struct File {
     /// The kernel reported an error that may not come from a disk: the disk may lack bytes that the
     /// kernel's cache has.
     pub(crate) is_doubted: bool,
-    /// Its part of [`Files::descriptors`].
+    /// Its part of the descriptors of all files.
     counted: u64,
 }
 
@@ -146,7 +146,7 @@ pub(crate) struct File {
 #[derive(Debug, Default)]
 pub(crate) struct Headers {
     said: HashMap<(FileKey, u64), Option<RateHint>>,
-    /// Readings that were begun, and ended.
+    /// Reads of headers that were begun, and ended.
     pub(crate) begun_count: u64,
     pub(crate) ended_count: u64,
 }
@@ -180,7 +180,7 @@ pub(crate) struct Files {
 }
 
 impl File {
-    /// The number of descriptors that it costs to have it open.
+    /// The number of descriptors that it takes.
     fn descriptors(&self) -> u64 {
         let written = match &self.written {
             Some(Written { file: Ok(_), .. }) => WRITTEN_FILE_DESCRIPTORS,

@@ -57,7 +57,7 @@ pub(crate) enum Job {
         /// The user that writes to it through a lane, if one may.
         writer: Option<Writer>,
     },
-    /// Reserve, give back, set times.
+    /// Reserve blocks, free them, set times.
     Chore {
         file: FileId,
         generation: u64,
@@ -109,7 +109,7 @@ pub(crate) enum Job {
         /// Process of the door.
         pid: i32,
     },
-    /// How long is it now?
+    /// Read its length.
     Stat {
         file: FileId,
         generation: u64,
@@ -235,7 +235,7 @@ pub(crate) enum Looked {
 
 /// A file opened for ourselves.
 pub(crate) struct Found {
-    /// Whether it can be written through a lane.
+    /// The result for writes through a lane.
     pub(crate) looked: Looked,
     pub(crate) file: PrivateFile,
     /// On the file system's device, not the disk.

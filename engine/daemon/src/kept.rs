@@ -184,7 +184,7 @@ fn handle_in(record: &FileRecord) -> &[u8] {
     record.handle.get(..length).unwrap_or_default()
 }
 
-/// The remedy that an operator has.
+/// The operator's remedy.
 pub(crate) fn remedy(error: &io::Error) -> &'static str {
     match KernelError::from_io_error(error) {
         Some(KernelError::ROFS) => {
@@ -695,7 +695,7 @@ impl Daemon {
         sentences
     }
 
-    /// The error of its file system at the last attempt.
+    /// The error of its file system at the last attempt, as a clause.
     fn why_unwritten(&self, id: FileId) -> String {
         match self.why_not(id) {
             Some(errno) => {

@@ -31,11 +31,11 @@ struct Lane {
     next_file: u32,
     /// File of each published piece.
     pieces: HashMap<u32, FileId>,
-    /// Granted and not committed.
+    /// Open grants: granted, and neither committed nor aborted.
     grant_count: u32,
-    /// Its pages were written to since their memory was given back.
+    /// Pages were granted since its memory was freed.
     is_used: bool,
-    /// The core knows it.
+    /// The core has it.
     is_told: bool,
     /// Pieces of a former daemon that the core does not have yet, since their files could not be
     /// opened.

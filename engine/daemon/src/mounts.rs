@@ -260,7 +260,7 @@ mod tests {
         assert!((0..100).any(|_| !watch.has_changed()));
     }
 
-    /// Say aloud that a test is skipped, and why; it then returns.
+    /// Print that a test is skipped, and why; it then returns.
     ///
     /// Panics   when `RUSHES_TEST_ALL` is 1: under `make test` everything runs
     fn skip(sentence: &str) {

@@ -160,7 +160,7 @@ mod tests {
             }
         }
         assert_eq!(told, [0, 500, 1000, 1500]);
-        // The last of its changes is told too, and nothing after it.
+        // The core also gets the last of its changes, and nothing after it.
         assert_eq!(reports.next(), at(2000));
         assert_eq!(reports.overdue(at(2000)), [FILE]);
         assert_eq!(reports.next(), Instant::NEVER);
@@ -176,7 +176,7 @@ mod tests {
         assert_eq!(reports.next(), at(1300));
         assert_eq!(reports.overdue(at(1300)), [FILE]);
         assert!(reports.overdue(at(9000)).is_empty());
-        // Another file's report, or another process's, is not its own.
+        // A report of another file, or of another process, does not count.
         reports.noticed(at(9000), SMBD, FILE);
         reports.reported(at(9001), SMBD + 1, FILE);
         reports.reported(
@@ -187,7 +187,7 @@ mod tests {
                 inode: 3,
             },
         );
-        // A report of what was done long after does not speak for it either.
+        // Nor does a report that comes too late.
         reports.reported(at(9500), SMBD, FILE);
         assert_eq!(reports.overdue(at(10_000)), [FILE]);
     }

@@ -404,7 +404,7 @@ mod tests {
         let mut first = Reserved::open(&folder.0).unwrap();
         for inode in [10, 11, 12] {
             first.begin(&durable(inode)).unwrap();
-            // Once is enough.
+            // A second call adds no record.
             first.begin(&durable(inode)).unwrap();
         }
         assert_eq!(left_inodes(&first), [0; 0]);
@@ -413,7 +413,7 @@ mod tests {
         assert!(any_in(&folder.0));
         let mut next = Reserved::open(&folder.0).unwrap();
         assert_eq!(left_inodes(&next), [10, 12]);
-        // The place of the one that ended is taken again.
+        // The new record takes the place of the one that ended.
         next.begin(&durable(13)).unwrap();
         assert_eq!(next.next, 3);
         assert!(next.resume(durable(10).key) && !next.resume(durable(10).key));
@@ -446,7 +446,7 @@ mod tests {
         assert!(!next.resume_if_same(&another));
         next.begin(&another).unwrap();
         assert_eq!(left_inodes(&next), [10], "the former one is seen to");
-        // That it is gone says nothing of the one that has its number.
+        // The deleted file's record must not end that of the file with its number.
         assert_eq!(next.end_left(0, &durable(10).record()), None);
         drop(next);
         let mut last = Reserved::open(&folder.0).unwrap();

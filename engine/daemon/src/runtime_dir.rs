@@ -326,7 +326,7 @@ mod tests {
             mode(&path, 0o755);
         }
         assert!(is_trusted(&dir));
-        // A pipe to which nobody writes, and a link to bytes without an end.
+        // A link to endless bytes, and a pipe without a writer.
         std::fs::remove_file(dir.join("config")).unwrap();
         std::os::unix::fs::symlink("/dev/zero", dir.join("config")).unwrap();
         assert!(!is_trusted(&dir));
@@ -342,7 +342,8 @@ mod tests {
     #[test]
     fn a_folder_belongs_to_one_daemon_and_to_nobody_else() {
         let path = std::env::temp_dir().join(format!("rushes-run-{}", std::process::id()));
-        // A program that another test starts has our lock until it has closed what it inherited.
+        // A program that another test starts holds our lock until it has closed inherited
+        // descriptors.
         let free = |purpose| {
             let end = Instant::now() + Duration::from_secs(5);
             loop {
@@ -365,7 +366,7 @@ mod tests {
         );
         drop(first);
         drop(free(Purpose::Serve));
-        // A process that only recovers is waited for.
+        // A daemon waits for a process that only recovers.
         let recovers = free(Purpose::Recover);
         let found =
             RuntimeDir::holder(&path).map(|(pid, purpose)| (pid.as_raw_nonzero().get(), purpose));

@@ -49,7 +49,7 @@ pub(crate) struct Share {
     pub(crate) reserves: Reserves,
     /// Set when a watch on one of its files fails.
     pub(crate) unwatchable: AtomicBool,
-    /// The path leads elsewhere by now.
+    /// The path leads to another place by now.
     is_left: AtomicBool,
 }
 
@@ -186,7 +186,7 @@ impl Share {
     }
 
     fn held(&self) -> MutexGuard<'_, Option<Held>> {
-        // Nothing in it is changed in two steps.
+        // No change of it takes two steps, so it is consistent after a panic.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

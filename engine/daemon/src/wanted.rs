@@ -35,7 +35,7 @@ struct Wanted {
 /// All questions that doors have not answered.
 #[derive(Default)]
 pub(crate) struct Wants {
-    /// By number, and so by time.
+    /// By number, which is the order of time.
     wants: BTreeMap<u64, Wanted>,
     number_last: u64,
 }

@@ -180,7 +180,7 @@ mod tests {
         std::fs::write(path.join("a/b/1.dpx"), b"x").unwrap();
         let large = std::fs::File::create(path.join("a/large.mov")).unwrap();
         large.set_len(EXTENTS_BYTES_MIN).unwrap();
-        // A way up, which would never end.
+        // A link to the folder above: a walk through it would never end.
         std::os::unix::fs::symlink("..", path.join("a/up")).unwrap();
         let share = Share::open(&ShareConfig {
             name: String::from("s"),
@@ -195,7 +195,7 @@ mod tests {
         assert!(seen.mapped_count <= 1, "{seen:?}");
         let looks = share.reserves == Reserves::Extents;
         assert_eq!(seen.folder_count, if looks { 3 } else { 0 });
-        // Busy: it stands still, and ends when told to.
+        // Busy: it pauses, and ends when `stop` is set.
         idleness.busy.store(true, Ordering::Relaxed);
         start(Arc::new(share), idleness.clone(), true).unwrap();
         std::thread::sleep(Duration::from_millis(50));

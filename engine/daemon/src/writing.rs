@@ -135,7 +135,7 @@ impl Daemon {
                 file.0
             );
         };
-        // A write that is repeated changes nothing.
+        // A repeated write changes nothing for clients.
         if request.is_some() {
             written.changed_ns = space::wall_ns();
             // Before the piece is published: a later daemon takes the last time among the facts for
@@ -233,8 +233,8 @@ impl Daemon {
                     "blocks reserved for a file will stay reserved after a crash: {error}"
                 );
             }
-            // Small files have nothing of ours behind their end: there a client sees only the
-            // blocks that it asked for.
+            // No mark for a small file: it has no blocks of ours behind its end, so clients see
+            // only blocks that they asked for.
             if wished_end > needed.end() {
                 let FileKey { device, inode } = written.durable.key;
                 lanes.facts.set_reserved(device, inode);
@@ -743,7 +743,7 @@ fn more_like_it(unsaid: u64) -> String {
     }
 }
 
-/// The remedy that an operator has for a file that its file system does not let us write any more.
+/// The operator's remedy for a file that its file system does not let us write any more.
 pub(crate) fn remedy(errno: Errno) -> Option<&'static str> {
     match Code::from_raw_os_error(i32::try_from(errno.0).ok()?) {
         Code::PERM => {

@@ -158,7 +158,7 @@ fn who_is_not_root_gets_no_session() {
         .join()
         .unwrap()
     };
-    // The socket's mode is the first wall, the credentials the second.
+    // The socket's mode is the first barrier, the credentials are the second.
     let error = as_nobody(path.clone()).expect_err("mode 0600");
     assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
     let everybody = std::os::unix::fs::PermissionsExt::from_mode(0o666);
@@ -329,7 +329,7 @@ fn a_read_only_descriptor_gives_no_way_to_write() {
         let mut raw = world.raw();
         raw.open(1, &honest);
         raw.request([1, u64::from(*number) | 1 << 32, 0, 4096, 0, 0, 0, 0]);
-        // Also to end a write that was granted nothing.
+        // Also the end of a write without a grant.
         raw.expect_put_out(&format!("operation {number}"));
     }
     assert_eq!(world.expelled() - before, unknown.len() as u64);
@@ -457,7 +457,7 @@ fn a_client_that_dies_in_the_middle_of_a_read_leaves_nothing_behind() {
     world.end();
 }
 
-/// A file system that answers everything until it is told to hang, then nothing.
+/// A file system that answers all requests until `hang` is set, then none.
 struct Hanging {
     hang: Arc<AtomicBool>,
 }

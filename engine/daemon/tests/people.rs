@@ -148,7 +148,7 @@ fn reload_takes_over_what_it_can_and_says_what_it_cannot() {
     let rewrite = |text: &str| std::fs::write(daemon.config_file(), text).unwrap();
     let base = configuration(&daemon.folder.0, &share.0, "");
 
-    // Wrong: everything stays, and the sentence names the line.
+    // A wrong file: the old configuration stays, and the sentence names the line.
     rewrite(&format!("{base}[[rule]]\nmatch = \"*\"\nbitrate = 0\n"));
     let wrong = error(daemon.ask(&Ask::Reload {}));
     assert!(

@@ -187,7 +187,7 @@ fn a_file_replaced_underneath_is_another_file() {
     std::fs::rename(share.0.join("y"), share.0.join("x")).unwrap();
     let (_new, after) = open(&mut reader, &share.0, "x");
     assert!(read(&mut reader, after, 0, 200_000) == pattern(2, 100_000));
-    // A client that had the old one open still reads the old one.
+    // A client with the old file open still reads the old one.
     assert!(read(&mut reader, before, 100_000, 100_000) == pattern(1, 200_000)[100_000..]);
 }
 

@@ -22,7 +22,7 @@ use support::*;
 const FILE_BYTES: u64 = 16 << 20;
 const BAD: std::ops::Range<u64> = (4 << 20)..(5 << 20);
 
-/// One file of a pattern, a piece of which cannot be read.
+/// One file of a pattern with a range that cannot be read.
 struct Scratched(Vec<u8>);
 
 fn attributes(inode: u64) -> FileAttr {

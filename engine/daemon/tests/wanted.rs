@@ -84,8 +84,8 @@ fn number_of(wanted: &WantedFile) -> u64 {
 #[test]
 fn frames_are_asked_for_by_the_names_of_the_tree_and_are_there_when_they_are_opened() {
     let world = World::new();
-    // Bytes fetched of frames that were written less than two seconds ago are fetched again when
-    // they are opened.
+    // The daemon fetches the bytes of frames that were written less than two seconds ago again
+    // when they are opened.
     std::thread::sleep(Duration::from_millis(2100));
     let (mut first, mut second) = (world.door(9), world.door(9));
     world.play(&mut first, 1);

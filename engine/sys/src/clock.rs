@@ -25,7 +25,7 @@ pub(crate) fn is_fresh(seconds: i64, nanoseconds: u32, span: Duration) -> bool {
 }
 
 unsafe extern "C" {
-    /// tzset(3), which the libc crate has not.
+    /// tzset(3), which the libc crate lacks.
     fn tzset();
 }
 

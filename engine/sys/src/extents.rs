@@ -6,12 +6,12 @@ use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
-/// Where a file lies, as far as it was asked.
+/// The extents of a file, up to a number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExtentMap {
     /// Ascending by offset in the file; without holes and bytes that have no place yet.
     pub extents: Vec<Extent>,
-    /// False: there are more than were asked for.
+    /// False: there are more than that number.
     pub complete: bool,
 }
 

@@ -10,7 +10,7 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Made in one process; knows whether it still is in that one.
+/// Made in one process; tells whether it still is in that one.
 #[derive(Debug)]
 pub struct ForkGuard {
     page: NonNull<u8>,

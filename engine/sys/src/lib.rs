@@ -40,7 +40,7 @@ pub use ring::{
 };
 pub use segment::{Segment, SegmentHome, SegmentWarning, memory_file};
 
-/// Say aloud that a test is skipped, and why; it then returns.
+/// Print that a test is skipped, and why; it then returns.
 ///
 /// Panics   when `RUSHES_TEST_ALL` is 1: under `make test` everything runs
 #[cfg(test)]

@@ -113,7 +113,7 @@ pub fn open_writing(file: impl AsFd, key: FileKey) -> io::Result<Result<WriteFil
 pub enum Reserves {
     /// It reserves them (fallocate), and its FIEMAP shows their places.
     Extents,
-    /// It does not; why not.
+    /// It does not; the reason.
     Never(&'static str),
     /// The trial found no room; the kernel's error.
     Full(String),
@@ -411,9 +411,10 @@ fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
     result
 }
 
-/// Reserve blocks for `needed`, on this user's account, and on to `wished_end` if there is plenty
-/// of space. Returns the extents of the whole file. None of them: the file shares some with another
-/// one, such as a copy by reflink, so that a write takes blocks that are not reserved.
+/// Reserve blocks for `needed`, on this user's account, and on to `wished_end` within a 16th of the
+/// free space, if the file system grants that. Returns the extents of the whole file; none if it
+/// shares some with another file, such as a copy by reflink, since a write to those takes blocks
+/// that are not reserved.
 ///
 /// Errors   ENOSPC, EDQUOT: no room even for `needed`; EOPNOTSUPP: this file system reserves no
 /// blocks

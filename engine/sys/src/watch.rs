@@ -70,7 +70,7 @@ impl ChangeWatch {
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a new descriptor that nobody else owns.
+        // SAFETY: a new descriptor; nothing else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(ChangeWatch {
             fd: Arc::new(fd),
@@ -97,7 +97,7 @@ impl ChangeWatch {
         Ok(())
     }
 
-    /// Watch it no longer. `file` is any descriptor of it.
+    /// Stop watching it. `file` is any descriptor of it.
     pub fn unwatch(&mut self, file: impl AsFd, key: FileKey) {
         if let Some(handle) = self.handles.remove(&key) {
             self.files.remove(&handle);

@@ -29,7 +29,7 @@ pub struct Fit {
     pub span_ns: u64,
     /// Transfer.
     pub bytes_per_second: u64,
-    /// Requests that it rests on.
+    /// Requests that were fitted.
     pub sample_count: u32,
     /// Half of the requests were off by less than this part of their predicted time. Units:
     /// percent.
@@ -43,7 +43,7 @@ pub struct Fit {
 }
 
 impl Fit {
-    /// As the server wants it.
+    /// The model in the server's units.
     pub fn model(&self) -> ServiceModel {
         ServiceModel {
             fixed: Duration(self.fixed_ns),

@@ -276,7 +276,7 @@ pub(super) struct Scratch {
     file: File,
     /// Its size. Units: bytes.
     pub(super) bytes: u64,
-    /// Where it lies on its file system's device; empty when that cannot be told.
+    /// Where it lies on its file system's device; empty when that is not known.
     extents: Vec<Extent>,
     partition_offset: u64,
 }

@@ -192,7 +192,7 @@ impl Calibration {
 
     /// The calibration of this very device, if one is kept in `state_dir`.
     ///
-    /// Errors   a file is there and cannot be read or makes no sense
+    /// Errors   the file cannot be read, or its values are impossible
     pub fn load_for(
         state_dir: &Path,
         identity: &Identity,

@@ -337,7 +337,7 @@ fn tables<'a, 'i>(
     sections
 }
 
-/// `[write]`: how much clients may have written that disks do not have yet, and for how long.
+/// `[write]`: size and age of the write buffer.
 fn read_write(reader: &mut Reader<'_>, mut section: Section<'_, '_>) -> (u64, Duration) {
     let buffer = section.size(reader, "buffer_bytes");
     let age = section.duration(reader, "age");
@@ -361,7 +361,7 @@ fn read_write(reader: &mut Reader<'_>, mut section: Section<'_, '_>) -> (u64, Du
     (bytes, age.map_or(default, |age| Duration(age.value)))
 }
 
-/// `[cache]`: how large, in which pieces.
+/// `[cache]`: its size, and that of a buffer.
 fn read_cache(reader: &mut Reader<'_>, mut section: Section<'_, '_>) -> (u64, u32) {
     let cache = section.size(reader, "bytes");
     let buffer = section.size(reader, "buffer_bytes");

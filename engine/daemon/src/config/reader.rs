@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Walks a parsed TOML document and remembers where everything stood.
+//! Walks a parsed TOML document and remembers the line of each value.
 //!
 //! serde would stop at the first mistake and lose the line of a value that is well-formed but
 //! wrong; an operator fixes a file faster when every finding is there at once, with its line.

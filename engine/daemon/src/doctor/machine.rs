@@ -28,7 +28,7 @@ pub(super) fn examine(config: Option<&Config>, findings: &mut Vec<Finding>) {
         ));
     }
     findings.push(io_uring());
-    // The rights of this user say nothing of the daemon's.
+    // An ordinary user lacks rights that the daemon has.
     if geteuid().is_root() {
         findings.push(fanotify());
     }

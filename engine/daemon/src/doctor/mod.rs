@@ -346,7 +346,7 @@ mod tests {
         let found = said_of("bytes", b"\xff\xfe");
         let remedy = found[0].remedy.as_ref().unwrap();
         assert!(remedy.ends_with("as text in UTF-8"), "{remedy}");
-        // A file that is there is never replaced by the sample.
+        // The remedy never replaces an existing file by the sample.
         let mut found = Vec::new();
         read_config(&std::env::temp_dir(), &mut found);
         let remedy = found[0].remedy.as_ref().unwrap();

@@ -78,7 +78,7 @@ pub(super) fn members_of(folder: &Path, known: &[PathBuf]) -> Vec<PathBuf> {
     all
 }
 
-/// Itself, or folders right below it.
+/// The folder itself if it is a member, else the members right below it.
 pub(super) fn members_in(folder: &Path) -> Vec<PathBuf> {
     if is_member(folder) {
         return vec![real(folder)];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A peer that keeps to no rule: packets and ring entries by hand.
+//! A peer that may break every rule: packets and ring entries by hand.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use rushes_core::format::{MAGIC, PLAIN, RING_ENTRIES, VERSION, message, op, ring};
@@ -180,7 +180,7 @@ impl Raw {
         (id, both as u32, (both >> 32) as u32)
     }
 
-    /// Panics unless a read of the handle is answered with "do it yourself".
+    /// Panics unless the daemon answers a read of the handle with [`PLAIN`].
     pub(crate) fn expect_plain(&mut self, handle: u32, what: &str) {
         let id = u64::from(handle) + 1;
         self.read(id, handle, 0, 100);

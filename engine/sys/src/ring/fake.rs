@@ -96,7 +96,7 @@ impl FakeRing {
         true
     }
 
-    /// End the first read with this tag as told, without reading. False: there is none.
+    /// End the first read with this tag by `result`, without reading. False: there is none.
     pub fn finish(&self, user_data: u64, result: Result<ByteCount, Errno>) -> bool {
         if self.take(user_data).is_none() {
             return false;
@@ -166,7 +166,7 @@ impl FakeRing {
         self.lock().writes.clone()
     }
 
-    /// End the first write with this tag as told, without writing. False: there is none.
+    /// End the first write with this tag by `result`, without writing. False: there is none.
     pub fn finish_write(&self, user_data: u64, result: Result<ByteCount, Errno>) -> bool {
         let mut state = self.lock();
         let Some(position) = state

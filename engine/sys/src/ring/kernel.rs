@@ -348,7 +348,7 @@ impl KernelRing {
                         self.resend.push_back(index);
                         return None;
                     }
-                    // EINTR, EAGAIN: not an answer.
+                    // EINTR, EAGAIN: send it again.
                     Err(Errno(4 | 11)) => {
                         self.resend.push_back(index);
                         return None;
@@ -515,7 +515,7 @@ impl Drop for KernelRing {
             while self.next_completion().is_some() {}
             self.resend.clear();
             self.rearm.clear();
-            // A read that would be sent again counts as ended.
+            // A request that would be sent again counts as ended.
         }
         // SAFETY: dropped once, here, and not used afterwards.
         unsafe { ManuallyDrop::drop(&mut self.uring) };

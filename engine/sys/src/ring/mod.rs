@@ -325,7 +325,7 @@ impl Ring {
         }
     }
 
-    /// The next completion that is there, without waiting. The timer's comes last.
+    /// The next completion, without waiting. The timer's comes last.
     pub fn next_completion(&mut self) -> Option<Completion> {
         let (taken, now) = match &mut self.backend {
             Backend::Kernel(ring) => (ring.next_completion(), None),
