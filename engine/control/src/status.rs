@@ -223,7 +223,7 @@ pub struct DeviceStatus {
     pub write_bridged_bytes: u64,
     /// Of the bytes read, gaps between wanted ranges, which no read had asked for.
     pub read_bridged_bytes: u64,
-    /// Turns in which it was sent one request, or several at once.
+    /// Turns in which the daemon sent it requests, one or several.
     pub batch_count: u64,
     /// Flushes of its volatile cache before a read.
     pub flush_count: u64,
@@ -350,7 +350,7 @@ pub struct StreamStatus {
     /// Of those, answered later than their contract promised.
     #[serde(default)]
     pub promised_late_count: u64,
-    /// How far the latest of `late_count` was behind its due time.
+    /// The largest lateness among the reads of `late_count`.
     pub worst_lateness_ms: f64,
     /// Late reads by guilty stage.
     pub guilty: GuiltyStatus,
