@@ -439,7 +439,7 @@ def figure_grow(runs):
     """2 and 4 clients that play a file 2 s behind its recorder, beside stock: no frame late in five runs."""
     words = ["--workload", "grow", "--clients", "2,4", "--server", "rushes,stock", "--seconds", 25, "--runs", 5]
     report = edited(runs, "behind", *words)
-    late = {mix: rows_of(report, mix)["rushes"]["late_frames"][2] for mix in ("grow=2", "grow=4")}
+    late = {mix: kinds_of(report, mix, "rushes")["grow"]["late_frames"][2] for mix in ("grow=2", "grow=4")}
     return verdict(not any(late.values()), f"frames late in the worst run: {late}")
 
 
