@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The door as a whole: one pool, its nodes, and what goes on in the background.
+//! The door as a whole: one pool, its nodes, and its background threads.
 
 use crate::bytes::data::Full;
 use crate::bytes::descriptors::Descriptors;
@@ -27,12 +27,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// Read ahead by the kernel; its default of 128 KiB is little for media. Units: KiB.
+/// The kernel's read-ahead; its default of 128 KiB is too little for media. Units: KiB.
 const READ_AHEAD_KIB: u32 = 4096;
 
 /// How far the members' log of names may be behind.
 const NAMES_LAG: Duration = Duration::from_secs(1);
-/// Under load the log of names is behind for seconds, and catches up: nobody has to know.
+/// Under load the log of names is behind for seconds, and catches up without a message.
 const TOLD_AFTER: Duration = Duration::from_secs(60);
 
 /// Serves one pool.
@@ -43,37 +43,37 @@ pub(crate) struct Door {
     pub(crate) engine: Arc<Engine>,
     pub(crate) finishers: Finishers,
     pub(crate) lines: Arc<Lines>,
-    /// The state for the process after this one. None: there is none.
+    /// The state for the next process. None: there will be none.
     pub(crate) table: Option<Arc<Table>>,
-    /// Without a table.
+    /// Used without a table.
     pub(crate) next_handle: AtomicU64,
-    /// The kernel reads objects itself where it is told to.
+    /// The kernel can read objects itself.
     pub(crate) can_pass: AtomicBool,
-    /// None: nobody serves the mount yet.
+    /// None: no process serves the mount yet.
     pub(crate) notices: OnceLock<Notices>,
-    /// Where the daemon has its sockets.
+    /// The folder with the daemon's sockets.
     pub(crate) runtime_dir: Option<PathBuf>,
-    /// Why the last text was no wish, so that it is said once.
+    /// Why the last text was no valid policy, so that the log has it once.
     pub(crate) wish_fault: Mutex<String>,
-    /// That had no room for a file that is bound to them, and have none since, as far as is known:
-    /// said once.
+    /// Classes that had no room for a file bound to them, and have had none since, as far as is
+    /// known: each is in the log once.
     pub(crate) full_classes: Mutex<BTreeSet<Class>>,
-    /// Held while a link is made or goes.
+    /// Held while a link is made or removed.
     pub(crate) links: Mutex<()>,
     pub(crate) removed_serial: AtomicU64,
     pub(crate) burials: Burials,
     pub(crate) closing: AtomicBool,
-    /// Held while removed files go for good.
+    /// Held while removed files are deleted for good.
     pub(crate) burying: Mutex<()>,
-    /// Work on the pool as a whole: one thing at a time.
+    /// Work on the pool as a whole: one job at a time.
     pub(crate) care: Care,
     pub(crate) tidying: Tidying,
     pub(crate) full: Full,
-    /// The pool is idle when nobody has asked for bytes for so long.
+    /// The pool is idle if no program has asked for bytes for so long.
     pub(crate) tidy_after: Duration,
     pub(crate) names: NameLog,
     pub(crate) unsettled: Unsettled,
-    /// Inodes that the log of names does not know as they are now.
+    /// Inodes whose present state is not in the log of names.
     changed: Mutex<Vec<Arc<Node>>>,
 }
 
@@ -90,8 +90,8 @@ pub(crate) struct Statistics {
 }
 
 impl Door {
-    /// `tidy_after`: as in [`crate::mount`]. `kept`: the table that goes on from one process to the
-    /// next, and the state that the one before left.
+    /// `tidy_after`: as in [`crate::mount`]. `kept`: the table that passes from one process to the
+    /// next, and the state that the former process left.
     pub(crate) fn new(
         pool: Pool,
         place: Option<&DaemonPlace>,
@@ -142,7 +142,7 @@ impl Door {
             full: Full::default(),
             tidy_after,
         };
-        // Removed files that a door before us left.
+        // Removed files that an earlier door left.
         door.something_removed();
         if let Some(left) = left {
             door.nodes.know(left.nodes);
@@ -160,8 +160,8 @@ impl Door {
         }
     }
 
-    /// A name leads there now; None: it is gone. Told while the kernel holds the folder's lock, so
-    /// in order.
+    /// The name now leads to this node; None: it is gone. Called while the kernel holds the
+    /// folder's lock, so in order.
     pub(crate) fn name_changed(&self, folder: u64, name: &OsStr, node: Option<&Arc<Node>>) {
         self.tell_name(folder, name, node.map_or(0, |node| node.number));
         if let Some(node) = node {
@@ -169,15 +169,15 @@ impl Door {
         }
     }
 
-    /// An inode is about to be renamed: a checkpoint of names that ends before we tell of it is not
-    /// to be believed.
+    /// An inode is about to be renamed: a checkpoint of names that ends before the log has the
+    /// rename is invalid.
     pub(crate) fn moves(&self, number: u64) {
         if number != 0 && self.may_be_folder(number) {
             self.names.folder_moved();
         }
     }
 
-    /// As [`Door::name_changed`], of a rename, by the inode's number; 0: nowhere.
+    /// Like [`Door::name_changed`] for a rename, by the inode's number; 0: nowhere.
     pub(crate) fn name_leads_to(&self, folder: u64, name: &OsStr, number: u64) {
         self.moves(number);
         self.tell_name(folder, name, number);
@@ -185,7 +185,7 @@ impl Door {
 
     fn tell_name(&self, folder: u64, name: &OsStr, number: u64) {
         self.names.name(folder, name.as_bytes(), number);
-        // Its times.
+        // The folder's times.
         if let Ok(folder) = self.nodes.get(folder) {
             self.changed(&folder);
         }
@@ -199,7 +199,7 @@ impl Door {
         })
     }
 
-    /// Anything that stat(2) or an attribute says is different now.
+    /// Some value of stat(2) or an attribute has changed.
     pub(crate) fn changed(&self, node: &Arc<Node>) {
         if !node.is_told.swap(true, Ordering::AcqRel) {
             locked(&self.changed).push(Arc::clone(node));
@@ -209,7 +209,7 @@ impl Door {
     pub(crate) fn take_changed(&self) -> Vec<Inode> {
         let nodes = std::mem::take(&mut *locked(&self.changed));
         let as_it_is = |node: &Arc<Node>| {
-            // First, so that what changes from here on is told again.
+            // First, so that a later change enters the node again.
             node.is_told.store(false, Ordering::Release);
             let fd = self.nodes.descriptor(node).ok()?;
             rushes_pool::inode(node.number, fd.as_fd()).ok()
@@ -217,7 +217,7 @@ impl Door {
         nodes.iter().filter_map(as_it_is).collect()
     }
 
-    /// Until the door closes: members know the catalogue as it was a second ago.
+    /// Runs until the door closes: members know the catalogue as it was a second ago.
     pub(crate) fn log_names_now_and_then(&self) {
         let mut lag = Lag::default();
         while !self.closing.load(Ordering::Acquire) {
@@ -232,12 +232,12 @@ impl Door {
         }
     }
 
-    /// When nobody changes anything any more.
+    /// Call it when nothing changes any more.
     pub(crate) fn log_names_at_last(&self) {
         self.names.write_last(&self.pool, || self.take_changed());
     }
 
-    /// Bytes are the members', files the catalogue's.
+    /// Bytes are those of the members, files those of the catalogue.
     pub(crate) fn statistics(&self) -> Answer<Statistics> {
         const BLOCK_BYTES: u64 = 4096;
         let usage = self.pool.usage();
@@ -255,7 +255,7 @@ impl Door {
     }
 }
 
-/// How long something has not been as it should be.
+/// How long a state has been bad.
 #[derive(Debug, Default)]
 struct Lag {
     since: Option<Instant>,
@@ -263,7 +263,7 @@ struct Lag {
 }
 
 impl Lag {
-    /// True once for each time that it lasts.
+    /// True once for each bad period.
     fn is_to_be_told(&mut self, now: Instant, is_well: bool) -> bool {
         if is_well {
             *self = Lag::default();
@@ -274,7 +274,7 @@ impl Lag {
     }
 }
 
-/// Let the kernel read further ahead on this mount.
+/// Raises the kernel's read-ahead on this mount.
 pub(crate) fn raise_read_ahead(folder: &Path) -> io::Result<()> {
     let found = rustix::fs::stat(folder)?;
     let (major, minor) = (

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The mount of a pool: names and attributes on the catalogue's tree, data on the members' objects.
 //!
-//! Node ids, rights, coherence, and what is refused: docs/decisions/0022.
+//! Node ids, rights, coherence, and refused requests: docs/decisions/0022.
 
 mod bytes;
 mod daemon;
@@ -23,8 +23,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Mount an open pool on a folder. Bytes in shares of the daemon at this place are read and written
-/// by way of it, as long as there is one. With a schedule the pool tidies itself when nobody has
+/// Mounts an open pool on a folder. Reads and writes of bytes in shares of the daemon at this place
+/// go through it, as long as it runs. With a schedule the pool tidies itself when no program has
 /// asked for bytes for `tidy_after`.
 ///
 /// Assumes  root
@@ -42,23 +42,23 @@ pub fn mount(
     )
 }
 
-/// Nobody, root neither, makes anything in the folder as long as no pool is mounted there, from now
-/// on.
+/// Keeps all programs, also root's, from creating files in the folder while no pool is mounted
+/// there, from now on.
 ///
-/// Errors   a sentence: its file system does not know that, say
+/// Errors   a sentence: its file system does not support that, for example
 pub fn protect(folder: &Path) -> Result<(), String> {
     kernel::mounting::protect(folder)
 }
 
-/// Ask for all that a process that serves a mount needs for itself.
+/// Asks the kernel for the resources of a process that serves a mount.
 pub(crate) fn ask_of_the_machine() {
     // The crate `fuser` has such a buffer for each thread.
     rushes_sys::heap::map_large_buffers();
-    // A shell's thousand is less than a mount keeps open.
+    // A shell's limit of a thousand is less than a mount keeps open.
     if let Err(error) = rushes_sys::limits::raise_descriptor_limit() {
         tracing::warn!("cannot raise the limit of open files: {error}");
     }
-    // A program that writes has been measured by its own limit.
+    // The kernel has checked a writing program against its own limit.
     if let Err(error) = rushes_sys::limits::lift_file_size_limit() {
         tracing::warn!(
             "cannot raise the limit of file sizes (ulimit -f), so files cannot be longer: {error}"

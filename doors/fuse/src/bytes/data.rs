@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes to the objects that the layout names, piece by piece; and what else is done to them.
-//! Reads: reads.rs.
+//! Writes bytes to the objects that the layout names, piece by piece. Also here: allocation, holes,
+//! copies, searches for holes, and syncs. Reads: reads.rs.
 //!
 //! No program gets "no space" while a member has room: bytes that do not fit go elsewhere, in the
 //! middle of a file if need be. Bytes that no object has are zero.
@@ -24,46 +24,46 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Copied by one request at most; the kernel asks again. Units: bytes.
+/// One request copies so much at most; the kernel asks again. Units: bytes.
 const COPY_BYTES_MAX: u64 = 16 << 20;
-/// At a time. Units: bytes.
+/// One step of a copy. Units: bytes.
 const COPY_CHUNK_BYTES: usize = 1 << 20;
-/// A pool reserves at least so much where it gives bytes a place. Units: bytes.
+/// The pool reserves at least so much when it gives bytes a place. Units: bytes.
 const BLOCK_BYTES: u64 = 4096;
-/// FALLOC_FL_… that are answered: keep the size, punch a hole, make zero.
+/// The supported FALLOC_FL_… flags: keep the size, punch a hole, make zero.
 const KEEP_SIZE: u32 = 1;
 const PUNCH_HOLE: u32 = 2;
 const ZERO_RANGE: u32 = 16;
 /// Between two looks for room in a pool that has none.
 const LOOK_FOR_ROOM_EVERY: Duration = Duration::from_millis(100);
-/// Space that a daemon reserved for files that were just closed is free again when they are
-/// written, by then.
+/// By then the daemon has written files that were just closed, and freed the space that it reserved
+/// for them.
 const ROOM_COMES_BY: Duration = Duration::from_millis(1500);
 const SEEK_DATA: i32 = 3;
 const SEEK_HOLE: i32 = 4;
 
-/// Since when no member has had room for a byte.
+/// The instant since which no member has had room for a byte.
 #[derive(Debug, Default)]
 pub(crate) struct Full(Mutex<Option<Instant>>);
 
 impl Full {
-    /// No member has room. Whether some may have soon, so that it is worth looking again: only
-    /// beside a daemon, and once, not for each write.
+    /// No member has room. Returns whether another look is worth it, because a member may soon have
+    /// room: only beside a daemon, and for one such time in all, not for each write.
     fn may_end(&self, beside_daemon: bool) -> bool {
         let since = *locked(&self.0).get_or_insert_with(Instant::now);
         beside_daemon && since.elapsed() < ROOM_COMES_BY
     }
 
-    /// A member has room.
+    /// A member has room again.
     fn ended(&self) {
         *locked(&self.0) = None;
     }
 }
 
-/// Others learn this of an object by an operation on it.
+/// What other doors learn of the object after an operation on it.
 #[derive(Clone, Copy, Debug)]
 enum Known {
-    /// It reaches to the end of the piece at least.
+    /// The object reaches at least to the end of the piece.
     Written,
     /// Nothing: a reservation behind its end leaves it as long as it was.
     Nothing,
@@ -71,17 +71,18 @@ enum Known {
 
 /// The outcome of one piece of a write or an allocation.
 enum Piece {
-    /// So many bytes are done.
+    /// The number of bytes that are done.
     Done(u64),
-    /// It needs a place, or another one.
+    /// The byte needs a place, or another one.
     NoPlace(Option<(Object, SpillReason)>),
 }
 
-/// Do it to the whole length, or to as much from the start on as there is room for, down to one
-/// block.
+/// Does the operation on the whole length, or on as much from the start on as there is room for,
+/// down to one block.
 ///
-/// A file system may refuse a long write whole although its first block is reserved. Were that
-/// taken for a full member, two full ones would hand the same bytes to and fro for ever.
+/// A file system may refuse a long write whole although it has reserved the first block. If the
+/// door took that for a full member, two full members would hand the same bytes to and fro for
+/// ever.
 fn less_and_less(start: u64, length: u64, mut act: impl FnMut(u64) -> Answer<u64>) -> Answer<u64> {
     let least = (BLOCK_BYTES - start % BLOCK_BYTES).min(length);
     let mut tried = length;
@@ -96,7 +97,7 @@ fn less_and_less(start: u64, length: u64, mut act: impl FnMut(u64) -> Answer<u64
     }
 }
 
-/// An operation behind the end goes elsewhere when its member cannot do it.
+/// An operation behind the end goes to another member when its member cannot do it.
 fn piece_of(done: Answer<u64>, located: &Located, behind_end: bool) -> Answer<Piece> {
     let moved = |reason| Ok(Piece::NoPlace(Some((located.object, reason))));
     match done {
@@ -159,14 +160,14 @@ impl Door {
         if done == 0 {
             return result.map(|()| 0);
         }
-        // One that grew has the time of that.
+        // A file that grew got its mtime by that.
         if offset + done <= size_before {
             self.written(file, 0)?;
         }
         Ok(done as usize)
     }
 
-    /// Through the daemon's lane, else on the object itself.
+    /// Writes through the daemon's lane, else to the object itself.
     fn write_piece(&self, node: &Node, file: &OpenFile, at: u64, data: &[u8]) -> Answer<Piece> {
         let state = file.state();
         let (located, fd) = match self.place_of(node, file, &state, at)? {
@@ -204,23 +205,24 @@ impl Door {
             );
         }
         if let Ok(count) = done {
-            // Before somebody can change the layout: bytes behind the end have no place.
+            // Before another thread can change the layout: bytes behind the end would have no
+            // place.
             file.grow(at + count)?;
         }
-        // The daemon may mean bytes that it took before: their writer is to get the error, so that
-        // nothing goes elsewhere in silence.
+        // The error may be of bytes that the daemon took before. Their writer must get it, so these
+        // bytes do not silently go to another member.
         self.note_failure(located.object, "write to an object", &done);
         piece_of(done, &located, at >= file.size())
     }
 
-    /// An answer to what was done to an object: its member is known to fail if it says so.
+    /// Looks at the result of an operation on an object. The error may show that its member fails.
     fn note_failure<T>(&self, object: Object, operation: &'static str, done: &Answer<T>) -> bool {
         let member = self.pool.member(object.member);
         let failed = done.as_ref().err().zip(member);
         failed.is_some_and(|(error, member)| member.note_failure(operation, *error))
     }
 
-    /// Where a byte is, opened for writing.
+    /// Finds the place of a byte, and opens its object for writing.
     #[allow(clippy::type_complexity)]
     fn place_of(
         &self,
@@ -236,8 +238,8 @@ impl Door {
         else {
             return Ok(Err(Piece::NoPlace(None)));
         };
-        // A member that is emptied gets nothing new, also of what is there already. It is as if it
-        // were full.
+        // A draining member takes no new bytes, not even of files that it has already. It counts as
+        // full.
         let number = located.object.member;
         if at >= file.size() && !self.pool.takes_bytes(number) && !self.pool.is_lost(number) {
             let why = (located.object, SpillReason::Full);
@@ -259,7 +261,7 @@ impl Door {
         }
     }
 
-    /// Size and time of the stub follow what was written.
+    /// Sets the stub's size and time after a write.
     fn written(&self, file: &OpenFile, end: u64) -> Answer<()> {
         if file.grow(end)? {
             return Ok(());
@@ -281,13 +283,13 @@ impl Door {
         )
     }
 
-    /// No member has room. Whether some may have by now, or soon, so that it is worth looking
-    /// again.
+    /// No member has room. Returns whether another look is worth it, because a member may have room
+    /// by now or soon.
     ///
-    /// `full`  since when there is none
+    /// `full`  since when no member has room
     fn room_may_come(&self, sought: &mut RoomSought, full: &Full) -> bool {
         if self.room_comes(sought) {
-            // Room of files that the daemon has open comes a little later.
+            // Files that the daemon has open free their room a little later.
             full.ended();
             return true;
         }
@@ -298,9 +300,10 @@ impl Door {
         may_end
     }
 
-    /// Do something to a range in each object it lies in, making places as they are needed.
+    /// Does an operation on a range, in each object that holds a part of it, and makes places as
+    /// they are needed.
     ///
-    /// Returns  how much is done from the start on, and what ended it
+    /// Returns  how much is done from the start on, and the error that ended it
     fn piece_by_piece(
         &self,
         node: &Node,
@@ -310,8 +313,8 @@ impl Door {
     ) -> (u64, Answer<()>) {
         let mut done = 0;
         let mut sought = RoomSought::default();
-        // A member that writes to new places may refuse even what was reserved there: each is asked
-        // twice at most for one byte.
+        // A member on a copy-on-write file system may refuse even a write to reserved blocks: the
+        // door asks each member twice at most for one byte.
         let tries_max = 2 * self.pool.members().len() + 2;
         let mut tries = 0;
         while done < total {
@@ -348,7 +351,7 @@ impl Door {
         (done, Ok(()))
     }
 
-    /// One piece, on the object itself: nobody else reads or writes the file meanwhile.
+    /// Changes one piece on the object itself. No other thread reads or writes the file meanwhile.
     fn change_piece(
         &self,
         node: &Node,
@@ -444,10 +447,10 @@ impl Door {
         done
     }
 
-    /// Whether there may be room for all that is asked: a request that cannot fit is not begun, or
-    /// others would get "no space" meanwhile.
+    /// Refuses a request that cannot fit before it begins; else other writers would get "no space"
+    /// meanwhile.
     fn may_fit(&self, file: &OpenFile, before: &RoomBefore) -> Answer<()> {
-        // Others may have room enough.
+        // Other members may have room enough.
         let (mut sought, full) = (RoomSought::default(), Full::default());
         loop {
             let room = {
@@ -464,16 +467,15 @@ impl Door {
         }
     }
 
-    /// It did not fit after all: the room taken for it is free for others again. Room that somebody
-    /// else reserved in the same file at the same time may go with it.
+    /// The allocation did not fit after all: frees the room that it took. Room that another program
+    /// reserved in the same file at the same time may go with it.
     fn give_back_since(&self, node: &Node, file: &OpenFile, before: &RoomBefore) {
         let mut state = file.change();
         let Some(mut layout) = state.layout.clone() else {
             return;
         };
         let is_passed = self.is_passed(node, file, &state);
-        // The daemon first writes all it has of it; afterwards it learns anew which blocks there
-        // are.
+        // The daemon first writes all it has of the file, and afterwards looks up its blocks again.
         let Ok(held) = self.hold(node, &state, |_| true) else {
             return;
         };
@@ -540,7 +542,7 @@ impl Door {
             at = end;
         }
         match whence {
-            // No object, or data to the end: the end counts as a hole.
+            // Without an object, or with data up to the end, the end counts as a hole.
             SEEK_HOLE
                 if state
                     .layout
@@ -554,7 +556,7 @@ impl Door {
         }
     }
 
-    /// Returns fewer bytes than asked when it is much: the kernel asks again.
+    /// May copy fewer bytes than asked, if it is much: the kernel asks again.
     pub(crate) fn copy(
         self: &Arc<Door>,
         from: (u64, u64),
@@ -585,18 +587,18 @@ impl Door {
             }
         }
         self.changed(&target_node);
-        // A program that goes on gets the error that ended it.
+        // A program that goes on gets the error that ended this copy.
         if done > 0 {
             return Ok(done as usize);
         }
         result.map(|()| 0)
     }
 
-    /// Before a write is answered of an open whose flags (O_SYNC, O_DSYNC) say that it is to be
-    /// durable then. Behind a write by way of its cache the kernel asks for a sync by itself;
-    /// behind one past it, it leaves that to us. (Also where only the open is past it, by O_DIRECT:
-    /// behind what is sent with AIO or io_uring nobody asks, fs/fuse/file.c. RWF_DSYNC on such a
-    /// write is nothing that we are told of.)
+    /// Syncs before the door answers a write, if the flags of the open (O_SYNC, O_DSYNC) ask for
+    /// it. After a write through its cache the kernel asks for a sync by itself; after one past its
+    /// cache it leaves that to the door. If only O_DIRECT makes the open go past the cache, nobody
+    /// asks for a sync after writes by AIO or io_uring (fs/fuse/file.c). The kernel does not pass
+    /// on RWF_DSYNC of such a write.
     pub(crate) fn sync_if_asked(&self, number: u64, handle: u64, flags: i32) -> Answer<()> {
         let flags = OFlags::from_bits_retain(flags as u32);
         if !flags.intersects(OFlags::SYNC) {
@@ -608,9 +610,9 @@ impl Door {
         self.sync(number, handle, !flags.contains(OFlags::SYNC))
     }
 
-    /// Objects first, then the stub that names them. Also those that another open wrote. Each open
-    /// gets a write error of the kernel once, as of a file system of its own: all of them go by one
-    /// descriptor, to which the kernel says it once.
+    /// Syncs the objects, then the stub that names them, also those that another open wrote. Each
+    /// open gets a write error of the kernel once, as on any file system: all opens use one
+    /// descriptor, to which the kernel reports the error once.
     pub(crate) fn sync(&self, number: u64, handle: u64, data_only: bool) -> Answer<()> {
         let node: Arc<Node> = self.nodes.get(number)?;
         let file = self.file(&node)?;
@@ -626,19 +628,19 @@ impl Door {
             let fd = match self.object(node, &state, object, Access::Read) {
                 Ok(fd) => fd,
                 Err(PoolError::Lost { .. }) => {
-                    // Bytes that were written to it and not synced went with it, and each open is
-                    // to get that error once. All else of the file becomes durable.
+                    // Bytes that were written to it and not synced are lost with it, and each open
+                    // gets that error once. All else of the file becomes durable.
                     if state.forget_written(object) {
                         file.sync_failed(Errno::IO);
                     }
                     continue;
                 }
-                // Nothing of ours waits on a member that is not there, unless somebody has it in
-                // memory.
+                // No bytes of ours wait for a missing member, unless a daemon has some in memory.
                 Err(PoolError::Missing { .. }) if !self.engine.lacks_any() => continue,
                 Err(error) => return Err(self.trouble(node, &error)),
             };
-            // (Of a daemon that nobody hears of, bytes and all, nothing is known of the device.)
+            // Of a daemon that vanished, lanes and all, the door cannot know whether its device
+            // failed.
             let synced = match self.engine.sync(object, &fd)? {
                 Done::Failed(error) => Err(error),
                 done => match state.take_owed_sync(object) || matches!(done, Done::Plain) {
@@ -646,8 +648,8 @@ impl Door {
                     false => Ok(()),
                 },
             };
-            // The daemon repeats an error of bytes that it has in memory until they are written; of
-            // bytes that the drive did not write it knows no more.
+            // The daemon repeats an error of bytes that it has in memory until they are written. It
+            // forgets one of bytes that the drive did not write.
             let synced = synced.inspect_err(|error| file.sync_failed(*error));
             self.note_failure(object, "make an object durable", &synced);
             synced?;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Descriptors of the mount's process, and the share of each process and user in them.
 //!
-//! A file that somebody has open through the mount costs a descriptor for its stub and one for an
-//! object; a process has 20,000 on many machines. (Those of a file's further objects are closed
-//! when there are too many: spare.rs.) So each open is counted, once for a file however often it is
-//! open, with the process that asked for it first (by the number that the kernel tells, which is a
-//! thread's) and with its user. A process that opens more than its share gets ENFILE. A file that
-//! is open already always has what it needs: there is a reserve, and descriptors that are only kept
-//! to be quick (nodes.rs) are closed before anybody gets an error.
+//! A file that is open through the mount costs a descriptor for its stub and one for an object; a
+//! process has 20,000 on many machines. Descriptors of a file's further objects are closed when
+//! there are too many: spare.rs. So the door counts each file once, however often it is open, for
+//! the process that opened it first, and for its user. The kernel reports a thread's number as that
+//! of the process. A process that opens more than its share gets ENFILE. A file that is open
+//! already always has the descriptors that it needs: there is a reserve, and the door closes
+//! descriptors that it keeps only to be quick (nodes.rs) before any process gets an error.
 //!
 //! A share is as much as would be left for others. So one process has half at most, the next one
-//! half of the rest, and a newcomer that opens its first file is let in. A user of several
-//! processes has two thirds; but not root, which is everybody that comes by NFS.
+//! half of the rest, and a newcomer may open its first file. A user of several processes has two
+//! thirds; but not root, which stands for all users of NFS.
 
 use crate::bytes::spare::Spares;
 use crate::kernel::answer::Answer;
@@ -22,24 +22,24 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-/// The process's own descriptors, beside files of others: one of the device for each thread,
+/// The process's own descriptors, beside those for files: one of the device for each thread,
 /// members, sessions, sockets.
 const OWN_COUNT: u64 = 256;
-/// For what comes while requests are answered; one half for objects of those files that are used at
-/// this moment.
+/// For descriptors that are opened while the door answers requests; one half of them for objects of
+/// files that are in use at the moment.
 const RESERVE_COUNT_MAX: u64 = 1024;
 /// Kept for nodes that are used often.
 const KEPT_COUNT_MAX: u64 = 4096;
-/// A mount that may have hardly any opens a few files all the same.
+/// A mount with a tiny limit can still open a few files.
 const FILES_COUNT_MIN: u64 = 16;
 /// A file: its stub, and an object.
 const OF_A_FILE: u64 = 2;
-/// This part of all is never somebody's too much, as long as there is any.
+/// No opener is refused below this part of the budget, as long as any of it is left.
 const LEAST_PART: u64 = 16;
 /// Openers that are remembered although they have nothing open.
 const IDLE_COUNT_MAX: usize = 1024;
 
-/// The user and process that open a file.
+/// The user and the process that open a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Opener {
     pub(crate) user: u32,
@@ -55,18 +55,18 @@ enum Holder {
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct Descriptors {
-    /// For files of others, all together.
+    /// For all opened files together.
     budget: u64,
     reserve: u64,
     /// For nodes that are used often.
     pub(crate) kept_count_max: usize,
-    /// They have what others leave of the budget.
+    /// They have the part of the budget that open files leave.
     pub(crate) spares: Arc<Spares>,
     all: Arc<AtomicU64>,
     holders: Mutex<HashMap<Holder, Arc<AtomicU64>>>,
 }
 
-/// Descriptors that somebody has, until this is dropped.
+/// Descriptors that count for an opener until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Share {
     counts: Vec<Arc<AtomicU64>>,
@@ -91,7 +91,7 @@ impl Drop for Share {
 }
 
 impl Descriptors {
-    /// For a process that may have so many by now.
+    /// For a process with the descriptor limit of this one.
     pub(crate) fn new() -> Descriptors {
         Descriptors::within(descriptor_count_max())
     }
@@ -117,13 +117,14 @@ impl Descriptors {
         share
     }
 
-    /// Objects' descriptors beside the first of each file are not more than there is room for.
+    /// Closes descriptors of further objects until there are no more of them than there is room
+    /// for.
     pub(crate) fn close_spares(&self) {
         self.spares.keep_within(self.spare_count_max());
     }
 
-    /// Before one more of those is opened; it may have to wait until others are closed. False: the
-    /// caller cannot have it.
+    /// Call it before opening one more of those; it may wait until others are closed. False: there
+    /// is no descriptor for the caller.
     pub(crate) fn wait_for_spare(&self) -> bool {
         self.spares
             .wait_for_room(self.spare_count_max() + self.reserve / 4)
@@ -134,7 +135,7 @@ impl Descriptors {
         left.max(self.reserve / 2)
     }
 
-    /// For a file, or a folder, that somebody opens.
+    /// Takes the descriptors for a file or a folder that a program opens.
     ///
     /// Errors   ENFILE: the opener has its share
     pub(crate) fn take_for(&self, opener: Opener) -> Answer<Share> {
@@ -152,7 +153,7 @@ impl Descriptors {
         if !may_have(self.budget, count(&self.all), (count(&process), of_user)) {
             return Err(Errno::NFILE);
         }
-        // With the lock: nobody else is let in by the same numbers.
+        // Under the lock: no other opener gets in by the same numbers.
         let counts = vec![Arc::clone(&self.all), process, user];
         let share = Share::of(counts, OF_A_FILE);
         drop(holders);
@@ -161,8 +162,8 @@ impl Descriptors {
     }
 }
 
-/// Whether one more file may be opened by an opener that has so many descriptors, as a process and
-/// as a user.
+/// Whether an opener that has so many descriptors, as a process and as a user, may open one more
+/// file.
 fn may_have(budget: u64, all: u64, (of_process, of_user): (u64, u64)) -> bool {
     let left = budget.saturating_sub(all);
     let most = left.max(budget / LEAST_PART);
@@ -189,7 +190,7 @@ mod tests {
         assert!(first.len().abs_diff(files / 2) <= 1, "{}", first.len());
         let second = opens(&descriptors, 1001, 2);
         assert!(second.len().abs_diff(files / 4) <= 1, "{}", second.len());
-        // Of the same user as the first.
+        // The same user as the first.
         let third = opens(&descriptors, 1000, 3);
         assert!(third.len() < second.len());
         let others: Vec<_> = (10..12)
@@ -213,7 +214,7 @@ mod tests {
             assert!(count <= descriptors.budget, "{limit}");
             let kept = descriptors.kept_count_max as u64;
             assert!(limit < 450 || OWN_COUNT + count + kept < limit, "{limit}");
-            // An open file has what it needs.
+            // A file that is open has the descriptors that it needs.
             let most = count + kept + descriptors.spare_count_max();
             assert!(descriptors.spare_count_max() > 0);
             assert!(limit < 450 || OWN_COUNT + most < limit, "{limit}");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Open files: the stub, its layout, and the objects that hold the bytes.
 //!
-//! All opens of an inode share one [`OpenFile`]. Its layout is read by many at once and changed by
-//! one alone; the size is the stub's, grown after the bytes are in their object. Lock order:
+//! All opens of an inode share one [`OpenFile`]. Many threads read its layout at once, one alone
+//! changes it; the size is the stub's, which grows after the bytes are in their object. Lock order:
 //! `Node::file`, `OpenFile::state`, `ways`, then `size`, `objects` or `stored`.
 
 use crate::bytes::descriptors::{Opener, Share};
@@ -38,11 +38,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// So many writes in a row that are left to us, and the daemon is asked about one in [`ASK_EVERY`]
-/// only.
+/// After so many writes in a row that the daemon left to the door, the door asks it about one write
+/// in [`ASK_EVERY`] only.
 const PLAIN_RUN_MAX: u32 = 8;
 const ASK_EVERY: u32 = 64;
-/// Between two tries to hold objects whose bytes are being written again.
+/// Between two tries to hold objects whose bytes the daemon is writing again.
 const TRY_EVERY: Duration = Duration::from_millis(50);
 /// A multiple of the kernel's pages, on whatever machine. Units: bytes.
 const PAGE_MULTIPLE: u64 = 65536;
@@ -50,28 +50,28 @@ const PAGE_MULTIPLE: u64 = 65536;
 /// Whether an inode's file is open, and how.
 #[derive(Debug, Default)]
 pub(crate) struct FileSlot {
-    /// The kernel's opens, and our own.
+    /// Opens by the kernel and by the door itself.
     open_count: u64,
-    /// The kernel's opens, by their file handles: of each its way, and its place in the table for
-    /// the next process. A close that comes a second time finds none.
+    /// The kernel's opens by file handle: the way of each, and its place in the table for the next
+    /// process. A close that comes a second time finds none.
     handles: HashMap<u64, (Way, Option<Place>)>,
-    /// How many failures of [`OpenFile::sync_failed`] each has been told of; none if it is not
-    /// here.
+    /// The number of failures in [`OpenFile::sync_failed`] that each open has got; a missing entry
+    /// means none.
     heard: HashMap<u64, u64>,
     open: Option<Arc<OpenFile>>,
-    /// As in [`OpenFile`], when it was closed last: a program that opens it again to go on writing
-    /// need not wait for the disk to know.
+    /// The flag of [`OpenFile`] at the last close: a program that opens the file again to go on
+    /// writing does not wait for the disk.
     tail_is_clean: bool,
-    /// As in [`Ways`], since then: a mapping outlives the close of its file. (The kernel does not
-    /// forget an inode that is mapped.)
+    /// The object in [`Ways`] at the last close: a mapping outlives the close of its file. The
+    /// kernel does not forget an inode that is mapped.
     mapped: Option<Mapped>,
-    /// Its last name in the tree is gone; the stub waits among the removed ones.
+    /// Its last name in the tree is gone; the stub lies among the removed ones.
     pub(crate) nameless: bool,
-    /// Since then, if this process saw it.
+    /// The instant of that, if this process saw it.
     pub(crate) nameless_since: Option<Instant>,
 }
 
-/// An object that was passed, of a file that nobody has open.
+/// An object that the kernel read by passthrough, of a file that is not open.
 #[derive(Debug)]
 struct Mapped {
     object: Object,
@@ -79,12 +79,12 @@ struct Mapped {
 }
 
 impl FileSlot {
-    /// Somebody may store to it without the door.
+    /// Whether a program may store to it without the door.
     pub(crate) fn may_be_stored(&mut self) -> bool {
         self.with_stored(|_| ()).is_some()
     }
 
-    /// None: nobody may do that.
+    /// None: no program may do that.
     pub(crate) fn with_stored<T>(&mut self, act: impl FnOnce(&mut Stored) -> T) -> Option<T> {
         match &self.open {
             Some(file) => locked(&file.stored).as_mut().map(act),
@@ -102,12 +102,12 @@ impl FileSlot {
         self.open.clone()
     }
 
-    /// Somebody has it open.
+    /// Whether the file is open.
     pub(crate) fn is_open(&self) -> bool {
         self.open_count > 0
     }
 
-    /// So many have.
+    /// The number of its opens.
     pub(crate) fn open_count(&self) -> u64 {
         self.open_count
     }
@@ -120,24 +120,25 @@ pub(crate) struct OpenFile {
     state: Arc<RwLock<State>>,
     /// Units: bytes.
     size: Mutex<u64>,
-    /// No object reaches past the size: a crash may have left bytes there that were never
+    /// No object reaches past the size. A crash may have left bytes there that were never
     /// acknowledged.
     tail_is_clean: AtomicBool,
-    /// Writes in a row that the daemon left to us.
+    /// Writes in a row that the daemon left to the door.
     plain_run: AtomicU32,
-    /// [`Pool::generation`](rushes_pool::Pool::generation) when it was last looked at whether it
-    /// could be striped over more members.
+    /// The [`Pool::generation`](rushes_pool::Pool::generation) at which the door last tried to
+    /// stripe the file over more members.
     seen_generation: AtomicU64,
-    /// Changes of the layout; it counts as changed when it was just opened, since nobody knows.
+    /// Changes of the layout. A file just opened counts as changed, since an earlier process may
+    /// have changed it.
     layout_changes: AtomicU64,
-    /// So many of them are durable for certain.
+    /// So many of these changes are surely durable.
     layout_changes_durable: AtomicU64,
     sync_failures: Arc<SyncFailures>,
-    /// How the kernel has it open. Held by a thread that waits for a disk.
+    /// The kernel's opens. A thread that waits for a disk may hold this lock.
     pub(crate) ways: Mutex<Ways>,
-    /// They have an object.
+    /// The ways have an object.
     is_passed: AtomicBool,
-    /// Somebody may store to that without the door.
+    /// A program may store to that object without the door.
     pub(crate) stored: Mutex<Option<Stored>>,
 }
 
@@ -152,11 +153,12 @@ pub(crate) struct State {
     sync_failures: Arc<SyncFailures>,
 }
 
-/// How often a file could not be made durable, and why not the last time.
+/// How often a sync of the file failed, and the error of the last failure.
 #[derive(Debug)]
 pub(crate) struct SyncFailures {
     known: Mutex<(u64, Errno)>,
-    /// Read by a thread that asks the kernel of its own, until the kernel's answer is known.
+    /// A thread that asks the kernel for write errors holds it for reading until the answer is
+    /// entered.
     pub(crate) asking: RwLock<()>,
 }
 
@@ -174,26 +176,26 @@ impl SyncFailures {
     }
 }
 
-/// One that is, or was, open.
+/// An object that is, or was, open.
 #[derive(Debug)]
 struct OpenObject {
     access: Access,
     /// None: it was closed.
     fd: Option<Arc<OwnedFd>>,
-    /// Counted with the file.
+    /// Its descriptor counts with the file.
     is_first: bool,
-    /// Of each but the first, as long as it is open.
+    /// For each object but the first, as long as it is open.
     spare: Option<Spare>,
-    /// It was named to be closed ([`Spares::keep`](crate::bytes::spare::Spares::keep)).
+    /// It is in the list of those to close ([`Spares::keep`](crate::bytes::spare::Spares::keep)).
     is_named: bool,
-    /// Since that last asked.
+    /// It was used since the last look for descriptors to close.
     is_recent: bool,
-    /// Somebody may have written by a descriptor of it.
+    /// A program may have written by its descriptor.
     was_written: bool,
-    /// And since then nobody asked the kernel for its write errors. An error that nobody has been
-    /// told yet goes to the next descriptor, too, if that is opened at once.
+    /// And since then no thread asked the kernel for its write errors. A descriptor that is opened
+    /// at once also gets an error that no descriptor has got yet.
     is_unasked: bool,
-    /// It was changed by its descriptor, past the daemon, and not synced since.
+    /// The door changed it by its descriptor, past the daemon, and has not synced it since.
     owes_sync: bool,
 }
 
@@ -212,7 +214,7 @@ impl OpenObject {
         }
     }
 
-    /// Its descriptor, if it is good for that.
+    /// Its descriptor, if that allows the access.
     fn open_for(&self, access: Access) -> Option<&Arc<OwnedFd>> {
         let fits = self.access == Access::Write || access == Access::Read;
         self.fd.as_ref().filter(|_| fits)
@@ -228,10 +230,10 @@ impl State {
         open.fd.clone()
     }
 
-    /// Its descriptor goes, if it is one of those beside the first and was not used since this was
-    /// last asked. Waits for no disk.
+    /// Closes its descriptor, if it is not the first and was not used since the last call. Waits
+    /// for no disk.
     ///
-    /// `is_asked`  the kernel was, what it could not write, unless it was used since
+    /// `is_asked`  the caller asked the kernel for write errors, unless it was used since
     ///
     /// Assumes  this state: locked alone
     pub(crate) fn close_spare(
@@ -267,8 +269,9 @@ impl State {
         Asked::Closed
     }
 
-    /// The descriptor by which the kernel is asked before that, and the failures that its answer is
-    /// added to. None: it was used since [`State::close_spare`] said so.
+    /// The descriptor by which the caller asks the kernel for write errors before that, and the
+    /// failures to which the answer is added. None: it was used since [`State::close_spare`]
+    /// returned `Written`.
     ///
     /// Assumes  this state: locked alone
     pub(crate) fn written_spare(
@@ -282,28 +285,29 @@ impl State {
         Some((Arc::clone(fd), Arc::clone(&self.sync_failures)))
     }
 
-    /// It is changed by its descriptor, past the daemon: the daemon does not know those bytes, and
-    /// cannot write them again if the kernel cannot keep them.
+    /// The door changes it by its descriptor, past the daemon: the daemon does not know those
+    /// bytes, and cannot write them again if the kernel loses them.
     pub(crate) fn note_owed_sync(&self, object: Object) {
         if let Some(open) = locked(&self.objects).get_mut(&object) {
             open.owes_sync = true;
         }
     }
 
-    /// Whether it was, since this was last asked.
+    /// Whether that happened since the last call.
     pub(crate) fn take_owed_sync(&self, object: Object) -> bool {
         let mut objects = locked(&self.objects);
         let open = objects.get_mut(&object);
         open.is_some_and(|open| std::mem::take(&mut open.owes_sync))
     }
 
-    /// It is forgotten, since its member was given up. Returns  somebody may have written by it
+    /// Forgets an object whose member was given up. Returns whether a program may have written by
+    /// its descriptor.
     pub(crate) fn forget_written(&self, object: Object) -> bool {
         let had = locked(&self.objects).remove(&object);
         had.is_some_and(|open| open.was_written)
     }
 
-    /// An object's descriptor is not kept any longer. All that is known of it stays: it is opened
+    /// Closes an object's descriptor. All else that is known of it stays, since the door opens it
     /// again at once.
     pub(crate) fn forget(&self, object: Object) {
         if let Some(open) = locked(&self.objects).get_mut(&object) {
@@ -313,16 +317,16 @@ impl State {
     }
 }
 
-/// The fate of room that is reserved behind the end of a file.
+/// What happens to room that is reserved behind the end of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behind {
-    /// It is for what comes next.
+    /// It is for the bytes that come next.
     Stays,
-    /// It is room for others.
+    /// It is freed.
     Goes,
 }
 
-/// A file's state, read together with others as long as this lives.
+/// The lock on a file's state, for reading; other threads read it meanwhile.
 pub(crate) type SharedState = ArcRwLockReadGuard<RawRwLock, State>;
 
 impl OpenFile {
@@ -331,25 +335,26 @@ impl OpenFile {
         self.tail_is_clean.store(false, Ordering::Release);
     }
 
-    /// Whether the daemon is asked to take a write. A daemon that left the writes of a file to us
-    /// again and again, as where nothing can be reserved, is asked now and then.
+    /// Whether the door asks the daemon to take a write. If the daemon has left the writes of a
+    /// file to the door again and again, for example where it can reserve nothing, the door asks
+    /// only now and then.
     pub(crate) fn asks_daemon(&self) -> bool {
         let run = self.plain_run.load(Ordering::Relaxed);
         run < PLAIN_RUN_MAX || run.is_multiple_of(ASK_EVERY)
     }
 
-    /// Somebody may read its object without the door.
+    /// A program may read its object without the door.
     pub(crate) fn may_be_passed(&self) -> bool {
         self.is_passed.load(Ordering::Acquire)
     }
 
-    /// This is the object that somebody may read so from now on; None: nobody any more.
+    /// From now on programs may read this object without the door. None: no program reads it so.
     pub(crate) fn pass(&self, ways: &mut Ways, object: Option<Object>) {
         ways.set_object(object);
         self.is_passed.store(object.is_some(), Ordering::Release);
     }
 
-    /// It took it, or not.
+    /// Counts whether the daemon took the write.
     pub(crate) fn was_taken(&self, taken: bool) {
         if taken {
             self.plain_run.store(0, Ordering::Relaxed);
@@ -362,29 +367,29 @@ impl OpenFile {
         self.state.read()
     }
 
-    /// The same, for another thread to let go.
+    /// The same, for another thread to release.
     pub(crate) fn shared_state(&self) -> SharedState {
         self.state.read_arc()
     }
 
-    /// The same, if nobody changes it, or waits to.
+    /// The same, if no thread changes it or waits to change it.
     pub(crate) fn shared_state_now(&self) -> Option<SharedState> {
         self.state.try_read_arc()
     }
 
-    /// The layout is another one now.
+    /// Sets the new layout.
     ///
-    /// Assumes  `state`: locked alone, and the record says so
+    /// Assumes  `state`: locked alone, and the stub has the layout already
     pub(crate) fn set_layout(&self, state: &mut State, layout: Layout) {
         state.layout = Some(layout);
         self.layout_changes.fetch_add(1, Ordering::Release);
     }
 
-    /// Makes the stub durable, and with it a record that was changed under the lock of `state`,
-    /// which is given back before.
+    /// Makes the stub durable, and with it a layout that was changed under the lock of `state`,
+    /// which this releases first.
     ///
     /// `data_only`  times may wait. fdatasync(2) of ext4 lets every attribute wait as long as the
-    /// length is the same: so it is for records that are durable already.
+    /// length is the same, so it is used only if the layout is durable already.
     pub(crate) fn sync_stub(
         &self,
         state: RwLockReadGuard<'_, State>,
@@ -401,24 +406,24 @@ impl OpenFile {
         Ok(())
     }
 
-    /// Wait for the thread that asks the kernel before it closes one of the file's objects:
-    /// spare.rs. By then that thread has passed on the error that it got: the kernel says it once,
-    /// and perhaps only to that thread.
+    /// Waits for the thread that asks the kernel for write errors before it closes one of the
+    /// file's objects: spare.rs. By then that thread has passed on its error: the kernel reports an
+    /// error once, and perhaps only to that thread.
     pub(crate) fn wait_for_who_asks(&self) {
         drop(self.sync_failures.asking.write());
     }
 
-    /// The bytes that were written may not be on their disk.
+    /// The written bytes may not be on their disk.
     pub(crate) fn sync_failed(&self, error: Errno) {
         self.sync_failures.one_more(error);
     }
 
-    /// Alone.
+    /// The state, locked alone.
     pub(crate) fn change(&self) -> RwLockWriteGuard<'_, State> {
         self.state.write()
     }
 
-    /// The same, if nobody reads it or changes it.
+    /// The same, if no thread reads or changes it.
     pub(crate) fn change_now(&self) -> Option<RwLockWriteGuard<'_, State>> {
         self.state.try_write()
     }
@@ -427,9 +432,9 @@ impl OpenFile {
         *locked(&self.size)
     }
 
-    /// Bytes up to `end` are written: the file is that long at least.
+    /// The bytes up to `end` are written: makes the file at least that long.
     ///
-    /// Returns  false when it was before
+    /// Returns  false when it was that long before
     pub(crate) fn grow(&self, end: u64) -> Answer<bool> {
         let mut size = locked(&self.size);
         if end <= *size {
@@ -442,15 +447,15 @@ impl OpenFile {
 }
 
 impl Door {
-    /// The errno for a pool's trouble. The trouble is logged, since an errno says little.
+    /// The errno for an error of the pool. The error is logged, since an errno says little.
     pub(crate) fn trouble(&self, node: &Node, error: &PoolError) -> Errno {
         let answer = error.errno();
         match error {
-            // That is said of its member, once (failing.rs).
+            // The log has one line on that member (failing.rs).
             PoolError::Failing { .. } | PoolError::Missing { .. } | PoolError::ReadOnly { .. } => {
                 tracing::debug!("{}: {error}", self.name_of(node));
             }
-            // Others may have room, so that nobody would see why.
+            // Members outside the class may have room, so the cause would be hard to find.
             PoolError::ClassFull { class } => {
                 if locked(&self.full_classes).insert(class.clone()) {
                     tracing::warn!("{}: {error}", self.name_of(node));
@@ -465,8 +470,8 @@ impl Door {
         answer
     }
 
-    /// A file as it is called in the log: by its path where that can be known, in quotes, since a
-    /// name may have anything in it.
+    /// The name of a file in the log: its path if that can be found, in quotes, since a name may
+    /// have any byte in it.
     pub(crate) fn name_of(&self, node: &Node) -> String {
         let fd = self.nodes.descriptor_now(node);
         match fd.and_then(|fd| self.path_of(&fd)) {
@@ -475,10 +480,10 @@ impl Door {
         }
     }
 
-    /// The kernel opens the file: one more open of it. `register` tells it of an object that it may
-    /// read itself.
+    /// The kernel opens the file: counts one more open. `register` registers an object with the
+    /// kernel, which may then read it itself.
     ///
-    /// Returns  the file handle, and how it is opened
+    /// Returns  the file handle, and how the file is opened
     pub(crate) fn open(
         &self,
         number: u64,
@@ -494,7 +499,7 @@ impl Door {
         Ok((handle, opened))
     }
 
-    /// `open` makes it one more open, which gets a file handle.
+    /// `open` counts one more open of the file, which gets a file handle.
     pub(crate) fn open_for_kernel(
         &self,
         node: &Arc<Node>,
@@ -534,7 +539,7 @@ impl Door {
         }
     }
 
-    /// The files that the kernel has had open since processes before this one.
+    /// Enters the files that the kernel has kept open since earlier processes of this mount.
     pub(crate) fn know_opens(&self, opens: Vec<KnownOpen>) {
         for open in opens {
             match self.nodes.get(open.number) {
@@ -559,7 +564,7 @@ impl Door {
         self.open_file_with(node, || Ok(self.descriptors.take()))
     }
 
-    /// `share`  of descriptors, asked for when nobody has it open
+    /// `share`  takes descriptors; called if the file is not open yet
     fn open_file_with(
         &self,
         node: &Arc<Node>,
@@ -567,7 +572,7 @@ impl Door {
     ) -> Answer<Arc<OpenFile>> {
         let fd = self.nodes.descriptor(node)?;
         let mut slot = locked(&node.file);
-        // Counted first: a burial looks at that when it has said that it begins.
+        // Count first: a burial reads the count after it has announced itself.
         slot.open_count += 1;
         let file = match self.burials.has_closed_off(node.number) {
             true => Err(Errno::STALE),
@@ -579,7 +584,7 @@ impl Door {
         file
     }
 
-    /// Its open stub, opened when need be.
+    /// Its stub, which this opens if need be.
     fn stub_of(
         &self,
         node: &Node,
@@ -598,7 +603,7 @@ impl Door {
             Err(Errno::ROFS) => open(OFlags::RDONLY),
             opened => opened,
         })?;
-        // Its objects went before its stub did.
+        // Its objects were removed before its stub.
         if status(&stub)?.stx_nlink == 0 {
             return Err(Errno::STALE);
         }
@@ -607,7 +612,7 @@ impl Door {
         Ok(file)
     }
 
-    /// A file that was just made, with its descriptor.
+    /// Opens a new file, whose descriptor the caller has.
     pub(crate) fn open_new_file(
         &self,
         node: &Arc<Node>,
@@ -666,7 +671,8 @@ impl Door {
         }))
     }
 
-    /// The kernel closes one open of it. One that a dead process has closed is none any more.
+    /// The kernel closes one open. One that a dead process closed already is not in the list any
+    /// more.
     pub(crate) fn release(&self, number: u64, handle: u64) -> Answer<()> {
         let node = self.nodes.get(number)?;
         let (known, file) = {
@@ -688,7 +694,7 @@ impl Door {
         Ok(())
     }
 
-    /// The error of a failed sync that this open has not got yet.
+    /// Returns the error of a failed sync that this open has not got yet.
     pub(crate) fn hear_of_sync(&self, node: &Node, file: &OpenFile, handle: u64) -> Answer<()> {
         let (failures, error) = *locked(&file.sync_failures.known);
         if failures == 0 {
@@ -701,7 +707,7 @@ impl Door {
         }
     }
 
-    /// Whether the kernel reads and writes this open of its own by way of its cache.
+    /// Whether the kernel reads and writes this open through its cache.
     pub(crate) fn is_cached(&self, number: u64, handle: u64) -> Answer<bool> {
         let node = self.nodes.get(number)?;
         let slot = locked(&node.file);
@@ -709,7 +715,7 @@ impl Door {
         Ok(known.is_some_and(|(way, _)| *way == Way::Cached))
     }
 
-    /// One open less.
+    /// Counts one open less.
     pub(crate) fn close(&self, node: &Arc<Node>) {
         let mut slot = locked(&node.file);
         slot.open_count = slot.open_count.saturating_sub(1);
@@ -753,13 +759,13 @@ impl Door {
         if !is_open {
             return Err(Errno::BADF);
         }
-        // Open since a process before this one.
+        // It has been open since an earlier process.
         let fd = self.nodes.descriptor(node)?;
         let share = || Ok(self.descriptors.take());
         self.stub_of(node, &fd, &mut locked(&node.file), share)
     }
 
-    /// An object's descriptor, for what is asked of it.
+    /// An object's descriptor, good for the access.
     pub(crate) fn object(
         &self,
         node: &Node,
@@ -790,11 +796,11 @@ impl Door {
         let layout = state.layout.as_ref().ok_or(PoolError::NoRoom)?;
         let fd = self.with_descriptors(|| self.pool.open_object(layout, object, access))?;
         let fd = Arc::new(fd);
-        // Before others find it: the first to ask for it has the daemon get its name.
+        // Before other threads find it: the first to ask for it makes the daemon learn its name.
         self.engine.opened(node.number, object, || {
             let part = part_of(layout, object)?;
             let path = self.path_of(&state.stub)?;
-            // Of a frame that lies in pieces the daemon would see a frame in each of them; but not
+            // The daemon would see a frame in each object of a frame that lies in several; but not
             // in a part.
             let is_told = !part.is_whole() || only_object(layout).is_some() || !is_frame(&path);
             is_told.then_some((path, part))
@@ -806,7 +812,8 @@ impl Door {
             .entry(object)
             .or_insert_with(|| OpenObject::closed(is_first));
         open.is_recent = true;
-        // Somebody else may have opened it meanwhile: one that was written is not closed unasked.
+        // Another thread may have opened it meanwhile. Do not close a written one before asking the
+        // kernel for its errors.
         if let Some(other) = open.open_for(access).filter(|_| !is_lost) {
             return Ok(Arc::clone(other));
         }
@@ -830,8 +837,8 @@ impl Door {
         Ok(fd)
     }
 
-    /// Do an act of the pool for a file that is open. A process that has no descriptor left closes
-    /// those that it keeps only to be quick.
+    /// Calls the pool for an open file. If the process has no descriptor left, it closes those that
+    /// it keeps only to be quick.
     fn with_descriptors<T>(
         &self,
         mut act: impl FnMut() -> Result<T, PoolError>,
@@ -849,7 +856,7 @@ impl Door {
         }
     }
 
-    /// Where a file is in the tree. None: in it no more.
+    /// The path of a file in the tree. None: it has no name there.
     pub(crate) fn path_of(&self, stub: &OwnedFd) -> Option<PathBuf> {
         let path = readlink(by_descriptor(stub), Vec::new()).ok()?;
         let tree = readlink(by_descriptor(&**self.nodes.tree()), Vec::new()).ok()?;
@@ -858,8 +865,8 @@ impl Door {
         path.strip_prefix(tree).map(Path::to_path_buf).ok()
     }
 
-    /// See to it that the byte has a place: the first one, or another when where it was said "full"
-    /// or is not there.
+    /// Makes a place for the byte: the first one, or another if the member of the first is full or
+    /// missing.
     pub(crate) fn make_place(
         &self,
         node: &Node,
@@ -870,19 +877,19 @@ impl Door {
         let mut state = file.change();
         let mut layout = self.with_record(node, file, &mut state)?;
         let now = layout.locate(wanted.start);
-        // Where the file ends nobody has written, so that what lies there now is left as it is;
-        // unless a write was cut off.
+        // No program has written behind the end of the file, so the objects there stay untouched;
+        // unless a write broke off.
         let is_clean = file.tail_is_clean.load(Ordering::Acquire);
         let left = match (why, &now) {
-            // Somebody else moved it meanwhile: try there first.
+            // Another thread moved it meanwhile: try the new place first.
             (Some((object, _)), now) if now.as_ref().map(|now| now.object) != Some(object) => {
                 return Ok(());
             }
             (Some(_), Some(now)) if is_clean && wanted.start.0 >= file.size() => {
                 layout.segments()[now.segment_index].objects.clone()
             }
-            // Somebody has written behind it meanwhile, so that bytes may be there that cannot be
-            // had now.
+            // Another thread has written behind it meanwhile, so there may be bytes that cannot be
+            // read now.
             (Some((_, SpillReason::Unwritable | SpillReason::Failing)), _)
                 if wanted.start.0 < file.size() =>
             {
@@ -912,9 +919,9 @@ impl Door {
         done.map(drop).map_err(|error| self.trouble(node, &error))
     }
 
-    /// Before bytes are put behind the end: if members have come, a stripe goes on over more of
-    /// them. A failure of that leaves the stripe as narrow as it was, and it takes the bytes so:
-    /// the writer gets no error.
+    /// Call it before bytes go behind the end: if the pool has new members, a stripe continues over
+    /// more of them. If that fails, the stripe stays as narrow as it was and takes the bytes: the
+    /// writer gets no error.
     pub(crate) fn widen(&self, node: &Node, file: &OpenFile) {
         let generation = self.pool.generation();
         if file.seen_generation.load(Ordering::Relaxed) == generation {
@@ -950,7 +957,7 @@ impl Door {
         }
     }
 
-    /// Before objects of the file are changed in another way than by writing to them.
+    /// Takes a hold before objects of the file are changed otherwise than by a write.
     ///
     /// Assumes  `state`: locked alone
     /// Errors   the daemon has bytes of one, and cannot write them
@@ -965,7 +972,7 @@ impl Door {
         for object in all.filter(which) {
             match self.object(node, state, object, Access::Read) {
                 Ok(fd) => objects.push((object, fd)),
-                // Bytes that the daemon may have of it wait for its member.
+                // Bytes of it that the daemon may have wait for its member.
                 Err(
                     PoolError::Missing { .. } | PoolError::Lost { .. } | PoolError::Failing { .. },
                 ) => {}
@@ -975,7 +982,8 @@ impl Door {
         self.engine.hold(objects)
     }
 
-    /// The objects have what is acknowledged, for somebody who looks at them.
+    /// Returns when the objects have all acknowledged bytes, for a reader that looks at the
+    /// objects.
     pub(crate) fn settle(&self, node: &Node, file: &OpenFile) -> Answer<()> {
         let is_known = |state: &State| {
             let objects = state.layout.iter().flat_map(Layout::objects);
@@ -993,7 +1001,7 @@ impl Door {
                         held.what = Changed::NOTHING;
                         break;
                     }
-                    // The bytes that the kernel could not write are written again.
+                    // The daemon writes the bytes again that the kernel could not write.
                     Err(_) if Instant::now() < until => std::thread::sleep(TRY_EVERY),
                     Err(error) => return Err(error),
                 }
@@ -1002,7 +1010,7 @@ impl Door {
         Ok(())
     }
 
-    /// All of its objects will be removed, also those that the daemon knows of an earlier open.
+    /// All its objects will be removed. Tells the daemon, which may know some from an earlier open.
     fn all_gone(&self, node: &Node, state: &State) {
         for object in state.layout.iter().flat_map(Layout::objects) {
             if let Ok(fd) = self.object(node, state, object, Access::Read) {
@@ -1011,7 +1019,7 @@ impl Door {
         }
     }
 
-    /// Objects that the layout names no longer are removed, whoever has them open.
+    /// Removes the objects that the layout no longer names, even if they are open.
     pub(crate) fn let_go(&self, state: &State, layout: &Layout) {
         let named = layout.objects();
         locked(&state.objects).retain(|object, open| {
@@ -1026,7 +1034,7 @@ impl Door {
         });
     }
 
-    /// The layout; a new one is written down before the file gets a size.
+    /// Returns the layout. A new one is written to the stub before the file gets a size.
     fn with_record(&self, node: &Node, file: &OpenFile, state: &mut State) -> Answer<Layout> {
         if let Some(layout) = &state.layout {
             return Ok(layout.clone());
@@ -1041,8 +1049,8 @@ impl Door {
         Ok(layout)
     }
 
-    /// Before bytes between the end and a place behind it become part of the file: they must read
-    /// as zero.
+    /// Call it before bytes between the end and a place behind it become part of the file: they
+    /// must read as zero.
     pub(crate) fn clean_tail(&self, node: &Node, file: &OpenFile) -> Answer<()> {
         if file.tail_is_clean.load(Ordering::Acquire) {
             return Ok(());
@@ -1065,17 +1073,17 @@ impl Door {
         let Some(mut layout) = state.layout.clone() else {
             return Ok(());
         };
-        // By their descriptors also those that go are told to the daemon, which may know them of an
-        // earlier open.
+        // By their descriptors the daemon learns also of objects that go and that it may know from
+        // an earlier open.
         let mut held = self.hold(node, state, |_| true)?;
-        // Cut within a page, an object gets zeros behind its end, through the kernel's cache: they
-        // are bytes of the file as soon as it grows again. (Units of a stripe are multiples of
-        // this.)
+        // An object that is cut within a page gets zeros behind its end, through the kernel's
+        // cache: they are bytes of the file as soon as it grows again. Units of a stripe are
+        // multiples of this.
         if size.is_multiple_of(PAGE_MULTIPLE) {
             held.what = Changed::Size;
         }
-        // A program that reads the object without the door is to see that nothing is left, and then
-        // the bytes that come next.
+        // A program that reads the object without the door must see that no bytes are left, and
+        // later the bytes that come next.
         let is_passed = self.is_passed(node, file, state);
         let kept = ByteCount(size.max(u64::from(is_passed)));
         let done = self.pool.cut(file.stub.as_fd(), &mut layout, kept);
@@ -1102,8 +1110,8 @@ impl Door {
         done
     }
 
-    /// truncate(2): objects first, so that a crash in between leaves zeros at the end and never old
-    /// bytes behind it.
+    /// truncate(2). Objects come first, so that a crash in between leaves zeros at the end and
+    /// never old bytes behind it.
     pub(crate) fn set_length(&self, node: &Arc<Node>, size: u64) -> Answer<()> {
         let file = self.open_file(node)?;
         let done = self.set_length_open(node, &file, size);
@@ -1117,7 +1125,7 @@ impl Door {
             self.clean_tail(node, file)?;
         }
         let mut state = file.change();
-        // As truncate(2) does it everywhere, also to the length that the file has.
+        // As truncate(2) does on any file system, also to the length that the file has.
         let has_behind = || {
             let mut layout = state.layout.iter();
             layout.any(|layout| self.pool.reserved_behind(layout, ByteCount(size)) > 0)
@@ -1143,8 +1151,8 @@ pub(crate) fn range(start: u64, length: u64) -> ByteRange {
     }
 }
 
-/// Which part of its file an object has: its place in the stripe. A single object has all of what
-/// is read at that time.
+/// The part of its file that an object has: its place in the stripe. A single object has all the
+/// bytes at its place.
 fn part_of(layout: &Layout, object: Object) -> Option<FilePart> {
     let of = |segment: &Segment| {
         let place = segment.objects.iter().position(|one| *one == object)?;
@@ -1153,7 +1161,7 @@ fn part_of(layout: &Layout, object: Object) -> Option<FilePart> {
     layout.segments().iter().find_map(of)
 }
 
-/// One of many of its name, as far as that says.
+/// Whether its name looks like one of a frame sequence.
 fn is_frame(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.and_then(FrameName::parse)

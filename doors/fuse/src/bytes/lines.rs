@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A request that waits for a member waits in that member's line: a few threads for each, so that a
-//! member which is slow, or hangs, keeps nobody from another one.
+//! member that is slow, or hangs, delays no request to another one.
 //!
-//! The threads that take requests of the kernel are everybody's. Work that may wait for a disk is
-//! done by one of them only while few are at that member; the rest is put in the member's line, as
-//! is work that waits for a daemon that has bytes of it, or for a thread that changes the file.
-//! Threads come when they are needed and go when they are not.
+//! All requests share the threads that take them from the kernel. Such a thread itself waits for a
+//! disk only while few threads are at that member; otherwise the work goes into the member's line.
+//! So does work that waits for a daemon that has bytes of the member, or for a thread that changes
+//! the file. Threads start when they are needed and end when they are not.
 
 use crate::lock::locked;
 use rushes_pool::MemberNumber;
@@ -13,18 +13,18 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Threads that take requests and are at one member's disk at most, and at all disks.
+/// Threads that take requests and wait for one member's disk at most, and for all disks.
 const WITHIN_MEMBER_MAX: usize = 8;
 const WITHIN_ALL_MAX: usize = 48;
-/// A thread that has nothing to do goes after this.
+/// An idle thread ends after this.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// The thing that is waited for.
+/// The thing that a line waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Line {
     /// A member's disk.
     Disk(MemberNumber),
-    /// A daemon, for bytes of a member's objects that they have not.
+    /// A daemon that has bytes of a member's objects that the disk lacks.
     Daemon(MemberNumber),
     /// The thread that changes the file of this node.
     File(u64),
@@ -43,7 +43,7 @@ impl Line {
 
 type Work = Box<dyn FnOnce() + Send>;
 
-/// All lines that somebody stands in.
+/// All lines in which work waits.
 #[derive(Default)]
 pub(crate) struct Lines {
     all: Arc<Mutex<HashMap<Line, Waiting>>>,
@@ -56,11 +56,11 @@ struct Waiting {
     works: VecDeque<Work>,
     thread_count: usize,
     idle_count: usize,
-    /// Something is to be done.
+    /// Work has come.
     came: Arc<Condvar>,
 }
 
-/// Threads that take requests, where they are.
+/// Where threads that take requests wait.
 #[derive(Default)]
 struct Within {
     all: usize,
@@ -68,7 +68,7 @@ struct Within {
 }
 
 impl Lines {
-    /// Done by one of the line's threads, when its turn has come.
+    /// Queues work for one of the line's threads.
     pub(crate) fn put(&self, line: Line, work: impl FnOnce() + Send + 'static) {
         let mut all = locked(&self.all);
         let waiting = all.entry(line).or_default();
@@ -91,7 +91,7 @@ impl Lines {
         }
     }
 
-    /// One that could not be started: others do its work, or the thread that was to be spared.
+    /// A thread did not start: the line's other threads do its work, or else this one does.
     fn lacks_thread(&self, line: Line, error: &std::io::Error) {
         let mut all = locked(&self.all);
         let Some(waiting) = all.get_mut(&line) else {
@@ -110,8 +110,8 @@ impl Lines {
         left.into_iter().flatten().for_each(|work| work());
     }
 
-    /// Leave for a thread that takes requests to wait for a member's disk as long as this lives.
-    /// None: enough of them do.
+    /// Lets a thread that takes requests wait for a member's disk as long as this lives. None:
+    /// enough of them wait.
     pub(crate) fn enter(&self, member: MemberNumber) -> Option<Inside<'_>> {
         let mut within = locked(&self.within);
         if within.all == WITHIN_ALL_MAX {
@@ -131,7 +131,7 @@ impl Lines {
 }
 
 impl Line {
-    /// Of its threads; the kernel keeps 15 bytes.
+    /// The name of its threads; the kernel keeps 15 bytes.
     fn name(self) -> String {
         match self {
             Line::Disk(member) => format!("disk-{}", member.0),
@@ -141,7 +141,7 @@ impl Line {
     }
 }
 
-/// One thread of a line, until nothing has come for a while.
+/// One thread of a line; it ends when no work has come for a while.
 fn walk(lines: &Mutex<HashMap<Line, Waiting>>, line: Line) {
     let mut all = locked(lines);
     loop {

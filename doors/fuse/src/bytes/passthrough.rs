@@ -2,14 +2,14 @@
 //! How the kernel reads and writes each open of a file: through its cache, past it, or straight
 //! from the object (passthrough).
 //!
-//! Straight from the object nobody here sees a read. So it is for a program that opens a file only
-//! to read it, while nobody writes to it, no daemon is to have its reads, and all its bytes are in
-//! one object, byte for byte. As long as somebody has such an open, or a mapping that such an open
-//! left behind (the kernel tells of its close, not of its mappings), the object stays where it is
-//! and as long as the file is. Decision: docs/decisions/0033.
+//! The door does not see reads straight from the object. So they are for a program that opens a
+//! file only to read it, while no program writes to it, no daemon serves its reads, and all its
+//! bytes are in one object, byte for byte. As long as there is such an open, or a mapping that such
+//! an open left behind, the object stays where it is and as long as the file is. The kernel reports
+//! the close, not the end of a mapping. Decision: docs/decisions/0033.
 //!
 //! The kernel (fs/fuse/iomode.c) lets an inode be open through its cache or by passthrough, not
-//! both: while there are opens by passthrough, each further one is one, too, if need be for its
+//! both. While there are opens by passthrough, each further open is one, too, if need be for its
 //! mappings alone.
 
 use crate::bytes::files::{OpenFile, State};
@@ -35,22 +35,22 @@ use std::sync::atomic::Ordering;
 pub(crate) enum Way {
     /// Through its cache.
     Cached,
-    /// Past it. Only for writing: without a cache of writes it would cost a copy.
+    /// Past it. Only for writing: without a write cache, the kernel's cache would cost a copy.
     Direct,
-    /// By passthrough; or for mappings alone, and reads and writes come to the door.
+    /// By passthrough; or for mappings alone, while reads and writes come to the door.
     Passed { writes: bool },
 }
 
 /// The answer to the kernel about an open.
 pub(crate) struct Opened {
     pub(crate) way: Way,
-    /// Of one that is passed: the object, as the kernel knows it, and whether reads and writes are
-    /// passed, too, beside mappings.
+    /// For passthrough: the object's registration with the kernel, and whether reads and writes
+    /// also bypass the door, beside mappings.
     pub(crate) backing: Option<(Arc<Backing>, bool)>,
 }
 
 impl Opened {
-    /// As all are where the mount outlives the process.
+    /// The way of all opens where the mount outlives the process.
     pub(crate) fn cached() -> Opened {
         Opened {
             way: Way::Cached,
@@ -65,14 +65,14 @@ pub(crate) struct Ways {
     cached: u64,
     direct: u64,
     passed: u64,
-    /// The object that was passed. It may still be mapped when no such open is left.
+    /// The object of passthrough. It may still be mapped when no such open is left.
     object: Option<Object>,
-    /// As the kernel knows that object, while such opens are there.
+    /// That object's registration with the kernel, while there are such opens.
     backing: Option<Arc<Backing>>,
 }
 
 impl Ways {
-    /// Nobody has it open; the object that may be mapped is that of the last close.
+    /// For a file that is not open; its last close left an object that may be mapped.
     pub(crate) fn of_mapped(object: Option<Object>) -> Ways {
         Ways {
             object,
@@ -80,7 +80,7 @@ impl Ways {
         }
     }
 
-    /// The object that somebody may read without the door.
+    /// The object that programs may read without the door.
     pub(crate) fn object(&self) -> Option<Object> {
         self.object
     }
@@ -90,7 +90,7 @@ impl Ways {
         self.object = object;
     }
 
-    /// No such open is left.
+    /// Whether no such open is left, but perhaps a mapping.
     fn is_mapped_at_most(&self) -> bool {
         self.object.is_some() && self.passed == 0
     }
@@ -110,9 +110,9 @@ impl Ways {
 }
 
 impl Door {
-    /// Do what may look at the object that a file begins in (each open does, where it may be
-    /// passed): in the member's line where many wait for its disk, and in the file's while somebody
-    /// changes that.
+    /// Does work that may look at the object with the first byte of a file; each open does, where
+    /// passthrough is possible. The work goes into the member's line if many threads wait for its
+    /// disk, and into the file's while a thread changes the file.
     pub(crate) fn at_home(&self, number: u64, act: impl FnOnce() + Send + 'static) {
         if self.is_changing(number) {
             return self.lines.put(Line::File(number), act);
@@ -136,7 +136,7 @@ impl Door {
         file.is_some_and(|file| file.shared_state_now().is_none())
     }
 
-    /// The member that has its first byte, as its record says.
+    /// The member of the file's first byte, by its layout.
     fn home(&self, number: u64) -> Option<MemberNumber> {
         let node = self.nodes.get(number).ok()?;
         let fd = self.nodes.descriptor(&node).ok()?;
@@ -144,7 +144,7 @@ impl Door {
         Some(layout.locate(ByteOffset(0))?.object.member)
     }
 
-    /// How this open is done. `register` tells the kernel of an object.
+    /// Chooses the way of this open. `register` registers an object with the kernel.
     ///
     /// Assumes  `file` was opened for it
     pub(crate) fn way(
@@ -158,10 +158,10 @@ impl Door {
         let access = flags & OFlags::ACCMODE;
         let is_mapped_at_most = locked(&file.ways).is_mapped_at_most();
         if is_mapped_at_most {
-            // Perhaps nobody has it any more.
+            // Perhaps the last mapping is gone.
             self.is_passed(node, file, &file.change());
         }
-        // A thread that changes the layout has the state alone: it comes before this, or sees it.
+        // A thread that changes the layout locks the state alone: it comes before this, or sees it.
         let state = file.state();
         let mut ways = locked(&file.ways);
         let is_first = ways.object.is_none();
@@ -179,8 +179,8 @@ impl Door {
         };
         let is_lost = self.pool.is_lost(object.member);
         if is_lost && access != OFlags::WRONLY {
-            // As long as somebody has it open the kernel would have each mapping of the file lead
-            // to what was given up.
+            // As long as the file is open the kernel would map each mapping of it to the lost
+            // object.
             return Err(Errno::IO);
         }
         let mut is_away = false;
@@ -194,7 +194,7 @@ impl Door {
                 })
                 .and_then(|fd| {
                     register(&fd).map(Arc::new).map_err(|error| {
-                        // Of a member that is stacked on another file system that is at each open.
+                        // A member that is stacked on another file system gets this at each open.
                         tracing::debug!("file {}: no passthrough: {error}", node.number);
                         Errno::IO
                     })
@@ -207,9 +207,9 @@ impl Door {
                 let way = ways.add(Way::Cached);
                 return Ok(Opened { way, backing: None });
             }
-            // A program may have it mapped still, and nobody can be asked about that. A program
-            // that opens it now gets the errors that it gets of any file there, and bytes that it
-            // adds have a place elsewhere.
+            // A program may have it mapped still, and no call answers that. A program that opens it
+            // now gets the same errors as for any file there, and bytes that it adds get a place on
+            // another member.
             Err(_) if is_away && ways.passed == 0 => {
                 let way = ways.add(Way::Cached);
                 return Ok(Opened { way, backing: None });
@@ -244,7 +244,7 @@ impl Door {
             let fd = self.object(node, state, object, Access::Read);
             let fd = fd.map_err(|error| self.trouble(node, &error))?;
             *stored = Some(Stored::begin(&fd)?);
-            // The kernel would believe the times that it was told of the file for a while.
+            // For a while the kernel would go on using the times that it got of the file.
             if let Some(notices) = self.notices.get() {
                 notices.forget_attributes(node.number);
             }
@@ -252,7 +252,7 @@ impl Door {
         Ok(())
     }
 
-    /// The kernel closes one.
+    /// The kernel closes an open of this way.
     pub(crate) fn way_ends(&self, node: &Arc<Node>, file: &OpenFile, way: Way) {
         if way == (Way::Passed { writes: true }) {
             self.follow_stores_open(node, file);
@@ -268,7 +268,7 @@ impl Door {
             _ => None,
         };
         drop(ways);
-        // The kernel is told with no lock held.
+        // The kernel is called with no lock held.
         drop(last);
     }
 
@@ -291,20 +291,20 @@ impl Door {
         (segment.origin.0 == 0 && length == file.size()).then_some(object)
     }
 
-    /// The object that the kernel may read itself. None: somebody needs to see it.
+    /// The object that the kernel may read itself. None: the door must see the reads.
     fn may_pass(&self, node: &Node, file: &OpenFile, state: &State) -> Option<Object> {
         if !self.can_pass.load(Ordering::Acquire) || file.size() == 0 {
             return None;
         }
         let object = self.is_whole(node, file, state)?;
         let fd = self.object(node, state, object, Access::Read).ok()?;
-        // Bytes that are to go elsewhere would have to wait for their readers.
+        // A move of bytes off a draining member would have to wait for their readers.
         let stays = self.pool.takes_bytes(object.member);
         (stays && self.engine.may_pass(object, &fd)).then_some(object)
     }
 
-    /// Whether somebody may read the file's object without the door. When no such open is left the
-    /// kernel is asked for mappings, and what is found out is remembered.
+    /// Whether a program may read the file's object without the door. When no such open is left,
+    /// this asks the kernel for mappings and remembers the answer.
     ///
     /// Assumes  `state`: locked alone
     pub(crate) fn is_passed(&self, node: &Node, file: &OpenFile, state: &State) -> bool {
@@ -313,15 +313,15 @@ impl Door {
             return false;
         };
         if ways.passed > 0 {
-            // Given up with its member: a program that has it open has what is left of it, and the
-            // file goes on without it.
+            // Its member was given up: a program that has it open keeps the rest of the object, and
+            // the file goes on without it.
             return !self.pool.is_lost(object.member);
         }
-        // Nobody uses our own descriptors now: they would look like somebody else's.
+        // No thread uses our own descriptors now; the kernel would take them for another program's.
         state.forget(object);
         let is_elsewhere = match self.object(node, state, object, Access::Read) {
             Ok(fd) => lease::is_open_elsewhere(&fd).unwrap_or(true),
-            // A program that has it mapped has what is left of it.
+            // A program that has it mapped keeps the rest of it.
             Err(PoolError::Object { .. } | PoolError::NoRoom | PoolError::Lost { .. }) => false,
             Err(_) => true,
         };
@@ -335,8 +335,8 @@ impl Door {
         is_elsewhere
     }
 
-    /// An object that is read without the door reaches to the file's end: its own end would be the
-    /// file's end for the readers.
+    /// Extends an object that is read without the door to the file's end: for such readers the
+    /// object's end is the file's end.
     ///
     /// Assumes  `state`: locked alone
     pub(crate) fn stretch(

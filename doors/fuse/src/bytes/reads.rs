@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads: pieces are asked for, and the thread that has the last one sees to the answer.
+//! Reads: a thread asks for the pieces, and the thread that gets the last one answers.
 //!
 //! A reader without a contract may wait for seconds, with all that the kernel reads ahead for it.
 //! So no thread that takes requests waits for the daemon: it asks for the pieces of a read and goes
 //! on to the next request. Bytes that the daemon does not bring are read from their object in the
-//! line of that member (lines.rs): a disk that is slow, or hangs, keeps nobody from another one.
-//! Without a daemon a thread reads itself where few do.
+//! line of that member (lines.rs): a disk that is slow, or hangs, delays no request to another one.
+//! Without a daemon, a thread itself reads while few threads do.
 
 use crate::bytes::files::{OpenFile, SharedState};
 use crate::bytes::lines::Line;
@@ -23,8 +23,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 
-/// Threads that hand on what the daemon has brought. Each copies one answer at a time to the
-/// kernel.
+/// Threads that pass on the daemon's answers. Each copies one answer at a time to the kernel.
 const ANSWERING_COUNT: usize = 4;
 
 /// The receiver of a read's bytes; called once, by any thread.
@@ -43,36 +42,36 @@ struct Piece {
     length: usize,
 }
 
-/// A file that the daemon is to be told of.
+/// A file of which the daemon does not know yet.
 pub(crate) struct Opened {
     object: Object,
     node: Arc<Node>,
     file: Arc<OpenFile>,
-    /// It is not closed meanwhile. (Last: descriptors go before it.)
+    /// It keeps the file open meanwhile. The last field: descriptors go before it.
     state: SharedState,
 }
 
-/// A read whose pieces are on their way.
+/// A read whose pieces have been asked for.
 struct Reading {
     door: Arc<Door>,
     node: Arc<Node>,
     file: Arc<OpenFile>,
     pieces: Vec<Piece>,
-    /// Of all there is to answer; bytes that no piece has are zero. Units: bytes.
+    /// Length of the answer; bytes in no piece are zero. Units: bytes.
     length: usize,
     gathering: Mutex<Gathering>,
-    /// Nobody changes the file before it is answered. (Last: descriptors go before it.)
+    /// No thread changes the file before the answer. The last field: descriptors go before it.
     state: SharedState,
 }
 
 struct Gathering {
     left: usize,
-    /// As far as they are there.
+    /// Of the pieces that have come.
     bytes: Vec<Answer<Vec<u8>>>,
     reply: Option<Reply>,
 }
 
-/// A read whose pieces are there.
+/// A read whose pieces have all come.
 struct Gathered {
     reading: Arc<Reading>,
     bytes: Vec<Answer<Vec<u8>>>,
@@ -85,7 +84,7 @@ impl Gathered {
         let mut bytes = Vec::new();
         for piece in self.bytes {
             match piece {
-                // Mostly it is all there is to read.
+                // Mostly this piece is the whole read.
                 Ok(piece) if bytes.is_empty() => bytes = piece,
                 Ok(piece) => bytes.extend_from_slice(&piece),
                 Err(error) => return (self.reply)(Err(error)),
@@ -125,19 +124,19 @@ fn finishing(name: &str, count: usize) -> io::Result<Sender<Gathered>> {
     Ok(sender)
 }
 
-/// The thread that has a piece.
+/// The thread that brings a piece.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     /// A thread that may answer as well.
     Reader,
-    /// A member's thread, which has others to serve.
+    /// A session's thread, which has others to serve.
     Lead,
 }
 
-/// The rest of a piece, of which these bytes are there; where the object ends before the file does
+/// Reads the rest of a piece after these bytes. If the object ends before the file does, the rest
 /// is a hole.
 fn read_rest(fd: &OwnedFd, piece: Piece, mut bytes: Vec<u8>) -> Answer<Vec<u8>> {
-    // Also what the daemon's answer lacks: where the object ends is the object's to say.
+    // Also if the daemon's answer was short: only the object knows where it ends.
     bytes.reserve_exact(piece.length - bytes.len().min(piece.length));
     while bytes.len() < piece.length {
         let at = piece.start + bytes.len() as u64;
@@ -150,7 +149,7 @@ fn read_rest(fd: &OwnedFd, piece: Piece, mut bytes: Vec<u8>) -> Answer<Vec<u8>> 
 }
 
 impl Reading {
-    /// A piece is there. With the last of them the read is answered.
+    /// Enters a piece. The last one answers the read.
     fn came(self: Arc<Self>, index: usize, bytes: Answer<Vec<u8>>, by: By) {
         let mut now = locked(&self.gathering);
         now.bytes[index] = bytes;
@@ -172,13 +171,13 @@ impl Reading {
         };
         match by {
             By::Reader => gathered.answer(),
-            // Those threads live as long as the door, which a waiting thread has.
+            // Those threads live as long as the door, and this waiting thread keeps the door alive.
             By::Lead => drop(finishers.finishers.answering.send(gathered)),
         }
     }
 
-    /// Do what may wait for the member's disk: at once while few of us wait for it, else in its
-    /// line.
+    /// Does work that may wait for the member's disk: at once while few threads wait for it, else
+    /// in its line.
     fn on_disk(
         self: Arc<Self>,
         index: usize,
@@ -197,9 +196,9 @@ impl Reading {
         }
     }
 
-    /// Ask for a piece.
+    /// Asks for a piece.
     ///
-    /// `may_stay` whether this thread may wait for a disk, where few do
+    /// `may_stay` whether this thread may wait for a disk, if few do
     fn begin(self: Arc<Self>, index: usize, may_stay: bool) {
         let piece = self.pieces[index];
         let member = piece.object.member;
@@ -223,8 +222,8 @@ impl Reading {
 
     fn begin_with(self: Arc<Self>, index: usize, fd: &Arc<OwnedFd>, may_stay: bool) {
         let piece = self.pieces[index];
-        // Of what is also read, or stored by a mapping, without the door the daemon does not know
-        // enough.
+        // The daemon does not know enough of a file that programs read, or store to by a mapping,
+        // without the door.
         if self.file.may_be_passed() || !self.door.engine.serves(piece.object) {
             return self.brought(index, Arc::clone(fd), Served::Plain, may_stay);
         }
@@ -235,8 +234,8 @@ impl Reading {
             .read(piece.object, fd, piece.length, piece.start, waiter);
     }
 
-    /// The daemon's answer for a piece is there. The rest is read from the object; not while that
-    /// lacks bytes that a daemon has. Waits for nothing, unless it may.
+    /// Takes the daemon's answer for a piece. The rest comes from the object, unless a daemon has
+    /// bytes that the object lacks. Does not wait, unless `may_stay`.
     fn brought(self: Arc<Self>, index: usize, fd: Arc<OwnedFd>, served: Served, may_stay: bool) {
         let piece = self.pieces[index];
         let bytes = match served {
@@ -262,8 +261,8 @@ impl Reading {
             }
             Served::Failed(error) => Err(error),
         };
-        // The lock on the file goes after it: nobody looks whether others have the object open
-        // meanwhile.
+        // Drop the descriptor before the lock on the file: under that lock, no thread looks whether
+        // other programs have the object open.
         drop(fd);
         self.came(index, bytes, By::Lead);
     }
@@ -279,7 +278,7 @@ impl Reading {
 }
 
 impl Door {
-    /// Read, and reply from any thread that has the bytes.
+    /// Reads; any thread that has the bytes replies.
     pub(crate) fn read(self: &Arc<Door>, number: u64, offset: u64, length: usize, reply: Reply) {
         let found = self.nodes.get(number).and_then(|node| {
             let file = self.file(&node)?;
@@ -340,22 +339,22 @@ impl Door {
         if count == 0 {
             return reading.answer_nothing();
         }
-        // All are asked for before the first is there: those of a stripe are on several disks. This
-        // thread stays for the last one at most.
+        // Ask for all pieces before the first has come: those of a stripe are on several disks.
+        // This thread stays for the last one at most.
         for index in 0..count - 1 {
             Arc::clone(&reading).begin(index, false);
         }
         reading.begin(count - 1, may_stay);
     }
 
-    /// A file was opened to be read: the daemon is told of it before its first read. That one, with
-    /// the header, may be answered by the kernel's cache, and then those that come could not be
-    /// told from reads here and there. Of a file in several objects none has a header. Waits for
-    /// nothing.
+    /// A file was opened for reading: the daemon learns of it before its first read. The kernel's
+    /// cache may answer that read, with the header; then the daemon could not tell the following
+    /// reads from reads here and there. A file in several objects has no header in any of them.
+    /// Waits for nothing.
     ///
-    /// Asked before the kernel is told that it is open: a program that has all it reads in the
-    /// kernel's cache has closed it a moment later, and here it stays open as long as the daemon is
-    /// not told ([`Door::tell_of_open`]).
+    /// Call it before the kernel is told that the file is open: a program that finds all its reads
+    /// in the kernel's cache closes the file a moment later, and here it stays open until the
+    /// daemon knows of it ([`Door::tell_of_open`]).
     pub(crate) fn is_opened_to_be_read(&self, number: u64, flags: i32) -> Option<Opened> {
         let flags = OFlags::from_bits_retain(flags as u32);
         if flags & OFlags::ACCMODE == OFlags::WRONLY {
@@ -363,7 +362,7 @@ impl Door {
         }
         let node = self.nodes.get(number).ok()?;
         let file = locked(&node.file).open_file()?;
-        // While somebody changes the file, its first read tells of it.
+        // While another thread changes the file, the daemon learns of it by the first read.
         let state = file.shared_state_now()?;
         let object = state.layout.as_ref().and_then(only_object)?;
         if file.may_be_passed() || !self.engine.serves(object) {
@@ -377,7 +376,7 @@ impl Door {
         })
     }
 
-    /// The daemon is told of it. Waits for nothing.
+    /// Tells the daemon of the file. Waits for nothing.
     pub(crate) fn tell_of_open(self: &Arc<Door>, opened: Opened) {
         let object = opened.object;
         if let Some(fd) = opened.state.known(object) {
@@ -388,7 +387,7 @@ impl Door {
             let Opened {
                 node, file, state, ..
             } = opened;
-            // A program that reads it gets the error.
+            // If the object cannot be opened, a program that reads it gets the error.
             if let Ok(fd) = door.object(&node, &state, object, Access::Read) {
                 door.engine.tell_of(object, fd);
             }
@@ -396,7 +395,7 @@ impl Door {
         });
     }
 
-    /// Read, for a thread that has nothing else to do.
+    /// Reads, for a thread that has nothing else to do.
     pub(crate) fn read_and_wait(
         self: &Arc<Door>,
         node: &Arc<Node>,
@@ -413,7 +412,7 @@ impl Door {
 }
 
 impl Reading {
-    /// No object has any of it.
+    /// No object has any byte of the read.
     fn answer_nothing(self: Arc<Self>) {
         let reply = locked(&self.gathering).reply.take();
         if let Some(reply) = reply {

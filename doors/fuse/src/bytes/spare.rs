@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Descriptors of a file's objects beside its first: kept only to be quick, and closed when there
-//! are too many.
+//! Descriptors of a file's objects beside its first: the door keeps them only to be quick, and
+//! closes some when there are too many.
 //!
-//! A file in twenty objects may cost 21 descriptors, of which two are counted when it is opened
-//! (descriptors.rs). The others have the part of the budget that the counted ones leave: a thread
-//! that opens one more closes those that were not used for longest, whose files nobody uses at this
-//! moment. They are opened again when they are needed.
+//! A file in twenty objects may cost 21 descriptors, of which the door counts two when it opens the
+//! file (descriptors.rs). The others have the part of the budget that the counted ones leave: a
+//! thread that opens one more closes those that have gone unused for longest, of files that no
+//! thread uses at the moment. The door opens them again when it needs them.
 //!
-//! By a descriptor that was written the kernel tells its write errors: it is asked for them before
-//! the descriptor goes. Since a disk may take long for that, or hang, it is asked in the line of
-//! its own member, of one object at a time, and a thread that opened something does not wait for
-//! it. Where far too many are open all the same, a request that needs one more waits as long as
-//! disks answer; if none does, it alone gets the error that there are too many.
+//! The kernel reports write errors by a descriptor that was written. So a thread asks for them
+//! before it closes the descriptor. Since a disk may take long for that, or hang, it does so in the
+//! line of that member, for one object at a time, and a thread that opened something does not wait
+//! for it. If far too many are open all the same, a request that needs one more waits as long as
+//! disks answer; if none does, that request alone gets the error that there are too many.
 
 use crate::bytes::files::State;
 use crate::bytes::lines::{Line, Lines};
@@ -25,21 +25,21 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Closed beyond what is asked for, so that not each open has to look for one.
+/// Closed beyond the number needed, so that not each open has to look for one.
 const AT_ONCE_MAX: u64 = 8;
-/// Closed where the process has none left at all.
+/// Closed when the process has no descriptor left.
 const LET_GO_COUNT: u64 = 64;
-/// Entries of files that were closed are looked for when there are so many of all.
+/// With so many entries, those of closed files are removed.
 const ENTRY_COUNT_MIN: usize = 256;
-/// So many are looked at by a thread that opens one more, and some for each that is to be closed:
-/// others go on from there.
+/// A thread that opens one more looks at so many entries, plus some for each that it has to close;
+/// the next thread goes on from there.
 const LOOKED_AT_MIN: u64 = 64;
 const LOOKED_AT_FOR_ONE: u64 = 4;
-/// Written ones that stand in the line of one member.
+/// Written ones that wait in the line of one member.
 const WRITTEN_COUNT_MAX: usize = 8;
-/// A request that needs a descriptor waits no longer when no disk has answered for so long.
+/// A request that needs a descriptor stops waiting when no disk has answered for so long.
 const DISK_PATIENCE: Duration = Duration::from_secs(2);
-/// And not for ever where they do.
+/// And after so long in any case.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// An object of an open file.
@@ -49,28 +49,27 @@ struct Entry {
     object: Object,
 }
 
-/// The helpers that close them.
+/// The parts of the door that help to close them.
 #[derive(Debug)]
 struct Helpers {
     pool: Weak<Pool>,
     lines: Weak<Lines>,
-    /// It may have such descriptors as well.
+    /// It may have such descriptors, too.
     engine: Weak<Engine>,
 }
 
-/// All of them.
+/// All descriptors beside the first of each file.
 #[derive(Debug, Default)]
 pub(crate) struct Spares {
     count: Arc<AtomicU64>,
-    /// Those not used for longest first, as far as anybody has looked. Some are of files that were
-    /// closed.
+    /// Those unused for longest first, by the looks so far. Some are of closed files.
     ring: Mutex<VecDeque<Entry>>,
-    /// So many entries are looked through for those.
+    /// The length of the ring at which entries of closed files are removed.
     looked_at: AtomicUsize,
-    /// Written ones that are to be closed, in no ring meanwhile. A member is in it as long as
-    /// somebody in its line takes them.
+    /// Written ones that have to be closed; meanwhile they are not in the ring. A member is in the
+    /// map as long as a thread in its line takes them.
     written: Mutex<HashMap<MemberNumber, VecDeque<Entry>>>,
-    /// With so many open no written one needs to go.
+    /// With so many open, no written one needs to be closed.
     enough: AtomicU64,
     answers: Mutex<Answers>,
     /// There is another answer.
@@ -78,11 +77,11 @@ pub(crate) struct Spares {
     helpers: OnceLock<Helpers>,
 }
 
-/// Of disks that were asked about written ones.
+/// Answers of disks that were asked for write errors.
 #[derive(Debug, Default)]
 struct Answers {
     count: u64,
-    /// Somebody has waited for one since.
+    /// A thread has waited for one since.
     awaited_since: Option<Instant>,
 }
 
@@ -96,30 +95,31 @@ impl Drop for Spare {
     }
 }
 
-/// The outcome for one that should go.
+/// The result of an attempt to close one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     /// It was closed.
     Closed,
     /// There is none: it was closed before.
     None,
-    /// It is in use, or was used since it was last asked for.
+    /// It is in use, or was used since the last attempt.
     Stays,
-    /// It could go; but the kernel is to be asked first what it could not write.
+    /// It could be closed; but first a thread must ask the kernel for its write errors.
     Written,
 }
 
-/// How hard somebody looks for those that may go.
+/// How hard a thread looks for descriptors to close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Need {
     /// One that was used since the last look stays.
     Some,
-    /// There is no other way: all are looked at twice.
+    /// There is no other way: the thread looks at each twice.
     Great,
 }
 
 impl Spares {
-    /// Those that are to learn of the ones that go, and the lines in which threads wait for disks.
+    /// Sets the pool and the daemon's engine, which learn of each that is closed, and the lines in
+    /// which threads wait for disks.
     pub(crate) fn set_helpers(&self, pool: &Arc<Pool>, lines: &Arc<Lines>, engine: &Arc<Engine>) {
         // Once, when the door is made.
         let _ = self.helpers.set(Helpers {
@@ -129,14 +129,13 @@ impl Spares {
         });
     }
 
-    /// One more is open: counted until the answer is dropped. It is to be named by
-    /// [`Spares::keep`].
+    /// Counts one more until the answer is dropped. The caller then names it by [`Spares::keep`].
     pub(crate) fn one_more(&self) -> Spare {
         self.count.fetch_add(1, Ordering::AcqRel);
         Spare(Arc::clone(&self.count))
     }
 
-    /// It is this one, and may go when it is not used. (Once, until it is found closed.)
+    /// Names it; it may be closed when it is not used. Call it once, until it is found closed.
     pub(crate) fn keep(&self, state: Weak<RwLock<State>>, object: Object) {
         let mut ring = locked(&self.ring);
         ring.push_back(Entry { state, object });
@@ -150,7 +149,7 @@ impl Spares {
         self.count.load(Ordering::Acquire)
     }
 
-    /// So many may be open. Waits for no disk.
+    /// Closes them down to this number. Waits for no disk.
     ///
     /// Assumes  the lock of no file but the caller's own is held
     pub(crate) fn keep_within(self: &Arc<Self>, most: u64) {
@@ -162,8 +161,8 @@ impl Spares {
         }
     }
 
-    /// Before one more is opened: there are fewer than so many, or none of them waits for a disk.
-    /// May wait for that.
+    /// Call it before opening one more: makes room below this number, or finds that none of them
+    /// waits for a disk. May wait for that.
     ///
     /// Returns  false: there are too many, and the disks do not answer
     pub(crate) fn wait_for_room(self: &Arc<Self>, most: u64) -> bool {
@@ -178,7 +177,7 @@ impl Spares {
             || locked(&self.written).is_empty()
     }
 
-    /// There are none left to be opened, for whatever. May wait for disks. Returns  whether some
+    /// The process has no descriptor left for any use. May wait for disks. Returns whether some
     /// were closed
     pub(crate) fn let_go(self: &Arc<Self>) -> bool {
         let answered = locked(&self.answers).count;
@@ -187,7 +186,7 @@ impl Spares {
         self.close(LET_GO_COUNT, Need::Great) > 0 || self.wait_until(|count| count != answered)
     }
 
-    /// Returns  how many were. Written ones are on their way for the rest
+    /// Returns how many it closed. Written ones are queued for the rest
     fn close(self: &Arc<Self>, wanted: u64, need: Need) -> u64 {
         let mut closed = 0;
         let all = locked(&self.ring).len();
@@ -217,22 +216,22 @@ impl Spares {
         closed
     }
 
-    /// `is_asked`  the kernel was, since it was used last, unless it is used again
+    /// `is_asked`  the caller asked the kernel for write errors since the last use
     fn close_one(&self, entry: &Entry, is_asked: bool) -> Asked {
         let Some(state) = entry.state.upgrade() else {
             return Asked::None;
         };
         let engine = self.helpers.get().map(|helpers| &helpers.engine);
-        // A thread that reads or writes the file has the lock, and so has the caller that of its
-        // own.
+        // A thread that reads or writes the file holds the lock; so does the caller, for its own
+        // file.
         match state.try_write() {
             Some(state) => state.close_spare(entry.object, engine, is_asked),
             None => Asked::Stays,
         }
     }
 
-    /// So many written ones are put in the lines of their members, as far as these have room for
-    /// them; the others stay.
+    /// Queues so many written ones in the lines of their members, as far as these have room; the
+    /// others stay.
     fn hand_over(self: &Arc<Self>, entries: Vec<Entry>, wanted: u64) {
         let helpers = self.helpers.get();
         let pool = helpers.and_then(|helpers| helpers.pool.upgrade());
@@ -241,7 +240,7 @@ impl Spares {
         let mut written = locked(&self.written);
         for entry in entries {
             let number = entry.object.member;
-            // The answer of one that fails is known; it is asked when it works again.
+            // A failing member's answer is known; the door asks it when it works again.
             let member = pool.as_ref().and_then(|pool| pool.member(number));
             let fails = member.is_some_and(|member| member.failing().is_some());
             let is_full = written
@@ -259,8 +258,8 @@ impl Spares {
             line.push_back(entry);
         }
         drop(written);
-        // Behind the others: those of a disk that hangs would keep a thread that looks from all
-        // others.
+        // Put those that stay at the end: otherwise those of a disk that hangs would stop each look
+        // before the others.
         locked(&self.ring).extend(stay);
         for member in begun {
             if let Some(lines) = &lines {
@@ -270,7 +269,7 @@ impl Spares {
         }
     }
 
-    /// Those of one member, one after another.
+    /// Closes those of one member, one after another.
     fn close_written(&self, member: MemberNumber) {
         loop {
             let mut written = locked(&self.written);
@@ -288,14 +287,14 @@ impl Spares {
             }
             self.answer();
         }
-        // Nothing is on its way any more, perhaps; with the lock, so that no thread that is about
-        // to wait misses it.
+        // Perhaps nothing is queued any more. Under the lock, so that no thread that is about to
+        // wait misses it.
         let answers = locked(&self.answers);
         self.answered.notify_all();
         drop(answers);
     }
 
-    /// The kernel's write errors go to the programs that had the file open then. The file is locked
+    /// Passes the kernel's write errors to the programs that had the file open then. Locks the file
     /// only before and afterwards.
     fn ask_and_close(&self, entry: &Entry) -> Asked {
         let Some(state) = entry.state.upgrade() else {
@@ -312,7 +311,7 @@ impl Spares {
         };
         let pool = self.helpers.get().and_then(|one| one.pool.upgrade());
         let number = entry.object.member;
-        // Of one that was given up nothing comes; each open gets that error when it asks.
+        // A member that was given up has no answer; each open gets that error when it syncs.
         if !pool.as_ref().is_some_and(|pool| pool.is_lost(number)) {
             let Some(asking) = failures.asking.try_read() else {
                 return Asked::Stays;
@@ -337,10 +336,10 @@ impl Spares {
         self.answered.notify_all();
     }
 
-    /// Until something is so, told how many answers there were, or no disk answers. A request that
-    /// comes when none has answered for long does not wait at all.
+    /// Waits until `is_so`, called with the number of answers, or until no disk answers. A request
+    /// that comes when none has answered for long does not wait at all.
     ///
-    /// Returns  whether it is
+    /// Returns  the value of `is_so`
     fn wait_until(&self, is_so: impl Fn(u64) -> bool) -> bool {
         let end = Instant::now() + PATIENCE;
         let mut answers = locked(&self.answers);

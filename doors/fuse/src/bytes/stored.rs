@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The time of a file that is stored to without the door.
+//! The mtime of a file to which programs store without the door.
 //!
-//! A store through a mapping by passthrough gives the object a time, and nobody tells the stub. So
-//! as long as somebody may do that the stub's time is made to follow whenever somebody asks for it,
-//! and at the end: a program that looks for files that changed, such as a backup, rsync or an NFS
-//! client, misses none. The object's time counts only when it has changed since it was last looked
-//! at: the file may have been given an older one on purpose.
+//! A store through a mapping by passthrough changes the object's time and not the stub's. So as
+//! long as a program may store in that way, the door copies the time to the stub at each request
+//! for it, and at the end: a program that looks for changed files, such as a backup, rsync or an
+//! NFS client, misses none. The object's time counts only if it has changed since the last look: a
+//! program may have set an older one on purpose.
 
 use crate::bytes::files::FileSlot;
 use crate::door::Door;
@@ -19,17 +19,17 @@ use std::sync::Arc;
 /// Seconds and nanoseconds of a modification.
 type Time = (i64, i64);
 
-/// An object that may be stored to without the door.
+/// An object to which programs may store without the door.
 #[derive(Debug)]
 pub(crate) struct Stored {
-    /// By O_PATH: it is nobody's open file, so that no lease is refused for it.
+    /// Opened by O_PATH: it is no open file, so that the kernel refuses no lease for it.
     object: OwnedFd,
-    /// The stub's time has followed it up to here.
+    /// The stub's time has followed the object's up to here.
     known: Time,
 }
 
 impl Stored {
-    /// From now on.
+    /// Follows the object's time from now on.
     pub(crate) fn begin(object: &OwnedFd) -> Answer<Stored> {
         let path = format!("/proc/self/fd/{}", object.as_raw_fd());
         let object = open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -44,7 +44,7 @@ fn time_of(fd: impl AsFd) -> Answer<Time> {
 }
 
 impl Door {
-    /// The stub of this descriptor has the time of what was stored to the object.
+    /// Gives the stub of this descriptor the time of the last store to the object.
     pub(crate) fn follow_stores(&self, node: &Arc<Node>, stub: impl AsFd, stored: &mut Stored) {
         let followed = time_of(&stored.object).and_then(|time| {
             if time <= stored.known {
@@ -67,9 +67,9 @@ impl Door {
         }
     }
 
-    /// The same of an inode of which nothing else is known.
+    /// The same for an inode of which nothing else is known.
     ///
-    /// Returns  somebody may go on storing to it
+    /// Returns  whether a program may go on storing to it
     pub(crate) fn follow_stores_of(
         &self,
         node: &Arc<Node>,
@@ -80,10 +80,10 @@ impl Door {
             .is_some()
     }
 
-    /// The kernel has forgotten so many lookups of an inode. As long as it is mapped it does not
-    /// forget the last.
+    /// The kernel has forgotten so many lookups of an inode. As long as an inode is mapped, the
+    /// kernel does not forget the last.
     pub(crate) fn forget(&self, number: u64, lookups: u64) {
-        // Before: a program that looks it up anew finds its time.
+        // First: a program that looks the inode up again finds its time.
         if let Ok(node) = self.nodes.get(number) {
             self.follow_at_last(&node);
         }
@@ -99,7 +99,7 @@ impl Door {
         }
     }
 
-    /// Before the door closes: the kernel does not say what it forgets then.
+    /// Call it before the door closes: the kernel does not report which inodes it forgets then.
     pub(crate) fn follow_all_at_last(&self) {
         for node in self.nodes.all() {
             self.follow_at_last(&node);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files whose first objects are not durable yet ([`Layout::is_unsettled`]): they are made so by
-//! the first fsync, else all of a member's together when they have waited for a while.
+//! Files whose first objects are not durable yet ([`Layout::is_unsettled`]). The first fsync makes
+//! them durable, else a sync of the whole member after they have waited for a while.
 //!
-//! A file is known by its handle: the kernel may have forgotten its node by then, or never have had
-//! one of it. Those that a mount before this one left are found by the checkpoint of names with
+//! The door knows such a file by its handle: by then the kernel may have forgotten its node, or
+//! never have had one. Files that an earlier mount left are found by the checkpoint of names with
 //! which a mount begins.
 
 use crate::bytes::files::OpenFile;
@@ -21,20 +21,20 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-/// By then file systems have written most of it by themselves.
+/// By then file systems have written most of their bytes by themselves.
 const SETTLED_AFTER: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_secs(10);
-/// So long a look waits for syncs. A later look sees the outcome of one that takes longer.
+/// A look waits so long for syncs. A later look sees the result of a sync that takes longer.
 const SYNC_PATIENCE: Duration = Duration::from_secs(1);
-/// The same, when the door closes: the next mount finds the files that are not settled then.
+/// The same when the door closes: the next mount finds the files that are unsettled then.
 const LAST_PATIENCE: Duration = Duration::from_secs(15);
 /// Between two looks then.
 const LAST_PAUSE: Duration = Duration::from_millis(10);
-/// Between two tries of a file of which one has failed: at first, and at most.
+/// Between two tries to settle a file after one has failed: at first, and at most.
 const RETRY: Duration = Duration::from_secs(60);
 const RETRY_MAX: Duration = Duration::from_secs(3600);
 
-/// Such files, by their numbers.
+/// The unsettled files by their numbers.
 #[derive(Debug, Default)]
 pub(crate) struct Unsettled {
     files: Mutex<HashMap<u64, Noted>>,
@@ -46,25 +46,25 @@ pub(crate) struct Unsettled {
 struct Noted {
     handle: Handle,
     objects: Vec<Object>,
-    /// The objects were there by then: a sync that began later has made them durable.
+    /// The objects existed by then: a sync that began later has made them durable.
     since: Instant,
-    /// A try has failed: not again before, and how long that was.
+    /// A try has failed: the earliest time of the next one, and how long the wait was.
     postponed: Option<(Instant, Duration)>,
 }
 
-/// The outcome of a try.
+/// The result of a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tried {
     /// It is settled, or gone.
     Done,
-    /// Somebody is at it.
+    /// Another thread uses it.
     Later,
-    /// It cannot be opened, or an object is not there.
+    /// The file cannot be opened, or an object is missing.
     Failed,
 }
 
 impl Unsettled {
-    /// It may be one.
+    /// Enters a file if it is unsettled.
     pub(crate) fn note(&self, node: &Node, layout: &Layout) {
         self.note_inode(node.number, node.handle(), layout);
     }
@@ -76,7 +76,7 @@ impl Unsettled {
         }
         let objects = layout.objects();
         let mut files = locked(&self.files);
-        // One that is opened again and again has waited since the first time.
+        // A file that is opened again and again has waited since the first time.
         let is_known = |noted: &Noted| noted.handle == *handle && noted.objects == objects;
         if !files.get(&number).is_some_and(is_known) {
             let noted = Noted {
@@ -89,7 +89,7 @@ impl Unsettled {
         }
     }
 
-    /// A checkpoint came upon it, some time ago: an entry that is known is newer.
+    /// Enters a file that a checkpoint found some time ago: an entry that is here is newer.
     fn note_found(&self, number: u64, handle: &Handle, layout: &Layout) {
         let is_known = |noted: &Noted| noted.handle == *handle;
         if !locked(&self.files).get(&number).is_some_and(is_known) {
@@ -97,7 +97,7 @@ impl Unsettled {
         }
     }
 
-    /// Those that have waited for so long; of no time, all.
+    /// The files that have waited for at least `age`; all of them if that is zero.
     fn older_than(&self, age: Duration) -> Vec<(u64, Noted)> {
         let files = locked(&self.files);
         let now = Instant::now();
@@ -110,7 +110,7 @@ impl Unsettled {
             .collect()
     }
 
-    /// Not that one any more, unless it has got other objects meanwhile.
+    /// Removes this entry, unless the file has got other objects meanwhile.
     fn forget(&self, number: u64, of: &Noted) {
         let mut files = locked(&self.files);
         let is_it = |noted: &Noted| noted.handle == of.handle && noted.objects == of.objects;
@@ -119,7 +119,7 @@ impl Unsettled {
         }
     }
 
-    /// It is settled.
+    /// Removes a file that is settled.
     fn settled(&self, node: &Node) {
         let mut files = locked(&self.files);
         if files
@@ -130,7 +130,7 @@ impl Unsettled {
         }
     }
 
-    /// That one failed: ever more seldom.
+    /// A try failed: each further wait is longer.
     fn postpone(&self, number: u64) {
         if let Some(noted) = locked(&self.files).get_mut(&number) {
             let wait = match noted.postponed {
@@ -142,7 +142,7 @@ impl Unsettled {
     }
 }
 
-/// Syncs of members, each in a thread of its own: one that hangs keeps no other.
+/// Syncs of members, each in a thread of its own: one that hangs delays no other.
 #[derive(Debug, Default)]
 struct Syncs {
     members: Mutex<BTreeMap<MemberNumber, Synced>>,
@@ -153,20 +153,20 @@ struct Syncs {
 #[derive(Clone, Copy, Debug, Default)]
 struct Synced {
     is_under_way: bool,
-    /// When the last one began that went well.
+    /// The start of the last sync that succeeded.
     began: Option<Instant>,
 }
 
 impl Synced {
-    /// All that was there at that time is durable.
+    /// Whether all that existed at that time is durable.
     fn covers(self, since: Instant) -> bool {
         self.began.is_some_and(|began| began >= since)
     }
 }
 
 impl Syncs {
-    /// Make durable what each of these members had at its time. One that is away, or fails, or
-    /// takes longer than `patience`, is left as it is.
+    /// Makes durable the objects that each of these members had at its time. A member that is
+    /// missing, fails, or takes longer than `patience`, stays as it is.
     fn make_durable(
         self: &Arc<Self>,
         pool: &Pool,
@@ -179,7 +179,7 @@ impl Syncs {
         loop {
             for (&member, &since) in wanted {
                 let state = known.entry(member).or_default();
-                // One that is under way may have begun before.
+                // A sync that is under way may have begun before.
                 if !state.is_under_way && !state.covers(since) && tried.insert(member) {
                     state.is_under_way = self.start(pool, member);
                 }
@@ -194,7 +194,7 @@ impl Syncs {
         }
     }
 
-    /// Returns  false: it could not be started
+    /// Returns  false: the thread did not start
     fn start(self: &Arc<Self>, pool: &Pool, number: MemberNumber) -> bool {
         let Some(member) = pool.member(number) else {
             return false;
@@ -233,7 +233,7 @@ impl Syncs {
 }
 
 impl Door {
-    /// Somebody wants it to be durable.
+    /// A program asked for an fsync.
     pub(crate) fn make_durable(&self, node: &Arc<Node>, file: &OpenFile) -> Answer<()> {
         let mut state = file.change();
         let Some(mut layout) = state.layout.clone() else {
@@ -243,14 +243,14 @@ impl Door {
         settled.map_err(|error| self.trouble(node, &error))?;
         file.set_layout(&mut state, layout);
         self.unsettled.settled(node);
-        // Members that took it for unsettled would take a lost object for none.
+        // Members that took it for unsettled would treat a lost object as one that never was.
         self.changed(node);
         Ok(())
     }
 
-    /// A power cut, or a mount that died, may have left it so.
+    /// Looks whether a power cut, or a mount that died, left the file unsettled.
     ///
-    /// Errors   ESTALE: it was removed, and its objects are being
+    /// Errors   ESTALE: it was removed, and its objects are being removed
     pub(crate) fn look_for_unsettled(
         &self,
         node: &Node,
@@ -271,14 +271,14 @@ impl Door {
                     self.changed(&node);
                 }
             }
-            // A program that needs that object is told.
+            // A program that needs that object gets the error.
             Err(error) => tracing::debug!("file {}: {error}", node.number),
         }
         self.unsettled.note(node, layout);
         Ok(())
     }
 
-    /// Until the door closes, and then once more.
+    /// Settles files until the door closes, and then once more.
     pub(crate) fn settle_now_and_then(&self) {
         while !self.closing.load(Ordering::Acquire) {
             self.settle_older_than(SETTLED_AFTER, SYNC_PATIENCE);
@@ -291,8 +291,8 @@ impl Door {
         }
     }
 
-    /// Returns  some of them need another look: somebody is at them, or they have other objects by
-    /// now
+    /// Returns whether some of them need another look: a thread uses them, or they have other
+    /// objects by now
     fn settle_older_than(&self, age: Duration, patience: Duration) -> bool {
         for found in self.names.take_unsettled() {
             let number = self.nodes.number_of(found.inode);
@@ -318,12 +318,12 @@ impl Door {
         if durable.is_empty() {
             return false;
         }
-        // A removed file whose burial is half done lacks objects that nobody has lost.
+        // A removed file whose burial is half done lacks objects that are not lost.
         let burying = match self.burying.try_lock() {
             Ok(guard) => Some(guard),
             Err(TryLockError::Poisoned(guard)) => Some(guard.into_inner()),
-            // When the door closes there is no later look, and it waits for the end of the last
-            // burial in any case.
+            // When the door closes there is no later look; closing waits for the last burial in any
+            // case.
             Err(TryLockError::WouldBlock) if age.is_zero() => Some(locked(&self.burying)),
             Err(TryLockError::WouldBlock) => None,
         };
@@ -352,10 +352,10 @@ impl Door {
         Ok(found)
     }
 
-    /// Its record says so, now that these objects are durable.
+    /// Marks the layout as settled, now that these objects are durable.
     fn settle_by_itself(&self, noted: &Noted, removed: Option<&BTreeSet<u64>>) -> Tried {
-        // As if the kernel had looked it up: a program that opens it meanwhile shares what is open
-        // of it.
+        // Enter a node as if the kernel had looked the file up: a program that opens it meanwhile
+        // shares the open file.
         let node = match self.nodes.enter_again(&noted.handle) {
             Ok(node) => node,
             Err(Errno::STALE | Errno::NOENT) => return Tried::Done,
@@ -393,7 +393,7 @@ impl Door {
         };
         let named = layout.objects();
         if !noted.objects.iter().all(|object| named.contains(object)) {
-            // It was moved, or cut and written anew: its present objects have not waited yet.
+            // It was moved, or cut and written again: its present objects have not waited yet.
             self.unsettled.note(node, &layout);
             return Tried::Later;
         }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that the daemon wants before anybody has opened them: the next frames of sequences
+//! Files that the daemon wants before a program has opened them: the next frames of sequences
 //! (docs/decisions/0034).
 //!
 //! The daemon asks by the name in the tree; it gets the object, in the session of the member that
-//! has it. Nobody waits for these threads: one looks into the catalogue, and one for each member
-//! opens objects there, so that a member that hangs keeps no other's from being found.
+//! has it. No request waits for these threads: one looks into the catalogue, and one for each
+//! member opens objects there, so that a member that hangs does not delay finds on others.
 
 use super::queue::{Job, Queue};
 use crate::lock::locked;
@@ -20,8 +20,7 @@ use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::thread::JoinHandle;
 
-/// Files that wait for the catalogue, and of each member for its disk; a file beyond counts as not
-/// there.
+/// Files that wait for the catalogue, and for each member's disk; a further file counts as missing.
 const WAITING_MAX: usize = 256;
 
 /// The members' threads.
@@ -29,11 +28,11 @@ pub(super) type Queues = RwLock<HashMap<MemberNumber, Arc<Queue>>>;
 
 /// A file that the daemon has asked for.
 pub(super) struct Wanted {
-    /// To answer by.
+    /// The number for the answer.
     pub(super) number: u64,
     /// Below the root of the tree.
     pub(super) path: Vec<u8>,
-    /// Of the session that was asked.
+    /// The queue of the session that the daemon asked.
     pub(super) asked: Arc<Queue>,
 }
 
@@ -53,7 +52,7 @@ struct Opening {
     object: Object,
 }
 
-/// Where members' sessions give what they are asked for.
+/// Takes the files that the daemon asks for in the members' sessions.
 pub(super) struct Finder {
     wanted: Mutex<Option<SyncSender<Wanted>>>,
     thread: Mutex<Option<JoinHandle<()>>>,
@@ -63,7 +62,7 @@ impl Finder {
     pub(super) fn start(pool: &Arc<Pool>, queues: &Arc<Queues>) -> io::Result<Finder> {
         let (wanted, waiting) = sync_channel(WAITING_MAX);
         let catalogue = Catalogue {
-            // A thread that hangs in a member's disk does not keep the pool.
+            // A thread that hangs in a member's disk does not keep the pool alive.
             pool: Arc::downgrade(pool),
             queues: Arc::clone(queues),
             members: HashMap::new(),
@@ -77,7 +76,7 @@ impl Finder {
         })
     }
 
-    /// Have it looked for. Never waits.
+    /// Starts the search for a file. Never waits.
     pub(super) fn find(&self, wanted: Wanted) {
         let refused = match &*locked(&self.wanted) {
             Some(waiting) => waiting.try_send(wanted),
@@ -88,7 +87,7 @@ impl Finder {
         }
     }
 
-    /// The catalogue is not looked into any more.
+    /// Ends the searches in the catalogue.
     pub(super) fn end(&self) {
         drop(locked(&self.wanted).take());
         if let Some(thread) = locked(&self.thread).take() {
@@ -123,13 +122,13 @@ impl Catalogue {
         }
     }
 
-    /// By the thread of its member, which is made when it is needed first.
+    /// Gives the object to its member's thread, which starts when it is first needed.
     fn have_opened(&mut self, opening: Opening) {
         let member = opening.object.member;
         if !self.members.contains_key(&member) {
             let (sender, openings) = sync_channel(WAITING_MAX);
             let (pool, queues) = (Weak::clone(&self.pool), Arc::clone(&self.queues));
-            // It ends with this one, but for a disk that hangs.
+            // It ends with this one, unless a disk hangs.
             let thread = std::thread::Builder::new()
                 .name(format!("frames-{}", member.0))
                 .spawn(move || open_each(&pool, &queues, &openings));
@@ -145,10 +144,10 @@ impl Catalogue {
     }
 }
 
-/// The file's record, and the object that has all of it.
+/// The file's layout, and the object that has all of it.
 ///
-/// Errors   ENOENT: there is none of this name; NODATA: it is no file of one object, and none that
-/// could be fetched ahead
+/// Errors   ENOENT: no file has this name; NODATA: it is not a file of one object, and cannot be
+/// fetched ahead
 fn look_for(pool: &Pool, path: &[u8]) -> Result<(Layout, Object), Errno> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
     let within = ResolveFlags::BENEATH
@@ -167,7 +166,7 @@ fn look_for(pool: &Pool, path: &[u8]) -> Result<(Layout, Object), Errno> {
     Ok((layout, object))
 }
 
-/// The object that a file has all its bytes in. None: it has several, or none yet.
+/// The object that has all bytes of a file. None: it has several, or none yet.
 pub(crate) fn only_object(layout: &Layout) -> Option<Object> {
     match layout.segments() {
         [segment] if segment.shape == Shape::Single => segment.objects.first().copied(),
@@ -199,7 +198,7 @@ fn open_each(pool: &Weak<Pool>, queues: &Queues, openings: &Receiver<Opening>) {
     }
 }
 
-/// In the session of the member that it lies on: of that share the daemon believes it.
+/// Answers in the session of the object's member: the daemon accepts it only for that share.
 fn answer(queues: &Queues, wanted: Wanted, object: Object, fd: OwnedFd) {
     let queue = {
         let members = queues.read().unwrap_or_else(PoisonError::into_inner);

@@ -22,14 +22,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// A daemon that does not let us in by then is asked again later.
+/// The door asks a daemon that does not accept a session by then again later.
 const PATIENCE: units::Duration = units::Duration::from_ms(500);
-/// Between two looks at the heartbeat while somebody waits.
+/// Between two looks at the heartbeat while a request waits.
 const BEAT_EVERY: Duration = Duration::from_secs(5);
-/// Between two tries of recovering what a daemon left.
+/// Between two starts of the command that recovers a dead daemon's bytes.
 const RECOVER_EVERY: Duration = Duration::from_secs(10);
-/// One that is there and lets nobody in may have parts of objects in its cache, and writes them: so
-/// long nobody changes objects without it after the mount began (as smbd does, see
+/// A daemon that runs and accepts no session may have parts of objects in its cache, and write
+/// them: for so long after the mount began no thread changes objects without it (as in smbd, see
 /// docs/decisions/0015).
 const NOT_LET_IN: Duration = Duration::from_secs(5);
 /// Between two tries until then.
@@ -40,28 +40,26 @@ const AGAIN_EVERY: Duration = Duration::from_millis(20);
 /// The facts about daemons that all threads of the door share.
 pub(super) struct Daemons {
     pub(super) runtime_dir: PathBuf,
-    /// A shell command that writes what a daemon left, when none comes back.
+    /// A shell command that writes the bytes that a dead daemon left, when no daemon comes back.
     pub(super) recover: String,
-    /// So long after the last one died it is started.
+    /// So long after the daemon's death the command starts.
     pub(super) recover_after: Duration,
-    /// Of objects that do not have all their bytes. None: there never was a daemon that took
-    /// writes.
+    /// Facts of objects that lack bytes. None: there never was a daemon that took writes.
     pub(super) facts: Mutex<Option<Arc<FactsView>>>,
     pub(super) missed: Mutex<Missed>,
     pub(super) names: Arc<Names>,
-    /// By which the daemon knows that sessions are those of one door. Drawn when that starts; never
-    /// 0.
+    /// Tells the daemon which sessions belong to one door. Drawn when the door starts; never 0.
     pub(super) pool: u64,
     pub(super) finder: Finder,
     pub(super) stations: Arc<Stations>,
 }
 
-/// How long there has been none although one is needed.
+/// For how long a daemon has been missing although one is needed.
 #[derive(Default)]
 pub(super) struct Missed {
     since: Option<Instant>,
     recovering: Option<Child>,
-    /// Not to be started again before.
+    /// Not to start again before.
     next: Option<Instant>,
 }
 
@@ -76,17 +74,17 @@ impl Daemons {
         locked(&self.facts).clone()
     }
 
-    /// A daemon is there: the loss of the former one is over.
+    /// There is a daemon: the loss of the former one is over.
     fn forget_loss(&self) {
         let missed = std::mem::take(&mut *locked(&self.missed));
         if let Some(mut child) = missed.recovering {
-            // It ends by itself.
+            // The command ends by itself.
             std::thread::spawn(move || child.wait());
         }
     }
 
     /// There is no daemon, and one left bytes: starts the command that writes them when that is
-    /// due, and again when it failed.
+    /// due, and again if it failed.
     fn recover_when_due(&self) {
         let mut missed = locked(&self.missed);
         let since = *missed.since.get_or_insert_with(|| {
@@ -144,15 +142,15 @@ pub(super) struct Lead {
     pub(super) queue: Arc<Queue>,
     pub(super) daemons: Arc<Daemons>,
     pub(super) member: PathBuf,
-    /// The hindrance is in the log.
+    /// The obstacle is in the log.
     pub(super) logged: bool,
 }
 
-/// Why a daemon that is there has no session of ours.
+/// Why there is no session although a daemon runs.
 enum Unserved {
-    /// It has nothing to do with this member.
+    /// The member lies in none of its shares.
     NotShared(String),
-    /// It may have.
+    /// The member may lie in one.
     NotLetIn(String),
 }
 
@@ -204,7 +202,7 @@ impl Lead {
         self.refuse_all();
     }
 
-    /// A session of the share that the member lies in. None: there is no daemon.
+    /// A session of the member's share. None: there is no daemon.
     fn connect(&self) -> Result<Option<Session>, Unserved> {
         let runtime_dir = &self.daemons.runtime_dir;
         let control = runtime_dir.join("control.sock");
@@ -256,7 +254,7 @@ impl Lead {
         Ok(Some(Session::new(client, who, socket, told)))
     }
 
-    /// Until the session or the door ends.
+    /// Serves until the session or the door ends.
     fn serve(&self, mut session: Session) {
         self.daemons.look_at_facts();
         self.daemons.forget_loss();
@@ -287,8 +285,8 @@ impl Lead {
             .store(takes_writes, Ordering::Release);
     }
 
-    /// With this daemon, or the next one. False: the objects have all that the last one
-    /// acknowledged.
+    /// Whether the session goes on, with this daemon or the next one. False: the objects have all
+    /// that the last one acknowledged.
     fn goes_on(&self, session: &mut Session) -> bool {
         let has_daemon = session.has_daemon();
         let is_lost = !has_daemon && session.is_lost();
@@ -302,7 +300,7 @@ impl Lead {
         if !session.may_look_again(AGAIN_EVERY) {
             return true;
         }
-        // One that begins to serve must not find an object half changed.
+        // A daemon that begins to serve must not find an object half changed.
         if !self.queue.is_untouched() {
             session.be_reluctant();
         } else if session.reconnect().is_ok() {
@@ -328,7 +326,7 @@ impl Lead {
         }
     }
 
-    /// Until somebody rings.
+    /// Waits until a bell rings.
     fn wait(&self, others: &[BorrowedFd<'_>], patience: Duration) {
         let all = std::iter::once(self.queue.bell.as_fd()).chain(others.iter().copied());
         let mut fds: Vec<PollFd<'_>> = all
@@ -344,7 +342,7 @@ impl Lead {
     }
 
     fn refuse_all(&self) {
-        // A caller that waits for the answer of one that is dropped is told so.
+        // Dropping a job tells its waiting caller.
         drop(self.queue.take());
     }
 }

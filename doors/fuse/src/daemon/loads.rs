@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How much bandwidth the members' devices have left, as the daemon says once a second: the pool
-//! goes by it where that is wished.
+//! The bandwidth that the members' devices have left, by the daemon's report once a second: the
+//! pool uses it where a policy asks for that.
 //!
-//! Of a device that has no share nothing is known. Nothing is told to the daemon.
+//! Of a device without a share nothing is known. This tells the daemon nothing.
 
 use crate::daemon::{LOOK_EVERY, STATUS_PATIENCE, share_of};
 use crate::door::Door;
@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 impl Door {
-    /// Until the door closes.
+    /// Runs until the door closes.
     pub(crate) fn ask_loads_now_and_then(&self) {
         let Some(runtime_dir) = &self.runtime_dir else {
             return;
@@ -21,15 +21,15 @@ impl Door {
         while !self.closing.load(Ordering::Acquire) {
             daemon = self.ask_loads(&control, daemon.take());
             if daemon.is_none() {
-                // Nobody promises anything.
+                // There are no contracts.
                 self.tidying.set_promised(false);
             }
             std::thread::park_timeout(LOOK_EVERY);
         }
     }
 
-    /// Returns  the connection, if it can be asked again. Without one the pool forgets by itself
-    /// what it was told
+    /// Returns the connection, if it can be used again. Without one the pool's last figures expire
+    /// by themselves
     fn ask_loads(&self, control: &Path, daemon: Option<Client>) -> Option<Client> {
         let mut daemon = daemon.or_else(|| Client::connect(control, STATUS_PATIENCE).ok())?;
         let Ok(Answer::Status(status)) = daemon.ask(&Ask::Status {}) else {
@@ -53,7 +53,7 @@ impl Door {
     }
 }
 
-/// Streams have contracts on the device below this folder.
+/// Whether streams have contracts on the device below this folder.
 fn has_promises(status: &Status, folder: &Path) -> bool {
     share_of(status, folder).is_some_and(|(share, _)| {
         let mut devices = status.devices.iter();
@@ -61,7 +61,7 @@ fn has_promises(status: &Status, folder: &Path) -> bool {
     })
 }
 
-/// Of the device below this folder.
+/// The bandwidth that contracts leave on the device below this folder.
 ///
 /// Units    bytes per second
 fn unpromised(status: &Status, folder: &Path) -> Option<u64> {
@@ -69,7 +69,7 @@ fn unpromised(status: &Status, folder: &Path) -> Option<u64> {
     let of_name = |device: &&rushes_control::DeviceStatus| device.name == share.device;
     let mut devices = status.devices.iter().filter(of_name);
     let device = devices.next()?;
-    // Those without a block device have no names of their own.
+    // Shares without a block device have no device name of their own.
     if devices.next().is_some() {
         return None;
     }

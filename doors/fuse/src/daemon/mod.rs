@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes by way of the daemon: its cache, its reading ahead, its lanes, its contracts.
+//! Bytes through the daemon: its cache, its reading ahead, its lanes, its contracts.
 //!
-//! A member whose folder lies in a share of the daemon has a thread with a session of that share;
-//! requests of all threads of the door go through it, so that the daemon sees each file's reads in
-//! one stream. Without a daemon, or a share, the door reads and writes the objects itself.
+//! A member whose folder lies in a share of the daemon has a thread with a session of that share.
+//! All threads of the door send requests through it, so that the daemon sees each file's reads in
+//! one stream. Without a daemon, or a share, the door itself reads and writes the objects.
 //! Decisions: docs/decisions/0025 and 0026.
 //!
-//! **A thread that changes an object itself** has the file's lock alone (`OpenFile::change`) and a
-//! [`Held`] of it: the daemon has written all it had of the object, or there is none and none
-//! begins to serve meanwhile. Writes that go through lanes share the lock.
+//! **A thread that changes an object itself** holds the file's lock alone (`OpenFile::change`) and
+//! a [`Held`] of the object: the daemon has written all it had of the object, or there is none and
+//! none begins to serve meanwhile. Writes through lanes share the lock.
 
 mod finder;
 mod lead;
@@ -45,22 +45,22 @@ use std::time::{Duration, Instant};
 
 /// Between two looks for a daemon.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// For its answer to what shares it has.
+/// For the daemon's answer to the question for its shares.
 pub(crate) const STATUS_PATIENCE: Duration = Duration::from_secs(2);
-/// A program that waits so long for bytes that only a daemon has, and gets neither, gets an error.
+/// A program that has waited so long for bytes that only a daemon has gets an error.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// The daemon writes again what the kernel could not write, once a second while that fails; a
-/// reader of the object itself waits for that so long.
+/// The daemon retries the bytes that the kernel could not write once a second; a reader of the
+/// object itself waits so long for that.
 pub(crate) const LOOSE_PATIENCE: Duration = Duration::from_secs(3);
 
-/// Which daemon a mount goes by, and what is done when it dies and none comes back.
+/// The daemon that a mount uses, and the steps when it dies and none comes back.
 #[derive(Clone, Debug)]
 pub struct DaemonPlace {
-    /// Where it has its sockets.
+    /// The folder with its sockets.
     pub runtime_dir: PathBuf,
-    /// A shell command that writes what it left.
+    /// A shell command that writes the bytes that a dead daemon left.
     pub recover: String,
-    /// So long after it died that is started.
+    /// So long after the daemon's death the command starts.
     pub recover_after: Duration,
 }
 
@@ -68,12 +68,12 @@ pub struct DaemonPlace {
 pub(crate) struct Engine {
     members: Arc<Queues>,
     threads: Mutex<Vec<JoinHandle<()>>>,
-    /// None: it is not asked.
+    /// None: the door uses no daemon.
     daemons: Option<Arc<Daemons>>,
 }
 
 impl Engine {
-    /// A thread for each member; none without a place to look for a daemon.
+    /// Starts a thread for each member; none without a place to look for a daemon.
     pub(crate) fn start(pool: &Arc<Pool>, place: Option<&DaemonPlace>) -> io::Result<Engine> {
         let members: Arc<Queues> = Arc::default();
         let begin = |place: &DaemonPlace| {
@@ -101,7 +101,8 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The pool has other members now: those that are new get a thread, those that left lose it.
+    /// The pool has other members now: starts a thread for each new one, ends those of members that
+    /// left.
     pub(crate) fn follow(&self, pool: &Pool) -> io::Result<()> {
         let Some(daemons) = &self.daemons else {
             return Ok(());
@@ -150,28 +151,28 @@ impl Engine {
         self.queue(member).filter(|queue| queue.serves())
     }
 
-    /// A daemon has a session of ours.
+    /// Whether a daemon has a session of ours.
     pub(crate) fn serves_any(&self) -> bool {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         members.values().any(|queue| queue.serves())
     }
 
-    /// Whether reads of it are nobody's to see: there was no daemon for them since the mount began,
-    /// and none has bytes of it. (Of one that died the next one is to have them.)
+    /// Whether reads of it may bypass the door: there was no daemon for them since the mount began,
+    /// and none has bytes of it. After a daemon's death the next one gets its reads.
     pub(crate) fn may_pass(&self, object: Object, fd: &OwnedFd) -> bool {
         let queue = self.queue(object.member);
         queue.is_none_or(|queue| !queue.has_served()) && self.is_whole(fd)
     }
 
-    /// The object lacks bytes that a daemon has, or has left.
+    /// Whether the object lacks bytes that a daemon has, or has left.
     pub(crate) fn has_fact(&self, fd: &OwnedFd) -> bool {
         self.facts_say(fd, is_known)
     }
 
-    /// A read of the object itself finds all acknowledged bytes: it lacks none, and none may be in
-    /// the kernel's cache alone, which may have to give them up.
+    /// Whether a read of the object itself finds all acknowledged bytes: it lacks none, and none is
+    /// in the kernel's cache alone, which may lose them.
     pub(crate) fn is_whole(&self, fd: &OwnedFd) -> bool {
-        // Bytes that were loose may be dirty again between the two looks.
+        // Loose bytes may be dirty again between the two looks.
         !self.facts_say(fd, |facts, device, inode| {
             is_known(facts, device, inode)
                 || facts.is_loose(device, inode)
@@ -187,13 +188,13 @@ impl Engine {
         })
     }
 
-    /// Some object lacks bytes, perhaps one that cannot be looked at.
+    /// Whether some object lacks bytes, perhaps one that cannot be opened.
     pub(crate) fn lacks_any(&self) -> bool {
         let facts = self.daemons.as_ref().and_then(|daemons| daemons.facts());
         facts.is_some_and(|facts| !facts.is_empty())
     }
 
-    /// The thread to ask. None: there is none, and the object has all its bytes.
+    /// The member's thread to ask. None: there is none, and the object has all its bytes.
     fn asked(&self, object: Object, fd: &OwnedFd) -> Answer<Option<Arc<Queue>>> {
         let begun = Instant::now();
         loop {
@@ -210,8 +211,8 @@ impl Engine {
         }
     }
 
-    /// Ask for so many bytes from this offset of the object; `waiter` is told, at once where nobody
-    /// is there to be asked. Waits for nothing.
+    /// Asks for so many bytes from this offset of the object; `waiter` gets the answer, at once if
+    /// there is no daemon to ask. Waits for nothing.
     pub(crate) fn read(
         &self,
         object: Object,
@@ -231,17 +232,18 @@ impl Engine {
         }
     }
 
-    /// Until when a thread waits that begins now to wait for bytes that only a daemon has.
+    /// The end of the wait of a thread that begins now to wait for bytes that only a daemon has.
     pub(crate) fn patience(&self) -> Instant {
         Instant::now() + PATIENCE
     }
 
-    /// The same, for a thread that was told to read the object itself: not while it lacks bytes
-    /// that a daemon has. One that knows the file by another name, or not yet, says so.
+    /// The same, for a thread whose answer was to read the object itself: waits while the object
+    /// lacks bytes that a daemon has. A daemon that knows the file by another name, or not yet,
+    /// answers so.
     ///
-    /// Returns  Plain: it lacks none any more, and the kernel has none of it that it may have to
-    /// give up Errors   EIO: it lacks some, and nobody gave them in time; or its disk does not take
-    /// what the kernel could not write
+    /// Returns  Plain: it lacks none any more, and the kernel has none of it that it may lose
+    /// Errors   EIO: it lacks some, and no daemon gave them in time; or its disk does not take the bytes
+    /// that the kernel could not write
     pub(crate) fn read_when_known(
         &self,
         (object, fd): (Object, &Arc<OwnedFd>),
@@ -256,8 +258,8 @@ impl Engine {
             if !matches!(served, Served::Plain) || is_over {
                 return Ok(served);
             }
-            // An error is of an earlier write and not the reader's: after it the daemon has the
-            // bytes, and they are read from there.
+            // An error belongs to an earlier write, not to this reader: after it the daemon has the
+            // bytes, and the read gets them from there.
             if !matches!(self.sync(object, fd)?, Done::Whole) {
                 std::thread::sleep(TRY_EVERY);
             }
@@ -288,9 +290,9 @@ impl Engine {
         Ok(Served::Plain)
     }
 
-    /// Write to the object, through the session's lane.
+    /// Writes to the object, through the session's lane.
     ///
-    /// Assumes  the file's lock, with others or alone
+    /// Assumes  the file's lock, shared or alone
     pub(crate) fn write(
         &self,
         object: Object,
@@ -317,19 +319,19 @@ impl Engine {
         })
     }
 
-    /// All that the daemon has acknowledged of the object is on stable storage, or its device has
-    /// failed. Plain: the object has it all, sync that.
+    /// All bytes of the object that the daemon acknowledged are on stable storage, or its device
+    /// has failed. Plain: the object has them all, sync that.
     ///
-    /// Errors   nobody answered
+    /// Errors   no daemon answered
     pub(crate) fn sync(&self, object: Object, fd: &Arc<OwnedFd>) -> Answer<Done> {
         let begun = Instant::now();
         loop {
             let Some(queue) = self.asked(object, fd)? else {
                 return Ok(Done::Plain);
             };
-            // Also of an object that lacks nothing: the kernel says once to each descriptor that it
-            // could not write, and the daemon, which has the bytes, is to get that error before the
-            // second time is answered well.
+            // Also for an object that lacks nothing: the kernel reports a failed write once to each
+            // descriptor. The daemon, which has the bytes, must get that error before a second sync
+            // succeeds.
             let (answer, answered) = sync_channel(1);
             queue.push(Job::Sync {
                 object: object.id,
@@ -339,8 +341,8 @@ impl Engine {
             match answered.recv() {
                 Ok(done @ (Done::Whole | Done::Failed(_))) => return Ok(done),
                 Ok(Done::Plain) | Err(_) if !self.has_fact(fd) => return Ok(Done::Plain),
-                // A daemon that does not know the file yet says so, too, and then it may have bytes
-                // of it all the same.
+                // A daemon that does not know the file yet answers so, too, and may have bytes of
+                // it all the same.
                 Ok(Done::Plain) | Err(_) => {}
             }
             if begun.elapsed() > PATIENCE {
@@ -350,10 +352,11 @@ impl Engine {
         }
     }
 
-    /// Before objects are changed themselves: see this file's head. They may be of several members.
+    /// Takes a hold before objects are changed themselves: see this file's head. They may be of
+    /// several members.
     ///
     /// Assumes  the file's lock, alone; no other [`Held`] of this thread
-    /// Errors   what the daemon has of one cannot be written; nothing is held
+    /// Errors   the daemon cannot write its bytes of one of them; nothing is held
     pub(crate) fn hold(&self, objects: Vec<(Object, Arc<OwnedFd>)>) -> Answer<Held<'_>> {
         let begun = Instant::now();
         loop {
@@ -367,8 +370,8 @@ impl Engine {
         }
     }
 
-    /// None: a session begins or ends. Nothing is held then, or two threads that wait for each
-    /// other's members might do so for ever.
+    /// None: a session begins or ends. Nothing is held then; else two threads that wait for each
+    /// other's members might wait for ever.
     fn try_hold(&self, objects: &[(Object, Arc<OwnedFd>)]) -> Answer<Option<Held<'_>>> {
         let mut held = Held {
             engine: self,
@@ -447,7 +450,7 @@ impl Engine {
         }
     }
 
-    /// The object is removed, or is about to be: the daemon keeps nothing of it once it is closed.
+    /// The object is removed, or about to be: the daemon keeps nothing of it once it is closed.
     pub(crate) fn gone(&self, object: Object, fd: &Arc<OwnedFd>) {
         if let Some(queue) = self.serving(object.member) {
             let fd = Arc::clone(fd);
@@ -458,9 +461,9 @@ impl Engine {
         }
     }
 
-    /// The door has opened the object, of the file of node `number`. `name`: of its file in the
-    /// tree, and which part of it that is, for the ledger and for rules. None: it has none that the
-    /// daemon can make something of.
+    /// The door has opened the object, of the file of node `number`. `name` returns the path of its
+    /// file in the tree, and the object's part of it, for the ledger and for rules. None: it has no
+    /// name that the daemon can use.
     pub(crate) fn opened(
         &self,
         number: u64,
@@ -475,21 +478,21 @@ impl Engine {
         }
     }
 
-    /// Somebody has the file of this node open from now on, by this file handle.
+    /// A program has the file of this node open from now on, by this file handle.
     pub(crate) fn opened_by(&self, number: u64, handle: u64, opener: Opener) {
         if let Some(daemons) = &self.daemons {
             daemons.stations.opened(number, handle, opener);
         }
     }
 
-    /// Not any more.
+    /// That open has ended.
     pub(crate) fn left(&self, number: u64, handle: u64) {
         if let Some(daemons) = &self.daemons {
             daemons.stations.left(number, handle);
         }
     }
 
-    /// Somebody is about to read the object: the daemon knows of it from now on.
+    /// A program is about to read the object: tells the daemon of it.
     pub(crate) fn tell_of(&self, object: Object, fd: Arc<OwnedFd>) {
         let Some(daemons) = &self.daemons else {
             return;
@@ -524,7 +527,7 @@ impl Drop for Engine {
         drop(members);
         let threads = self.threads.get_mut();
         for thread in threads.unwrap_or_else(PoisonError::into_inner).drain(..) {
-            // The door may go with the last answer that one of them gave.
+            // The last answer by one of these threads may drop the door.
             if thread.thread().id() != std::thread::current().id() {
                 let _ = thread.join();
             }
@@ -546,13 +549,13 @@ fn is_known(facts: &FactsView, device: u64, inode: u64) -> bool {
     facts.of(device, inode).is_some()
 }
 
-/// Objects that may be changed themselves until this is dropped; then the daemon is told, so that a
-/// program that reads from then on sees the new bytes.
+/// Objects that the caller may change itself until this is dropped. Then the daemon gets a message,
+/// so that a program that reads from then on sees the new bytes.
 pub(crate) struct Held<'a> {
     engine: &'a Engine,
     objects: Vec<(Object, Arc<OwnedFd>)>,
     plain: Vec<Plain>,
-    /// The part of each that is changed.
+    /// The part of each object that is changed.
     pub(crate) what: Changed,
 }
 
@@ -564,7 +567,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// The share that a folder lies in, and where below it.
+/// The share that a folder lies in, and the folder's path below it.
 ///
 /// Assumes  `folder`: canonical
 pub(crate) fn share_of<'a>(
@@ -573,7 +576,7 @@ pub(crate) fn share_of<'a>(
 ) -> Option<(&'a ShareStatus, PathBuf)> {
     let below = |share: &ShareStatus| {
         let path = Path::new(&share.path);
-        // As it was written into the configuration, links and all.
+        // The path stands in the configuration as written, links and all.
         let path = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
         folder.strip_prefix(path).map(Path::to_path_buf).ok()
     };

@@ -20,14 +20,14 @@ use std::time::Duration;
 pub(crate) enum Served {
     /// Fewer than asked at the object's end only.
     Bytes(Vec<u8>),
-    /// Nobody has read, or it was an error: do it on the object, which says what is true.
+    /// The daemon read nothing, or got an error: read the object itself, which gives the right
+    /// result.
     Plain,
     /// The object lacks bytes that the daemon has, and cannot give now.
     Failed(Errno),
 }
 
-/// The caller that waits for a read. It is told once; that nobody has read, if this is dropped
-/// before.
+/// The caller that waits for a read. It gets one answer; `Plain`, if this is dropped before.
 pub(crate) struct Waiter(Option<Box<dyn FnOnce(Served) + Send>>);
 
 impl Waiter {
@@ -54,17 +54,17 @@ impl Drop for Waiter {
 /// The daemon's answer to a write or a sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Done {
-    /// All of it.
+    /// The daemon did all of it.
     Whole,
-    /// Nothing: do it on the object.
+    /// The daemon did nothing: do it on the object.
     Plain,
-    /// Nothing, and so it stays.
+    /// The daemon did nothing, and will not.
     Failed(Errno),
 }
 
 /// The answer to a request for a hold.
 pub(super) enum Hold {
-    /// Nothing of it is under way before CHANGED. Should the daemon die meanwhile, none begins to
+    /// No operation on it is under way before CHANGED. If the daemon dies meanwhile, none begins to
     /// serve as long as this lives.
     Held(Grip),
     /// There is no daemon, and none begins to serve as long as this lives.
@@ -72,7 +72,7 @@ pub(super) enum Hold {
     Failed(Errno),
 }
 
-/// The part of an object that was changed on its own descriptor.
+/// The part of an object that the door changed on its own descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Changed {
     /// These bytes, all of them written.
@@ -103,7 +103,7 @@ pub(super) enum Job {
         object: ObjectId,
         /// Open for writing.
         fd: Arc<OwnedFd>,
-        /// The caller's own: it waits for the answer.
+        /// The caller's own buffer: the caller waits for the answer.
         bytes: Lent,
         offset: u64,
         answer: SyncSender<Done>,
@@ -124,37 +124,38 @@ pub(super) enum Job {
         what: Changed,
         answer: SyncSender<()>,
     },
-    /// It has no name any more.
+    /// Its last name is gone.
     Gone {
         object: ObjectId,
         fd: Arc<OwnedFd>,
     },
-    /// A program has opened its file, to read it. Bytes in the kernel's cache are never asked for.
+    /// A program has opened its file to read it. Nobody asks the daemon for bytes in the kernel's
+    /// cache.
     Opened {
         object: ObjectId,
         fd: Arc<OwnedFd>,
-        /// As long as it is open; when this is done it may not be any more.
+        /// Entered as long as the object is open; when this job runs it may be closed.
         name: Option<(PathBuf, FilePart)>,
     },
     Closed(ObjectId),
-    /// Whose it is became known, or is another one by now.
+    /// The user and the client of its file became known or changed.
     Stationed(ObjectId),
-    /// The outcome for a file that the daemon has asked for.
+    /// The result for a file that the daemon has asked for.
     Found {
         number: u64,
         file: Result<OwnedFd, Errno>,
     },
 }
 
-/// One thread's requests.
+/// The requests for one member's thread.
 pub(super) struct Queue {
     jobs: Mutex<Vec<Job>>,
     pub(super) bell: OwnedFd,
-    /// There is a session: else nobody needs to ask.
+    /// There is a session; without one no thread asks.
     serves: AtomicBool,
     /// There was one.
     has_served: AtomicBool,
-    /// It takes writes.
+    /// The session takes writes.
     pub(super) takes_writes: AtomicBool,
     /// The session looks for another daemon.
     pub(super) is_lost: AtomicBool,
@@ -172,8 +173,8 @@ impl Queue {
             takes_writes: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             closing: AtomicBool::new(false),
-            // Nobody has looked for a daemon yet, and one that is there may have parts of objects
-            // in its cache.
+            // No thread has looked for a daemon yet, and one that runs may have parts of objects in
+            // its cache.
             gate: Arc::new(Gate {
                 state: Mutex::new(GateState {
                     is_shut: true,
@@ -186,7 +187,7 @@ impl Queue {
 
     pub(super) fn push(&self, job: Job) {
         let mut jobs = locked(&self.jobs);
-        // Its member left, and nobody takes them: a waiting caller is told so.
+        // Its member left, and no thread takes jobs: dropping the job tells a waiting caller.
         if self.is_closing() {
             drop(jobs);
             return;
@@ -195,8 +196,7 @@ impl Queue {
         jobs.push(job);
         drop(jobs);
         if was_empty {
-            // Cannot fail but for a descriptor that is not ours; the thread looks by itself each
-            // second.
+            // Fails only for a wrong descriptor; the thread looks by itself each second.
             let _ = bell::ring(&self.bell);
         }
     }
@@ -205,12 +205,12 @@ impl Queue {
         std::mem::take(&mut locked(&self.jobs))
     }
 
-    /// Something is to be taken.
+    /// Whether jobs wait.
     pub(super) fn has_jobs(&self) -> bool {
         !locked(&self.jobs).is_empty()
     }
 
-    /// Its thread ends.
+    /// Ends its thread.
     pub(super) fn close(&self) {
         let jobs = locked(&self.jobs);
         self.closing.store(true, Ordering::Release);
@@ -226,17 +226,17 @@ impl Queue {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Somebody takes what is pushed.
+    /// Whether a session takes the jobs.
     pub(super) fn serves(&self) -> bool {
         self.serves.load(Ordering::Acquire)
     }
 
-    /// Somebody does, or has done.
+    /// Whether one does, or has done so.
     pub(super) fn has_served(&self) -> bool {
         self.has_served.load(Ordering::Acquire)
     }
 
-    /// A session begins as soon as nobody changes objects without it.
+    /// Begins a session as soon as no thread changes objects without it.
     pub(super) fn begin_to_serve(&self) {
         self.has_served.store(true, Ordering::Release);
         self.gate.shut();
@@ -248,34 +248,34 @@ impl Queue {
         self.gate.open();
     }
 
-    /// There is no daemon for this member: objects may be changed without one.
+    /// There is no daemon for this member: threads may change objects without one.
     pub(super) fn is_alone(&self) {
         self.gate.open();
     }
 
-    /// To change objects while there is no session. None: there is one, or one begins, or nobody
-    /// has looked for one yet; nothing waits here for it.
+    /// Allows the caller to change objects while there is no session. None: there is one, or one
+    /// begins, or no thread has looked for one yet. Does not wait for it.
     pub(super) fn begin_plain(&self) -> Option<Plain> {
         let mut state = self.gate.locked();
         (!state.is_shut).then(|| Gate::enter(&self.gate, &mut state))
     }
 
-    /// The same beside a session, for its thread to give.
+    /// The same beside a session, called by its thread.
     pub(super) fn give_plain(&self) -> Plain {
         Gate::enter(&self.gate, &mut self.gate.locked())
     }
 
-    /// Whether nobody changes objects without the daemon.
+    /// Whether no thread changes objects without the daemon.
     pub(super) fn is_untouched(&self) -> bool {
         self.gate.locked().plain_count == 0
     }
 }
 
-/// The count of those that change objects without the daemon's knowledge; while one does no session
-/// begins.
+/// Counts the threads that change objects without the daemon's knowledge; while one does, no
+/// session begins.
 ///
-/// Else a daemon could begin to serve, read a part of what is just being changed, and write that
-/// back beside bytes of its own.
+/// Otherwise a daemon could begin to serve, read a part of an object that is being changed, and
+/// write that back beside bytes of its own.
 #[derive(Debug, Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -298,7 +298,7 @@ impl Gate {
         Plain(Arc::clone(gate))
     }
 
-    /// Nobody enters any more; waits for those who have.
+    /// Closes the gate, and waits for the threads that are inside.
     fn shut(&self) {
         let mut state = self.locked();
         state.is_shut = true;
@@ -315,7 +315,7 @@ impl Gate {
     }
 }
 
-/// Objects of a member are changed without the daemon as long as this lives.
+/// Allows changes of a member's objects without the daemon as long as this lives.
 #[derive(Debug)]
 pub(super) struct Plain(Arc<Gate>);
 
@@ -323,15 +323,15 @@ impl Drop for Plain {
     fn drop(&mut self) {
         let mut state = self.0.locked();
         state.plain_count -= 1;
-        // It is a call of the kernel, also if nobody waits, and nobody does but the thread that
-        // shuts it.
+        // It is a system call, also if no thread waits, and only the thread that shuts the gate
+        // waits.
         if state.plain_count == 0 && state.is_shut {
             self.0.left.notify_all();
         }
     }
 }
 
-/// A hold that the daemon has given. Its asker may have left: then the hold ends with this.
+/// A hold that the daemon has given. If the thread that asked has left, the hold ends with this.
 pub(super) struct Grip {
     queue: Arc<Queue>,
     object: ObjectId,
@@ -340,7 +340,7 @@ pub(super) struct Grip {
 }
 
 impl Grip {
-    /// Should the daemon die meanwhile, none begins to serve before it ends.
+    /// If the daemon dies meanwhile, none begins to serve before this ends.
     pub(super) fn new(queue: &Arc<Queue>, object: ObjectId, fd: Arc<OwnedFd>) -> Grip {
         Grip {
             queue: Arc::clone(queue),
@@ -350,7 +350,7 @@ impl Grip {
         }
     }
 
-    /// From now on the hold is the caller's to end.
+    /// From now on the caller ends the hold.
     pub(super) fn take(mut self) -> Option<Plain> {
         self.plain.take()
     }
@@ -361,7 +361,7 @@ impl Drop for Grip {
         if self.plain.take().is_none() {
             return;
         }
-        // Nobody waits for the answer; nothing was changed.
+        // No thread waits for the answer; nothing was changed.
         let (answer, _) = std::sync::mpsc::sync_channel(1);
         self.queue.push(Job::Changed {
             object: self.object,
@@ -372,8 +372,8 @@ impl Drop for Grip {
     }
 }
 
-/// Names of open objects for people and rules: where their files are in the tree, and which part of
-/// its file each has.
+/// Names of open objects for people and rules: the paths of their files in the tree, and the part
+/// of its file that each object has.
 #[derive(Debug, Default)]
 pub(super) struct Names(Mutex<HashMap<ObjectId, (PathBuf, FilePart)>>);
 
@@ -391,7 +391,7 @@ impl Names {
     }
 }
 
-/// Between two tries of what could not be begun yet.
+/// Between two tries of a request that could not begin yet.
 pub(super) const TRY_EVERY: Duration = Duration::from_millis(5);
 
 #[cfg(test)]

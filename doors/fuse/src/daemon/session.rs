@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A member's session: objects as the daemon knows them, and what it was asked for.
+//! A member's session: the objects that the daemon knows, and the requests to it.
 
 use super::finder::{Finder, Wanted};
 use super::queue::{Changed, Done, Grip, Hold, Job, Names, Queue, Served, Waiter};
@@ -18,18 +18,18 @@ use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::{Duration, Instant};
 
-/// A daemon that lets us in again answers by then, or is asked again.
+/// A daemon that accepts the session again answers by then; else the door asks it again.
 const AGAIN_PATIENCE: units::Duration = units::Duration::from_ms(50);
 
-/// Reads of one object that the daemon is asked for at a time. The kernel reads ahead eight
-/// requests for a reader, and the rings are everybody's: those of readers that wait would leave no
-/// room for others.
+/// Reads of one object that the daemon has at a time. The kernel reads ahead eight requests for a
+/// reader, and all readers share the rings: reads of those that wait would leave no room for
+/// others.
 const READS_MAX: usize = 2;
 
-/// Files that the daemon wants which are taken before others have their turn.
+/// Files that the daemon wants and that this thread takes before other work has its turn.
 const WANTED_AT_ONCE: usize = 64;
 
-/// One read, not asked for yet.
+/// A read that the daemon does not have yet.
 struct Read {
     fd: Arc<OwnedFd>,
     length: usize,
@@ -47,7 +47,7 @@ struct Reads {
 /// An object as the daemon knows it.
 struct Named {
     handle: FileHandle,
-    /// Open as long as the daemon knows it: it may have to be named to the next one.
+    /// Open as long as the daemon knows it: the next daemon may need it.
     fd: Arc<OwnedFd>,
     inode: Inode,
 }
@@ -63,9 +63,9 @@ enum Asked {
     Hold(SyncSender<Hold>, Arc<OwnedFd>),
 }
 
-/// The sources of all that the daemon is told of objects.
+/// The sources of all facts about objects that the daemon gets.
 pub(super) struct Told {
-    /// Where the member lies below the share.
+    /// The member's path below the share.
     pub(super) below: PathBuf,
     pub(super) names: Arc<Names>,
     pub(super) stations: Arc<Stations>,
@@ -76,14 +76,14 @@ pub(super) struct Session {
     who: Connect,
     socket: PathBuf,
     told: Told,
-    /// Whether a write needs it: a descriptor for reading is granted nothing.
+    /// The flag says whether for a write: the daemon grants nothing on a descriptor for reading.
     named: HashMap<(ObjectId, bool), Named>,
     waiting: HashMap<usize, (ObjectId, Asked)>,
     reads: HashMap<ObjectId, Reads>,
-    /// Closed by the door while something of theirs was under way.
+    /// The door closed them while requests on them were under way.
     closing: Vec<ObjectId>,
     beat: (u32, Instant),
-    /// For the next daemon.
+    /// The last look for the next daemon.
     looked: Option<Instant>,
     is_reluctant: bool,
 }
@@ -110,8 +110,8 @@ impl Session {
         self.client.client().takes_writes()
     }
 
-    /// Before its thread sleeps: look for answers a moment longer, as long as that pays. True: one
-    /// came, or `else_` is.
+    /// Before its thread sleeps: looks for answers a moment longer, as long as that pays. True: one
+    /// came, or `else_` returned true.
     pub(super) fn linger(&mut self, else_: impl FnMut() -> bool) -> bool {
         self.client.linger(else_)
     }
@@ -120,17 +120,17 @@ impl Session {
         self.client.event_fds()
     }
 
-    /// There is no daemon, and the last one may have acknowledged what objects have not.
+    /// There is no daemon, and the last one may have acknowledged bytes that objects lack.
     pub(super) fn is_lost(&self) -> bool {
         self.client.client().is_lost()
     }
 
-    /// Nothing is left to be waited for: all that a daemon acknowledged is in its objects.
+    /// Nothing is left to wait for: all that a daemon acknowledged is in its objects.
     pub(super) fn is_recovered(&self) -> bool {
         self.client.client().is_recovered()
     }
 
-    /// The daemon is there, and its heart beats if somebody waits for it.
+    /// Whether the daemon runs, and its heart beats if a request waits for it.
     pub(super) fn has_daemon(&mut self) -> bool {
         let beat = self.client.client().heartbeat();
         if beat != self.beat.0 || !self.client.is_busy() {
@@ -144,7 +144,7 @@ impl Session {
         self.client.client().alive()
     }
 
-    /// Whether it is so long ago that a daemon was looked for.
+    /// Whether the last look for a daemon is so long ago.
     pub(super) fn may_look_again(&mut self, pause: Duration) -> bool {
         let may = self.looked.is_none_or(|looked| looked.elapsed() >= pause);
         if may {
@@ -153,7 +153,7 @@ impl Session {
         may
     }
 
-    /// Go on with another daemon.
+    /// Goes on with another daemon.
     pub(super) fn reconnect(&mut self) -> Result<(), ConnectError> {
         self.is_reluctant = false;
         let done = self
@@ -161,10 +161,10 @@ impl Session {
             .reconnect(&self.socket, &self.who, AGAIN_PATIENCE);
         self.beat = (self.client.client().heartbeat(), Instant::now());
         if done.is_ok() {
-            // Those that it could not be told of get another name when they are used.
+            // Objects that it could not be told of get another name when they are used.
             let client = self.client.client();
             self.named.retain(|_, named| client.is_open(named.handle));
-            // And it has not been told yet whose those are.
+            // And it does not know their users and clients yet.
             let objects: Vec<ObjectId> = self.named.keys().map(|(object, _)| *object).collect();
             for object in objects {
                 self.stationed(object);
@@ -173,13 +173,13 @@ impl Session {
         done
     }
 
-    /// Another daemon is to be looked for, and somebody changes objects: no further ones begin to
-    /// before that is done.
+    /// The session needs another daemon, and threads change objects: no further thread begins to
+    /// before the session has one.
     pub(super) fn be_reluctant(&mut self) {
         self.is_reluctant = true;
     }
 
-    /// No daemon is waited for any more.
+    /// Stops waiting for a daemon.
     pub(super) fn give_up(&mut self) {
         self.client.give_up();
     }
@@ -189,7 +189,7 @@ impl Session {
     }
 
     fn known(&self, object: ObjectId, writes: bool) -> Option<&Named> {
-        // One for writing reads as well, and knows of what was written.
+        // A handle for writing reads as well, and knows of the written bytes.
         let reads = || self.named.get(&(object, false)).filter(|_| !writes);
         self.named.get(&(object, true)).or_else(reads)
     }
@@ -202,9 +202,9 @@ impl Session {
         self.name_anew(object, fd, writes, name)
     }
 
-    /// A program begins to read it: the daemon is told now, and looks into its header. A name that
-    /// it got when the file was still to be written says nothing of that, though bytes may be asked
-    /// for by that name.
+    /// A program begins to read it: tells the daemon now, which looks into its header. A handle
+    /// that it got when the file was still to be written does not tell that, though reads may use
+    /// that handle.
     fn is_read(&mut self, object: ObjectId, fd: &Arc<OwnedFd>, name: Option<(PathBuf, FilePart)>) {
         if !self.named.contains_key(&(object, false)) {
             self.name_anew(object, fd, false, name);
@@ -235,14 +235,14 @@ impl Session {
             && let Some(read) = self.named.get_mut(&(object, false))
             && self.client.renew(read.handle, fd)
         {
-            // Each would be one more than is counted of the object.
+            // Each would be one more than the door counts for the object.
             read.fd = Arc::clone(fd);
         }
         self.stationed(object);
         Some(handle)
     }
 
-    /// The daemon is told whose it is, if that is known.
+    /// Tells the daemon its user and client, if they are known.
     fn stationed(&mut self, object: ObjectId) {
         let Some(station) = self.told.stations.of(object) else {
             return;
@@ -263,7 +263,7 @@ impl Session {
         }
     }
 
-    /// Begin it.
+    /// Begins a job.
     pub(super) fn begin(&mut self, job: Job, queue: &Arc<Queue>) {
         match job {
             Job::Read {
@@ -294,7 +294,7 @@ impl Session {
                     .and_then(|handle| self.client.write_send(handle, bytes, offset));
                 match sent {
                     Some(number) => self.wait(number, object, Asked::Write(answer)),
-                    // A caller that does it on the object asks for a hold before.
+                    // A caller that does it on the object takes a hold before.
                     None => answered(&answer, Done::Plain),
                 }
             }
@@ -340,7 +340,7 @@ impl Session {
         }
     }
 
-    /// As many as may be asked for, in the order in which they came.
+    /// Sends as many reads as the daemon may have, in the order in which they came.
     fn send_reads(&mut self, object: ObjectId) {
         while let Some(reads) = self.reads.get_mut(&object)
             && reads.asked_count < READS_MAX
@@ -354,7 +354,7 @@ impl Session {
             let handle = self.name(object, &read.fd, false);
             let sent =
                 handle.and_then(|handle| self.client.read_send(handle, read.length, read.offset));
-            // The caller of one that is dropped asks again if the object lacks bytes.
+            // A dropped waiter makes its caller ask again if the object lacks bytes.
             if let Some(number) = sent {
                 self.wait(number, object, Asked::Read(read.waiter));
                 if let Some(reads) = self.reads.get_mut(&object) {
@@ -379,8 +379,7 @@ impl Session {
             return answered(&answer, Hold::Failed(Errno::BADF));
         };
         if self.is_lost() {
-            // Else the caller asks again: the next daemon is not to have to answer each of its
-            // tries.
+            // Otherwise the caller asks again: the next daemon need not answer each of its tries.
             if !self.has_fact(inode) && !self.is_reluctant {
                 answered(&answer, Hold::Alone(queue.give_plain()));
             }
@@ -391,8 +390,8 @@ impl Session {
             self.wait(number, object, Asked::Hold(answer, fd));
             return;
         }
-        // A daemon that is too busy to take a name takes this all the same, and has little of what
-        // it has no name of.
+        // A daemon that is too busy to accept a handle accepts this all the same, and it has few
+        // bytes of a file without a handle.
         match self.client.hold(inode.0, inode.1) {
             Ok(()) => answered(&answer, Hold::Held(Grip::new(queue, object, fd))),
             Err(ReadError::Errno(errno)) => {
@@ -405,7 +404,7 @@ impl Session {
         }
     }
 
-    /// Requests of a file that are under way would be lost with its name.
+    /// Waits until no requests of a file are under way; they would be lost with its handle.
     pub(super) fn close(&mut self) {
         for object in std::mem::take(&mut self.closing) {
             let waits = |(busy, _): &(ObjectId, Asked)| *busy == object;
@@ -422,7 +421,7 @@ impl Session {
         }
     }
 
-    /// Have the files looked for that the daemon wants.
+    /// Starts the search for files that the daemon wants.
     pub(super) fn find(&mut self, finder: &Finder, queue: &Arc<Queue>) {
         for _ in 0..WANTED_AT_ONCE {
             let Some(WantedFile { number, path }) = self.client.take_wanted() else {
@@ -460,7 +459,7 @@ impl Session {
                             Hold::Failed(Errno::from_raw_os_error(errno as i32)),
                         );
                     }
-                    // The caller asks again: the daemon is another, or there is none.
+                    // The caller asks again: there is another daemon, or none.
                     Err(ReadError::Plain) => {}
                 },
             }
@@ -493,7 +492,7 @@ fn written(result: Result<Vec<u8>, ReadError>) -> Done {
         Err(ReadError::Errno(errno)) => Errno::from_raw_os_error(errno as i32),
     };
     match errno {
-        // A disk's errors for the bytes; the rest is between us and the daemon.
+        // A disk's errors are for the caller; the others are between the door and the daemon.
         Errno::NOSPC
         | Errno::DQUOT
         | Errno::FBIG

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The people who have the mount's files open: the daemon's ledger is to name them and their
-//! machines, and the mount has one session for everybody. Decision: docs/decisions/0047.
+//! Finds the people who have the mount's files open: the daemon's ledger names them and their
+//! machines, although the mount has one session for all. Decision: docs/decisions/0047.
 //!
-//! With each open the kernel tells on whose account it is, and which thread asks. The account is
-//! the user: smbd and Ganesha ask on their client's. smbd has a process for each client, so that
-//! the client is the host at the other end of the connection that this process has to the port on
-//! which smbd listens; of any other process its name is told. A thread of its own finds all this
-//! out, and only of files that the daemon knows: nobody waits for it.
+//! With each open the kernel reports the account and the thread that asks. The account is the user:
+//! smbd and Ganesha ask on their client's. smbd has a process for each client, so the client is the
+//! host at the other end of that process's connection to the port on which smbd listens; of any
+//! other process the name is used. A thread of its own finds all this out, only for files that the
+//! daemon knows: no request waits for it.
 //!
-//! A number of a process may be another one's by the time it is looked at: one that began after the
-//! open is not believed.
+//! A process's number may belong to another process by the time of the look: one that began after
+//! the open does not count.
 
 use super::finder::Queues;
 use super::queue::Job;
@@ -29,16 +29,16 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// In which /proc counts times. The same on all machines we run on (USER_HZ of the kernel's
+/// The unit of times in /proc. The same on all supported machines (USER_HZ of the kernel's
 /// interface). Units: ns.
 const TICK_NS: u64 = 10_000_000;
-/// Users whose names are remembered; the same of processes.
+/// Users whose names are remembered; likewise processes.
 const COUNT_MAX: usize = 1024;
-/// Names that are told of one file; of more how many there are.
+/// Names in the label of a file; beyond that the label says how many more there are.
 const NAME_COUNT_MAX: usize = 2;
-/// The name for a client that is not known, as in the session.
+/// The name of an unknown client, as in the session.
 const UNKNOWN: &str = "mount";
-/// Lines of one table of connections that are looked at.
+/// Lines read of one table of connections.
 const LINE_COUNT_MAX: usize = 100_000;
 
 /// See the module.
@@ -50,18 +50,18 @@ pub(super) struct Stations {
 
 #[derive(Default)]
 struct Known {
-    /// By number of their node.
+    /// By the number of their node.
     files: HashMap<u64, File>,
     of: HashMap<ObjectId, u64>,
-    /// Files to be looked at.
+    /// Files that wait for a look.
     asked: VecDeque<u64>,
     is_closing: bool,
-    /// Findings from before: a program that opens, reads and closes at once is gone when it is
-    /// looked at.
+    /// Earlier findings: a program that opens, reads and closes at once is gone by the time of the
+    /// look.
     before: Before,
 }
 
-/// Users by name, and processes: when each began, and what it is.
+/// Users by name, and processes: the start of each, and its client.
 #[derive(Default)]
 struct Before {
     users: HashMap<u32, String>,
@@ -69,7 +69,7 @@ struct Before {
 }
 
 impl Before {
-    /// Without waiting for anybody.
+    /// Looks without waiting.
     fn station(&self, open: &Open) -> Option<Station> {
         let user = self.users.get(&open.opener.user)?;
         let (began, client) = self.processes.get(&open.opener.process)?;
@@ -98,9 +98,9 @@ impl Before {
 
 #[derive(Default)]
 struct File {
-    /// The kernel's opens, by their file handles; in the order in which they came.
+    /// The kernel's opens by file handle; in the order in which they came.
     opens: BTreeMap<u64, Open>,
-    /// Those that the daemon may know.
+    /// The objects that the daemon may know.
     objects: HashSet<Object>,
     label: Option<Station>,
     is_asked: bool,
@@ -109,13 +109,13 @@ struct File {
 #[derive(Clone)]
 struct Open {
     opener: Opener,
-    /// Since the machine started. Units: ns.
+    /// The time of the open since the machine started. Units: ns.
     at: u64,
     station: Option<Station>,
 }
 
 impl File {
-    /// All who have it open and are known, in few words.
+    /// All known users and clients that have it open, in few words.
     fn named(&self) -> Option<Station> {
         let stations = self.opens.values().filter_map(|open| open.station.as_ref());
         stations.clone().next()?;
@@ -168,7 +168,7 @@ impl Stations {
         }
     }
 
-    /// One more open of the file.
+    /// Counts one more open of the file.
     pub(super) fn opened(&self, number: u64, handle: u64, opener: Opener) {
         let mut known = locked(&self.known);
         let file = known.files.entry(number).or_default();
@@ -178,13 +178,13 @@ impl Stations {
             station: None,
         };
         file.opens.insert(handle, open);
-        // The daemon knows it already.
+        // The daemon knows the file already.
         if !file.objects.is_empty() && known.ask(number) {
             self.asked.notify_all();
         }
     }
 
-    /// One less. The last one stays known as long as the daemon knows the file.
+    /// Counts one open less. The last one stays known as long as the daemon knows the file.
     pub(super) fn left(&self, number: u64, handle: u64) {
         let mut known = locked(&self.known);
         let Some(file) = known.files.get_mut(&number) else {
@@ -210,7 +210,7 @@ impl Stations {
         known.of.insert(object.id, number);
     }
 
-    /// It is closed.
+    /// The object is closed.
     pub(super) fn forget(&self, object: Object) {
         let mut known = locked(&self.known);
         let Some(number) = known.of.remove(&object.id) else {
@@ -222,7 +222,7 @@ impl Stations {
         known.forget_if_unused(number);
     }
 
-    /// Whose it is. None: it is found out, and told by [`Job::Stationed`].
+    /// The object's user and client. None: a thread finds them out and sends [`Job::Stationed`].
     pub(super) fn of(&self, object: ObjectId) -> Option<Station> {
         let known = &mut *locked(&self.known);
         let number = *known.of.get(&object)?;
@@ -248,7 +248,7 @@ impl Stations {
 
     fn run(&self, queues: &Queues) {
         while let Some((number, mut opens)) = self.next() {
-            // With no lock held: names of users may come from afar.
+            // With no lock held: user names may come over the network.
             for open in opens.values_mut().filter(|open| open.station.is_none()) {
                 let client = client_of(Path::new("/proc"), open.opener.process, open.at);
                 let began = client.as_ref().map(|(_, began)| *began);
@@ -267,7 +267,7 @@ impl Stations {
         }
     }
 
-    /// The next file that is to be looked at. None: no more.
+    /// The next file to look at. None: the thread ends.
     fn next(&self) -> Option<(u64, BTreeMap<u64, Open>)> {
         let mut known = locked(&self.known);
         loop {
@@ -288,7 +288,7 @@ impl Stations {
         }
     }
 
-    /// Returns  objects whose label is another one now
+    /// Returns the objects whose label has changed
     fn found(&self, number: u64, looked: &BTreeMap<u64, Open>) -> Vec<Object> {
         let mut known = locked(&self.known);
         let Some(file) = known.files.get_mut(&number) else {
@@ -334,26 +334,26 @@ fn name_of(user: u32) -> String {
     found.map_or_else(|| user.to_string(), |user| user.name)
 }
 
-/// From where this process works, or what it is; and when it began. None: it is gone, or another
-/// one has its number.
+/// The client of this process, or the process's name; and its start. None: it is gone, or another
+/// process has its number.
 ///
 /// `opened`  when it opened the file, since the machine started. Units: ns
 fn client_of(proc: &Path, process: u32, opened: u64) -> Option<(String, u64)> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let held = open(proc.join(process.to_string()), flags, Mode::empty()).ok()?;
-    // A file read by this belongs to that process, or cannot be read.
+    // A file read through this belongs to that process, or cannot be read.
     let folder = PathBuf::from(format!("/proc/self/fd/{}", held.as_raw_fd()));
     let (own, began) = stat_of(&fs::read_to_string(folder.join("stat")).ok()?)?;
     if began > opened {
         return None;
     }
-    // A thread has a name of its own; people know the program's.
+    // A thread has a name of its own; people know the program's name.
     let name = leader_of(&folder, proc).unwrap_or(own);
     let peer = name.starts_with("smbd").then(|| peer_of(&folder)).flatten();
     Some((peer.map_or(name, |peer| peer.to_string()), began))
 }
 
-/// The name of the process that a thread is one of.
+/// The name of the process to which a thread belongs.
 fn leader_of(folder: &Path, proc: &Path) -> Option<String> {
     let status = fs::read_to_string(folder.join("status")).ok()?;
     let leader = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
@@ -363,7 +363,7 @@ fn leader_of(folder: &Path, proc: &Path) -> Option<String> {
 
 /// Name and start of a process, from its `stat`.
 fn stat_of(stat: &str) -> Option<(String, u64)> {
-    // The name may have anything in it, brackets too.
+    // The name may contain any character, brackets too.
     let (head, rest) = stat.rsplit_once(')')?;
     let name = head.split_once('(')?.1;
     // proc(5): starttime is field 22, and the first behind the name is field 3.
@@ -371,7 +371,7 @@ fn stat_of(stat: &str) -> Option<(String, u64)> {
     Some((name.to_owned(), ticks.saturating_mul(TICK_NS)))
 }
 
-/// The host at the other end of a connection that it has to a port on which somebody listens.
+/// The host at the other end of one of its connections to a port on which a program listens.
 fn peer_of(folder: &Path) -> Option<IpAddr> {
     let sockets: HashSet<u64> = fs::read_dir(folder.join("fd"))
         .ok()?
@@ -386,8 +386,8 @@ fn peer_of(folder: &Path) -> Option<IpAddr> {
     peer_in(&[table("tcp"), table("tcp6")], &sockets)
 }
 
-/// The same, from tables of connections (`/proc/net/tcp`). Of several it is the one that was there
-/// first.
+/// The same, from tables of connections (`/proc/net/tcp`). Of several connections it takes the
+/// oldest.
 fn peer_in(tables: &[String], sockets: &HashSet<u64>) -> Option<IpAddr> {
     const ESTABLISHED: &str = "01";
     const LISTENS: &str = "0A";
@@ -413,7 +413,7 @@ fn peer_in(tables: &[String], sockets: &HashSet<u64>) -> Option<IpAddr> {
         .map(|(_, (peer, _), ..)| peer)
 }
 
-/// `0100007F:01BD`: groups of four bytes as this machine has them in a word.
+/// `0100007F:01BD`: groups of four bytes in the byte order of this machine.
 fn address(text: &str) -> Option<(IpAddr, u16)> {
     let (host, port) = text.split_once(':')?;
     let word = |at: usize| {
@@ -427,7 +427,7 @@ fn address(text: &str) -> Option<(IpAddr, u16)> {
             for (at, four) in bytes.chunks_exact_mut(4).enumerate() {
                 four.copy_from_slice(&word(at)?);
             }
-            // Of a client by IPv4 at a socket for both.
+            // An IPv4 client at a socket for both protocols.
             Ipv6Addr::from(bytes).to_canonical()
         }
         _ => return None,
@@ -460,7 +460,7 @@ mod tests {
             let found = peer_in(&tables, &sockets.iter().copied().collect());
             found.map(|peer| peer.to_string()).unwrap_or_default()
         };
-        // Beside it a connection of smbd's own, to a directory.
+        // Beside it smbd has a connection of its own, to a directory.
         assert_eq!(peer(&[7, 150, 201]), "192.168.7.21");
         assert_eq!(peer(&[150]), "");
         assert_eq!(peer(&[203]), "192.168.7.23");
@@ -478,7 +478,7 @@ mod tests {
         let (name, began) = found.expect("it is we");
         let comm = fs::read_to_string("/proc/self/comm").expect("it is there");
         assert_eq!(name, comm.trim_end());
-        // Its threads, whatever they are called.
+        // Its threads, under any name.
         let of_thread = std::thread::spawn(|| {
             let thread = rustix::thread::gettid().as_raw_nonzero().get() as u32;
             client_of(Path::new("/proc"), thread, since_start()).map(|(name, _)| name)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes of a pool's objects that a daemon has and the objects have not, for tools that look at
-//! objects while nobody has the pool mounted.
+//! Bytes of a pool's objects that a daemon has and the objects lack, for tools that read objects
+//! while the pool is not mounted.
 //!
-//! A mount leaves in the catalogue where its daemon has its sockets; beside them are the facts.
+//! A mount leaves in the catalogue the path of its daemon's sockets; the facts lie beside them.
 
 use crate::daemon::DaemonPlace;
 use rushes_pool::Pool;
@@ -16,27 +16,27 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// In the catalogue: the runtime folder of the daemon that a mount goes by.
+/// In the catalogue: the runtime folder of the daemon that a mount uses.
 const PLACE: &str = "rushes-pool.daemon";
-/// For the daemon that the pool went by before.
+/// For the daemon that the pool used before.
 const OTHER_PATIENCE: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// Longest wait for bytes in the kernel's cache alone. Files beside the pool's on the same disk may
-/// have some for as long as they are recorded.
+/// Longest wait for bytes in the kernel's cache alone. Other files on the same disk may have such
+/// bytes for as long as they are recorded.
 const LOOSE_PATIENCE: Duration = Duration::from_secs(5);
-/// A daemon that writes the last bytes of a mount is mostly done within this, and nothing needs to
-/// be said.
+/// A daemon that writes the last bytes of a mount is mostly done within this time, and no message
+/// is needed.
 const SILENT: Duration = Duration::from_millis(300);
 
 /// Objects whose bytes only a daemon has, or may have.
 #[derive(Debug)]
 pub struct Unwritten {
-    /// How many there are, or why that cannot be told.
+    /// Their number, or the error that hides it.
     pub object_count: io::Result<usize>,
-    /// Where that daemon has, or had, its sockets; if that could not be read, where it is written.
+    /// The folder with that daemon's sockets; if that could not be read, the file that names it.
     pub runtime_dir: PathBuf,
-    /// A daemon, or `rushes recover`, has that folder, and may write them. True, too: it cannot be
-    /// told.
+    /// A daemon, or `rushes recover`, holds that folder, and may write them. Also true if that is
+    /// unknown.
     pub is_daemon_there: bool,
 }
 
@@ -61,7 +61,7 @@ impl fmt::Display for Unwritten {
     }
 }
 
-/// Leave word of the daemon that this mount goes by.
+/// Writes the place of this mount's daemon into the catalogue.
 pub(crate) fn leave_place(pool: &Pool, place: &DaemonPlace) -> io::Result<()> {
     let runtime_dir = place.runtime_dir.as_os_str().as_bytes();
     let catalogue = pool.catalogue().path();
@@ -70,9 +70,9 @@ pub(crate) fn leave_place(pool: &Pool, place: &DaemonPlace) -> io::Result<()> {
     fs::rename(new, catalogue.join(PLACE))
 }
 
-/// A mount by way of another daemon than the last one would not see what that one has.
+/// A mount with another daemon than the last one would not see the bytes that the last one has.
 ///
-/// Errors   the last one's has bytes of the members that they have not
+/// Errors   the last daemon has bytes that the members lack
 pub(crate) fn may_go_by(pool: &Pool, next: &DaemonPlace) -> io::Result<()> {
     match place(pool.catalogue().path())? {
         Some(last) if last != next.runtime_dir => {
@@ -91,7 +91,7 @@ pub(crate) fn may_go_by(pool: &Pool, next: &DaemonPlace) -> io::Result<()> {
     }
 }
 
-/// None: no mount of it ever went by a daemon.
+/// None: no mount of it ever used a daemon.
 fn place(catalogue: &Path) -> io::Result<Option<PathBuf>> {
     match fs::read(catalogue.join(PLACE)) {
         Ok(bytes) => Ok(Some(PathBuf::from(OsStr::from_bytes(&bytes)))),
@@ -100,9 +100,9 @@ fn place(catalogue: &Path) -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// Whether a daemon has that folder, or `rushes recover`: they hold its lock. For words alone: the
-/// table does not name locks of another container, and may know the device by another number than
-/// stat(2). (To try the lock would keep out a daemon that starts at this moment.)
+/// Whether a daemon, or `rushes recover`, holds that folder by its lock. For messages alone: the
+/// table does not list locks of another container, and may have another number for the device than
+/// stat(2). An attempt to take the lock would keep out a daemon that starts at this moment.
 fn is_daemon_there(runtime_dir: &Path) -> bool {
     let inode = match fs::metadata(runtime_dir.join("lock")) {
         Ok(lock) => lock.ino(),
@@ -117,12 +117,12 @@ fn is_daemon_there(runtime_dir: &Path) -> bool {
     locks.lines().any(is_its)
 }
 
-/// Wait until the members' objects have all that was acknowledged, at most so long. A daemon that
-/// lives needs some seconds, and one that is being started some more. `say` is called once, when
-/// the wait begins to be felt.
+/// Waits until the members' objects have all acknowledged bytes, at most so long. A running daemon
+/// needs some seconds, one that is starting some more. Calls `say` once, when the wait becomes
+/// noticeable.
 ///
-/// Assumes  nobody has the pool mounted
-/// Errors   what is still missing
+/// Assumes  the pool is not mounted
+/// Errors   the bytes that are still missing
 pub fn wait_until_written(
     pool: &Pool,
     patience: Duration,
@@ -148,8 +148,8 @@ pub fn wait_until_written(
     wait_for(&devices, runtime_dir, patience, say)
 }
 
-/// The same of a pool whose catalogue is lost, and with it what that said of the daemon: of the one
-/// that has its sockets there. Folders that cannot be looked at count for nothing.
+/// The same for a pool whose catalogue is lost, and with it the daemon's place: uses the daemon
+/// with its sockets in `runtime_dir`. Folders that cannot be read count for nothing.
 pub fn wait_until_members_have_all(
     members: &[PathBuf],
     runtime_dir: &Path,
@@ -170,11 +170,11 @@ fn wait_for(
     let begun = Instant::now();
     let mut is_said = false;
     loop {
-        // Each time anew: a daemon that ended well takes them with it.
+        // Look them up each time: a daemon that ends in order removes them.
         let facts = FactsView::find(&runtime_dir);
         let count = |facts: FactsView| {
-            // Bytes in the kernel's cache alone may be lost, and only a living daemon has a copy of
-            // them. It asks the kernel at once about those of sessions that have ended.
+            // Bytes in the kernel's cache alone may be lost, and only a running daemon has a copy
+            // of them. It syncs those of ended sessions at once.
             let loose = match begun.elapsed() < LOOSE_PATIENCE {
                 true => facts.loose_count_on(devices),
                 false => 0,

@@ -4,7 +4,7 @@
 use rustix::io::Errno;
 use std::io;
 
-/// A value, or what the caller's system call returns instead.
+/// A value, or the errno that the caller's system call returns.
 pub(crate) type Answer<T> = Result<T, Errno>;
 
 /// The number in an error; EIO when it has none.

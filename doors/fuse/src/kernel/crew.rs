@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Threads that take requests, few of them at a time.
 //!
-//! The kernel gives each request to the thread that has waited longest. If all of them waited, each
-//! request would come to another one's buffer, which is in no cache of the processor any more, and
-//! all of these buffers would have memory. So a thread that is done stays at home while enough
-//! others wait, and one goes from there when too few do.
+//! The kernel gives each request to the thread that has waited longest. If all threads waited, each
+//! request would come to another thread's buffer, which is in no processor cache any more, and all
+//! of these buffers would take memory. So a thread that is done stays at home while enough others
+//! wait, and one leaves home when too few do.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// When fewer wait for a request, one more goes.
+/// When fewer wait for a request, one more leaves home.
 const WAITING_MIN: usize = 2;
-/// When more do, one that is done stays at home. (Were both the same, threads would come and go
-/// with each request of many clients.)
+/// When more do, a thread that is done stays at home. If both were the same, threads would come and
+/// go with each request of many clients.
 const WAITING_MAX: usize = 6;
 
 /// See the module.
@@ -26,25 +26,25 @@ pub(crate) struct Crew {
 
 #[derive(Debug, Default)]
 struct Home {
-    /// How many stay there.
+    /// How many threads are at home.
     count: usize,
-    /// How many others are to go; they count as waiting already.
+    /// How many of them must leave; they count as waiting already.
     call_count: usize,
-    /// Nobody stays any more.
+    /// No thread stays any more.
     is_closed: bool,
 }
 
-/// A thread has a request. Dropped when it is answered, or somebody else answers it: by then the
+/// A thread has a request. Dropped when it is answered, or passed to another thread: by then this
 /// thread may stay at home for long.
 #[derive(Debug)]
 pub(crate) struct AtWork<'a> {
     crew: &'a Crew,
-    /// More of its request is to come: it does not go home.
+    /// More parts of its request will come: the thread does not go home.
     stays: bool,
 }
 
 impl Crew {
-    /// So many threads begin, all of them by waiting.
+    /// So many threads start, all of them by waiting.
     pub(crate) fn new(count: usize) -> Arc<Crew> {
         Arc::new(Crew {
             waiting: AtomicUsize::new(count),
@@ -62,7 +62,7 @@ impl Crew {
         }
     }
 
-    /// The same of a part of a request: inodes to be forgotten come in batches.
+    /// The same for a part of a request: FORGET comes in batches of inodes.
     pub(crate) fn at_one_of_many(&self) -> AtWork<'_> {
         self.begins();
         AtWork {
@@ -92,7 +92,7 @@ impl Crew {
         }
         let mut home = self.home();
         let waiting = self.waiting.fetch_sub(1, Ordering::SeqCst) - 1;
-        // A thread that has got a request meanwhile has found nobody at home.
+        // A thread that got a request meanwhile found no other thread at home.
         if waiting < WAITING_MIN || home.is_closed {
             self.waiting.fetch_add(1, Ordering::SeqCst);
             return;
@@ -110,7 +110,7 @@ impl Crew {
         }
     }
 
-    /// Everybody goes, and stays: to learn that the mount has ended.
+    /// All threads leave and stay away, to learn that the mount has ended.
     pub(crate) fn close(&self) {
         self.home().is_closed = true;
         self.called.notify_all();
@@ -123,7 +123,7 @@ impl Crew {
 
 impl Drop for AtWork<'_> {
     fn drop(&mut self) {
-        // A thread that panics takes no request any more.
+        // A thread that panics takes no further request.
         if std::thread::panicking() {
             return;
         }
@@ -140,8 +140,8 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
     use std::time::{Duration, Instant};
 
-    /// Threads that take turns at one queue, as the kernel's: the one that has waited longest gets
-    /// the next.
+    /// Threads take turns at one queue, as at the kernel's: the one that has waited longest gets
+    /// the next request.
     #[test]
     fn few_wait_and_as_many_as_there_is_work_for_do_it() {
         const COUNT: usize = 32;
@@ -176,7 +176,7 @@ mod tests {
             }
         };
         for _ in 0..3 {
-            // All of them are busy at once, though most were at home.
+            // All are busy at once, though most were at home.
             let ends: Vec<_> = (0..COUNT)
                 .map(|_| {
                     let (end, until) = channel();

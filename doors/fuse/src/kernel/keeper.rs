@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The keeper: a process that has a mount's connection to the kernel, so that the death of the
-//! process which serves it is a pause.
+//! The keeper: a process that holds a mount's connection to the kernel, so that the death of the
+//! serving process is only a pause.
 //!
-//! It holds three things and looks at none of them: the device, the table of what the kernel holds
-//! the mount to (table.rs), and the pool's lock, so that no tool takes the pool in the pause. It
-//! reads no request, opens no file of the pool and has no state but the serial number of the
-//! process that serves: so little that it does not die. A kill of the keeper kills the mount.
+//! It holds three things and looks at none of them: the device, the table of the mount's
+//! obligations to the kernel (table.rs), and the pool's lock, so that no tool takes the pool in the
+//! pause. It reads no request, opens no file of the pool and has no state but the serial number of
+//! the serving process: so little that it does not die. A kill of the keeper kills the mount.
 //! Decision: docs/decisions/0032.
 
 use crate::daemon::DaemonPlace;
@@ -28,30 +28,30 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// One that dies sooner after it served was killed by what it was asked, and will be again.
+/// A process that dies sooner after it began to serve was killed by a request, and the next one
+/// will be.
 const QUICK: Duration = Duration::from_millis(200);
-/// So many such deaths in a row, and the mount is given up.
+/// After so many such deaths in a row the keeper gives the mount up.
 const QUICK_COUNT_MAX: u32 = 10;
 /// Before the next try after the first such death; twice as long each time.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// With this exit code a process that serves says that it has ended before all was done, since it
-/// was told to end twice.
+/// By this exit code a serving process says that it got two signals and ended before all was done.
 pub const HURRIED: u8 = 1;
 
-/// How a process that is to serve is asked to end for another one.
+/// How a serving process is asked to make way for another one.
 #[derive(Debug, Default)]
 pub struct Replacing {
     serving: Mutex<Option<Pid>>,
     is_wanted: AtomicBool,
     has_mounted: AtomicBool,
-    /// The kernel asks again what was not answered.
+    /// The kernel sends unanswered requests again.
     is_kept: AtomicBool,
 }
 
 impl Replacing {
-    /// Replace the process that serves now by one of the program that is installed now. Where its
-    /// death would be the mount's, nothing is done.
+    /// Replaces the serving process by one of the program that is installed now. Does nothing if
+    /// its death would end the mount.
     pub fn replace(&self) {
         if !self.is_kept.load(Ordering::Acquire) {
             tracing::warn!(
@@ -63,8 +63,7 @@ impl Replacing {
         let serving = locked(&self.serving);
         self.is_wanted.store(true, Ordering::Release);
         if let Some(pid) = *serving {
-            // All it must not lose it has written down: a death is how it is made to end, each
-            // time.
+            // It has written down all that must not be lost, so a kill is the normal way to end it.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
@@ -74,8 +73,8 @@ impl Replacing {
         self.has_mounted.load(Ordering::Acquire)
     }
 
-    /// Tell the process that serves now that nobody is to be waited for (SIGUSR2, which it
-    /// handles). It ends with [`HURRIED`].
+    /// Tells the serving process to wait for no program (SIGUSR2, which it handles). It ends with
+    /// [`HURRIED`].
     pub fn hurry(&self) {
         if let Some(pid) = *locked(&self.serving) {
             let _ = kill_process(pid, Signal::USR2);
@@ -83,27 +82,29 @@ impl Replacing {
     }
 }
 
-/// How a mount that was kept ended.
+/// How a mount with a keeper ended.
 #[derive(Debug)]
 pub enum Ended {
-    /// Somebody has unmounted it.
+    /// It was unmounted.
     Unmounted,
-    /// It was told to end twice, and did not wait for its users.
+    /// It got two signals to end, and did not wait for its users.
     Hurried,
-    /// It could not be mounted. The process has said why.
+    /// The mount failed. The process has logged the error.
     NeverMounted(ExitStatus),
-    /// The processes that were to serve it died one after the other, lastly so.
+    /// The serving processes died one after the other; the last one with this status.
     GivenUp(ExitStatus),
-    /// The one that served it died, and this kernel cannot go on with another.
+    /// The serving process died, and this kernel cannot continue with another.
     NotKept(ExitStatus),
 }
 
-/// Have the folder mounted and served by processes of `program`, one after the other, until it is
-/// unmounted.
+/// Starts processes of `program`, one after the other, which mount the folder and serve it until it
+/// is unmounted.
 ///
-/// `lock`: the pool's. `program`: given whether the installed program is to be started instead of
-/// the running one; its standard input is ours. Assumes  called by the process's first thread: the
-/// death of the caller is the death of the process that serves Errors   a process cannot be started
+/// `lock`: the pool's. `program`: its argument says whether to start the installed program instead
+/// of the running one; its standard input is ours.
+///
+/// Assumes  called by the process's first thread: the death of the caller ends the serving process
+/// Errors   a process cannot be started
 pub fn keep(
     lock: OwnedFd,
     mut program: impl FnMut(bool) -> Command,
@@ -123,7 +124,7 @@ pub fn keep(
         let mut child = match (started, &mounted) {
             (Ok(child), _) => child,
             (Err(error), Some(device)) if quick_count + 1 < QUICK_COUNT_MAX => {
-                // No memory for it, say; or no program, while one is installed.
+                // No memory for it, for example; or no program file during an installation.
                 tracing::warn!("cannot start a process that serves the mount: {error}");
                 quick_count += 1;
                 is_installed = false;
@@ -147,7 +148,7 @@ pub fn keep(
             WaitId::Pid(pid),
             WaitIdOptions::EXITED | WaitIdOptions::NOWAIT,
         )?;
-        // Before its number can be another process's.
+        // Before another process can have its number.
         *locked(&replacing.serving) = None;
         let status = child.wait()?;
         if status.success() {
@@ -176,7 +177,7 @@ pub fn keep(
         if quick_count == QUICK_COUNT_MAX {
             return Ok(Ended::GivenUp(status));
         }
-        // A program that cannot go on is not tried twice.
+        // A program that cannot continue the mount is not tried twice.
         is_installed = is_wanted || (is_installed && served_since.is_some());
         tracing::warn!(
             "the process that served the mount has ended ({status}); programs on the mount wait \
@@ -198,14 +199,14 @@ fn pause(quick_count: u32) -> Duration {
     }
 }
 
-/// The message of a process when it serves.
+/// The message of a process that begins to serve.
 struct Hello {
-    /// Of the first, which made it.
+    /// From the first process, which opened it.
     device: Option<OwnedFd>,
     asks_again: bool,
 }
 
-/// None: it ended before.
+/// None: the process ended before.
 fn hello(socket: &OwnedFd, process: &OwnedFd) -> io::Result<Option<Hello>> {
     let mut byte = [0];
     loop {
@@ -213,10 +214,10 @@ fn hello(socket: &OwnedFd, process: &OwnedFd) -> io::Result<Option<Hello>> {
             PollFd::new(socket, PollFlags::IN),
             PollFd::new(process, PollFlags::IN),
         ];
-        // Interrupted or not: it is looked at again.
+        // Interrupted or not: look at both again.
         let _ = poll(&mut fds, None);
-        // Looked at before the socket, on which it may have said something before it ended.
-        // Processes that it has started have the socket, too.
+        // Looked at before the socket, in which its message may lie from before its end. Processes
+        // that it started have the socket, too.
         let has_ended = !fds[1].revents().is_empty();
         match receive(socket, &mut byte) {
             Ok(Some(mut packet)) => {
@@ -233,7 +234,7 @@ fn hello(socket: &OwnedFd, process: &OwnedFd) -> io::Result<Option<Hello>> {
     }
 }
 
-/// Whether nobody can ask anything any more; waits that long for it.
+/// Whether no program can send requests any more; waits so long for that.
 pub(crate) fn is_unmounted(device: &OwnedFd, pause: Duration) -> io::Result<bool> {
     let limit = Timespec {
         tv_sec: pause.as_secs() as i64,
@@ -253,13 +254,13 @@ pub struct Kept {
     keeper: OwnedFd,
     serial: u32,
     table: OwnedFd,
-    /// The kernel's connection. None: nothing is mounted yet.
+    /// The connection to the kernel. None: nothing is mounted yet.
     device: Option<OwnedFd>,
 }
 
 impl Kept {
-    /// From the keeper at the other end of this socket, with the lock of the pool. From now on its
-    /// death is ours.
+    /// Receives them from the keeper at the other end of this socket, with the lock of the pool.
+    /// From now on the keeper's death ends this process.
     ///
     /// Errors   InvalidData: it is no keeper
     pub fn receive(socket: impl AsFd) -> io::Result<(Kept, OwnedFd)> {
@@ -306,10 +307,9 @@ impl Kept {
         self.device.is_some()
     }
 
-    /// Mount the pool, or go on serving it, as [`crate::mount`] does.
+    /// Mounts the pool, or goes on serving it, as [`crate::mount`] does.
     ///
-    /// Errors   as there; InvalidData when the process before was of a version that this one cannot
-    /// go on after
+    /// Errors   as there; InvalidData if this version cannot continue after that of the former process
     pub fn mount(
         self,
         pool: Pool,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A connection to the kernel that outlives the process which serves it: the messages on the device
-//! beside requests and answers, and the beginning of a session in the middle.
+//! A connection to the kernel that outlives its serving process: the messages on the device beside
+//! requests and answers, and the start of a session on a running connection.
 //!
-//! The device has one open file, which the keeper has, too (docs/decisions/0032). No clones of it:
-//! a clone that is closed ends, with errors, what was read through it.
+//! The device has one open file, which the keeper holds, too (docs/decisions/0032). There are no
+//! clones of it: the close of a clone ends, with errors, the requests that were read through it.
 
 use crate::lock::locked;
 use rustix::io::Errno;
@@ -14,19 +14,19 @@ use std::os::fd::OwnedFd;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Of the protocol: `struct fuse_in_header`, and FUSE_FORGET's argument. Units: bytes.
+/// From the protocol: `struct fuse_in_header`, and FUSE_FORGET's argument. Units: bytes.
 const REQUEST_HEAD_BYTES: usize = 40;
 const FORGET_BYTES: usize = 8;
 const FUSE_FORGET: u32 = 2;
-/// An INIT is 104 bytes long in Linux 6.18; a read must have room for the longest request all the
-/// same. Units: bytes.
+/// An INIT is 104 bytes long in Linux 6.18; but a read must have room for the longest request.
+/// Units: bytes.
 const READ_BYTES: usize = 1 << 20;
 /// FUSE_NOTIFY_RESEND, in the place of an errno.
 const ASK_AGAIN: i32 = 7;
-/// For threads to start.
+/// Longest wait for threads to start.
 const GATE_PATIENCE: Duration = Duration::from_secs(60);
 
-/// The first request of a connection.
+/// Reads the first request of a connection.
 pub(crate) fn read_init(device: &OwnedFd) -> io::Result<Vec<u8>> {
     let mut init = vec![0; READ_BYTES];
     let length = rustix::io::retry_on_intr(|| rustix::io::read(device, &mut init))?;
@@ -34,7 +34,8 @@ pub(crate) fn read_init(device: &OwnedFd) -> io::Result<Vec<u8>> {
     Ok(init)
 }
 
-/// Requests that were read of the device and not answered come again, before anything else.
+/// Makes the kernel send all requests again that were read from the device and not answered, before
+/// any other.
 ///
 /// Returns  false: the kernel cannot (it can from Linux 6.9 on)
 pub(crate) fn ask_again(device: &OwnedFd) -> io::Result<bool> {
@@ -49,7 +50,7 @@ pub(crate) fn ask_again(device: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// Two ends, each packet read whole; a packet may be so long.
+/// Two ends of a socket that keeps packets whole, for packets of up to this length.
 pub(crate) fn socket_pair(packet_bytes_max: usize) -> io::Result<(OwnedFd, OwnedFd)> {
     let (ours, its) = socketpair(
         AddressFamily::UNIX,
@@ -61,7 +62,7 @@ pub(crate) fn socket_pair(packet_bytes_max: usize) -> io::Result<(OwnedFd, Owned
     Ok((ours, its))
 }
 
-/// Requests that ask for nothing and get no answer, each in a packet of this length.
+/// Sends requests that ask for nothing and get no answer, each in a packet of this length.
 pub(crate) fn send_nothing(
     socket: &OwnedFd,
     node: u64,
@@ -76,7 +77,8 @@ pub(crate) fn send_nothing(
     for _ in 0..count {
         match rustix::io::write(socket, &packet) {
             Ok(_) => {}
-            // Memory is in pieces: one that is short does the same, but for the thread's buffer.
+            // Memory is fragmented: a short packet does the same, but does not touch the thread's
+            // whole buffer.
             Err(Errno::NOBUFS | Errno::NOMEM | Errno::MSGSIZE) => {
                 rustix::io::write(socket, &packet[..whole as usize])?;
             }
@@ -86,7 +88,7 @@ pub(crate) fn send_nothing(
     Ok(())
 }
 
-/// Threads wait at it until it is opened, once.
+/// Threads wait here until it is opened, once.
 #[derive(Debug, Default)]
 pub(crate) struct Latch {
     /// How many have come, and whether it is open.
@@ -108,7 +110,7 @@ impl Latch {
         }
     }
 
-    /// Until so many wait.
+    /// Waits until so many threads wait.
     pub(crate) fn wait_for(&self, count: usize) -> io::Result<()> {
         let state = locked(&self.state);
         let (state, waited) = self

@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The mount as the kernel has it: a descriptor of /dev/fuse, a place in the tree, and its end.
 //!
-//! No program is to see the folder under a mount that is replaced: files that it wrote there would
-//! be hidden as soon as the new one is there. So the new one is put beneath the dead one (Linux
-//! 6.5), which then goes. Before that kernel the two steps follow each other at once; an operator
-//! who wants no moment in between, and no writes there while the pool is not mounted at all, has
-//! the folder made immutable ([`protect`]).
+//! No program must see the folder under a mount that is being replaced: the new mount would hide
+//! files that the program wrote there. So the new one is put beneath the dead one (Linux 6.5),
+//! which is then unmounted. On older kernels the two steps follow each other at once. An operator
+//! who wants no gap, and no writes there while the pool is not mounted at all, has the folder made
+//! immutable ([`protect`]).
 //!
-//! fuser could do both. But when its session ends it unmounts whatever is on the folder then, also
-//! when ours went by `umount` and the next process has the folder already (0.18.0 takes the mark of
-//! an ended connection for that of a living one). So it is given a descriptor, and knows of no
-//! folder.
+//! fuser could do both. But when its session ends it unmounts any mount on the folder, also when
+//! ours went by `umount` and the next process already serves the folder (0.18.0 takes the mark of
+//! an ended connection for that of a running one). So fuser gets a descriptor, and knows no folder.
 
 use rustix::fs::{CWD, IFlags, Mode, OFlags, ioctl_getflags, ioctl_setflags, open, statfs};
 use rustix::io::Errno;
@@ -26,7 +25,7 @@ use std::path::{Path, PathBuf};
 /// Its type in the table of mounts is `fuse.` and this.
 const SUBTYPE: &str = "rushes";
 
-/// Dropping it unmounts, if nobody has.
+/// Dropping it unmounts, if it is still mounted.
 #[derive(Debug)]
 pub(crate) struct Mounting {
     source: PathBuf,
@@ -34,10 +33,10 @@ pub(crate) struct Mounting {
 }
 
 impl Mounting {
-    /// Mount on `folder`; the kernel's first request waits at the descriptor that is returned.
+    /// Mounts on `folder`; the kernel's first request waits at the returned descriptor.
     ///
     /// `source`     the catalogue, which is its name in the table of mounts
-    /// `read_bytes` the longest read that the kernel is to ask for
+    /// `read_bytes` the longest read that the kernel may request
     /// Assumes      the pool's lock is held as long as this lives: no other mount has this name
     pub(crate) fn new(
         source: &Path,
@@ -56,12 +55,12 @@ impl Mounting {
         Ok((Mounting { source, folder }, fd))
     }
 
-    /// Somebody else sees to its end.
+    /// Leaves the unmounting to another process.
     pub(crate) fn leave(self) {
         std::mem::forget(self);
     }
 
-    /// Nobody has unmounted it.
+    /// Whether it is still mounted.
     fn stands(&self) -> bool {
         let is_it =
             |one: &rushes_pool::Mounted| one.catalogue == self.source && one.mount == self.folder;
@@ -77,8 +76,8 @@ impl Drop for Mounting {
     }
 }
 
-/// Where the pool of this catalogue is mounted; on this folder, if it is in several places (`mount
-/// --bind`). By names alone: a mount that does not answer is not asked.
+/// The folder on which the pool of this catalogue is mounted; `folder`, if there are several
+/// (`mount --bind`). Looks at names alone: it asks no mount, since one may hang.
 ///
 /// Assumes  one process has the pool by its lock: no other mount has this name
 pub(crate) fn mounts_of(catalogue: &Path, folder: &Path) -> Option<PathBuf> {
@@ -91,19 +90,19 @@ pub(crate) fn mounts_of(catalogue: &Path, folder: &Path) -> Option<PathBuf> {
 pub(crate) fn unmount_lazily(folder: &Path) {
     let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
     match unmount(folder, flags) {
-        // Somebody was first.
+        // Another process was first.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
         Err(error) => tracing::warn!("{}: cannot unmount: {error}", folder.display()),
     }
 }
 
-/// A mount that is nowhere yet.
+/// A mount that has no place in the tree yet.
 fn detached(source: &Path, device: &OwnedFd, read_bytes: u32) -> Result<OwnedFd, Errno> {
     let context = fsopen("fuse", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_set_string(context.as_fd(), "source", source)?;
     let texts = [
         ("fd", device.as_raw_fd().to_string()),
-        // A directory; the rest is asked for.
+        // A directory; the kernel asks for the rest.
         ("rootmode", String::from("40000")),
         ("user_id", getuid().as_raw().to_string()),
         ("group_id", getgid().as_raw().to_string()),
@@ -124,7 +123,7 @@ fn detached(source: &Path, device: &OwnedFd, read_bytes: u32) -> Result<OwnedFd,
     )
 }
 
-/// On the folder; in the place of a dead one, if that is there.
+/// Puts it on the folder; in the place of a dead one, if there is one.
 fn put_in_place(mount: &OwnedFd, dead: Option<&OwnedFd>, folder: &Path) -> Result<(), Errno> {
     let put = |how| {
         let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | how;
@@ -134,10 +133,10 @@ fn put_in_place(mount: &OwnedFd, dead: Option<&OwnedFd>, folder: &Path) -> Resul
         return put(MoveMountFlags::empty());
     };
     let is_beneath = put(MoveMountFlags::MOVE_MOUNT_BENEATH);
-    // By its descriptor: on the folder there may be another one by now.
+    // By its descriptor: the folder may have another mount by now.
     let dead = format!("/proc/self/fd/{}", dead.as_raw_fd());
     match unmount(&dead, UnmountFlags::DETACH) {
-        // Somebody was first.
+        // Another process was first.
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
         Err(error) => return Err(error),
     }
@@ -150,8 +149,8 @@ fn put_in_place(mount: &OwnedFd, dead: Option<&OwnedFd>, folder: &Path) -> Resul
     }
 }
 
-/// A mount whose process was killed answers so, and nothing else can be done with it. (Its
-/// attributes may still be known.)
+/// A mount whose process was killed returns this, and is of no other use. The kernel may still know
+/// its attributes.
 fn dead_mount_on(folder: &Path) -> Result<Option<OwnedFd>, Errno> {
     if !statfs(folder).is_err_and(|error| error == Errno::NOTCONN) {
         return Ok(None);
@@ -160,7 +159,7 @@ fn dead_mount_on(folder: &Path) -> Result<Option<OwnedFd>, Errno> {
     open(folder, flags, Mode::empty()).map(Some)
 }
 
-/// Warn of files that somebody has written to the folder itself.
+/// Warns of files that a program has written to the folder itself.
 fn warn_of_hidden(folder: &Path) {
     let is_empty = std::fs::read_dir(folder).map_or(true, |mut all| all.next().is_none());
     if !is_empty {
@@ -172,10 +171,10 @@ fn warn_of_hidden(folder: &Path) {
     }
 }
 
-/// Nobody, root neither, makes anything in the folder as long as no pool is mounted there. A folder
-/// that a dead mount covers is as it was.
+/// Keeps all programs, also root's, from creating files in the folder while no pool is mounted
+/// there. Does not change a folder that a dead mount covers.
 ///
-/// Errors   a sentence: its file system does not know that, say
+/// Errors   a sentence: its file system does not support that, for example
 pub(crate) fn protect(folder: &Path) -> Result<(), String> {
     let said = |error: Errno| {
         format!(

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The protocol: requests of the kernel in, the door's answers out. Everything that knows the crate
+//! The protocol: requests of the kernel in, the door's answers out. All code that knows the crate
 //! `fuser` is here.
 //!
-//! Its API breaks between releases. Of its faults (0.18.0) two are kept away from it: SETXATTR_EXT
-//! is never asked for, and the mount itself is [`Mounting`]'s. A third is taken back: its form of
-//! times before 1970.
+//! Its API breaks between releases. This file avoids two of its faults (0.18.0): it never asks for
+//! SETXATTR_EXT, and [`Mounting`] does the mount itself. It undoes a third: the form of times
+//! before 1970.
 
 use crate::bytes::descriptors::Opener;
 use crate::bytes::passthrough::{Opened, Way};
@@ -44,44 +44,45 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 /// Longest request that the kernel sends; the default of `fs.fuse.max_pages_limit`. Units: bytes.
 const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
-/// Threads that take requests. None of them waits for a read by way of the daemon (reads.rs), and
-/// few for a member's disk (lines.rs); a program that writes faster than its disk has one.
+/// Threads that take requests. None of them waits for a read through the daemon (reads.rs), and few
+/// for a member's disk (lines.rs); a program that writes faster than its disk occupies one.
 const THREAD_COUNT: usize = 128;
 
-/// Requests in the background that the kernel may have under way: all it reads ahead. Where more
-/// are wanted it keeps them back, whoever they are for, so that readers that wait, with eight of
-/// them each, would keep others from their contracts.
+/// Background requests that the kernel may have under way: all its read-ahead. Beyond this number
+/// it holds all of them back, so that waiting readers, with eight requests each, would keep others
+/// from their contracts.
 const BACKGROUND_MAX: u16 = 4096;
 
-/// How long the kernel believes names: nobody else changes the tree while it is mounted.
+/// How long the kernel may use names: only this mount changes the tree while it is mounted.
 const NAMES_LIVE: Duration = Duration::from_secs(3600);
 
-/// How long it believes attributes. A program's stores through a mapping change them behind its
-/// back.
+/// How long it may use attributes. A program's stores through a mapping change them without its
+/// knowledge.
 const ATTRIBUTES_LIVE: Duration = Duration::from_secs(1);
 
-/// An object as the kernel knows it, to read it itself. Dropped when no open needs it any more.
+/// An object's registration with the kernel, which reads it itself. Dropped when no open needs it
+/// any more.
 #[derive(Debug)]
 pub(crate) struct Backing(fuser::BackingId);
 
-/// Messages to the kernel for which it has not asked.
+/// Messages that the door sends to the kernel unasked.
 pub(crate) struct Notices(fuser::Notifier);
 
 impl Notices {
-    /// The kernel's copy of the inode's attributes is not to be believed any more.
+    /// Makes the kernel forget the inode's attributes.
     pub(crate) fn forget_attributes(&self, number: u64) {
-        // An error: it knows none.
+        // An error: it has none.
         let _ = self.0.inval_inode(INodeNo(number), -1, 0);
     }
 }
 
-/// The node of requests that are no requests of the kernel's: see [`take_over`].
+/// The node of requests that do not come from the kernel: see [`take_over`].
 const NOBODY: u64 = u64::MAX;
 
 /// A mounted pool; dropping it unmounts.
 pub struct Mounted {
     session: fuser::BackgroundSession,
-    /// None: it outlives this process.
+    /// None: the mount outlives this process.
     mounting: Option<Mounting>,
     door: Arc<Door>,
     /// Threads that work in the background until the door closes.
@@ -93,7 +94,7 @@ impl Mounted {
         &self.door
     }
 
-    /// Waits until somebody has unmounted it.
+    /// Waits until it is unmounted.
     pub fn wait(self) -> io::Result<()> {
         let ended = match self.session.join() {
             // A thread had just taken a request when the connection ended.
@@ -110,7 +111,8 @@ impl Mounted {
             helper.thread().unpark();
         }
         self.door.follow_all_at_last();
-        // Before anybody is waited for whom a disk may keep; and once more, with what they settled.
+        // Before waiting for threads that a disk may block; and once more afterwards, with the
+        // files that they settled.
         self.door.log_names_at_last();
         for helper in self.helpers {
             let _ = helper.join();
@@ -127,7 +129,7 @@ fn config() -> Config {
     config
 }
 
-/// Mount it on `folder`; requests are answered by threads of their own.
+/// Mounts it on `folder`; threads of its own answer requests.
 pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
     let mut config = config();
     config.clone_fd = true;
@@ -142,7 +144,7 @@ pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
 }
 
 fn mounting(door: &Door, folder: &Path) -> io::Result<(Mounting, OwnedFd)> {
-    // By it `rushes pool where` finds the pool of a mount.
+    // The source by which `rushes pool where` finds the pool of a mount.
     let source = door.pool.catalogue().path().canonicalize()?;
     Mounting::new(&source, folder, REQUEST_BYTES_MAX)
 }
@@ -153,14 +155,14 @@ fn raise_read_ahead_on(folder: &Path) {
     }
 }
 
-/// As [`mount`], by a process of which the keeper makes another one when it dies.
+/// Like [`mount`], in a process that the keeper replaces by another one when it dies.
 ///
-/// Returns  the mount, and whether the kernel can be told to ask again what a process that dies had
-/// not answered (Linux 6.9)
+/// Returns  the mount, and whether the kernel can send again the requests that a dying process has not
+/// answered (Linux 6.9)
 pub(crate) fn mount_kept(door: Arc<Door>, folder: &Path) -> io::Result<(Mounted, OwnedFd, bool)> {
     let (mounting, device) = mounting(&door, folder)?;
     let (mounted, asks_again) = begin(door, &device, folder)?;
-    // From now on it outlives us.
+    // From now on it outlives this process.
     mounting.leave();
     Ok((mounted, device, asks_again))
 }
@@ -169,7 +171,7 @@ fn begin(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Result<(Mounte
     let init = kept::read_init(device)?;
     let (session, answer) = handshake(&door, &init)?;
     let crew = Arc::clone(&session.crew);
-    // In this order: the agreement with the kernel is known to each process after this one.
+    // In this order: each later process knows the agreement with the kernel.
     table(&door)?.agree(&init, &answer)?;
     let (session, asks_again) = take_over(session, device, || {
         rustix::io::write(device, &answer)?;
@@ -180,11 +182,11 @@ fn begin(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Result<(Mounte
     Ok((mounted, asks_again))
 }
 
-/// Go on where a process died.
+/// Goes on where a process died.
 ///
-/// Where it is mounted is not looked at: by now that may be another folder, or the look would be a
-/// request that we would have to answer.
-/// Errors   InvalidData when the kernel has agreed to something else than this version needs
+/// Does not look at the place of the mount: by now that may be another folder, or the look would be
+/// a request that this process would have to answer.
+/// Errors   InvalidData if the kernel has agreed to other terms than this version needs
 pub(crate) fn go_on(door: Arc<Door>, device: &OwnedFd) -> io::Result<Mounted> {
     let Some((init, agreed)) = table(&door)?.agreed()? else {
         return Err(io::Error::other(
@@ -239,15 +241,14 @@ struct Handshaken {
     ours: OwnedFd,
 }
 
-/// Longer than what comes before the bytes of any request. Units: bytes.
+/// Longer than the head before the bytes of any request. Units: bytes.
 const HEAD_BYTES: usize = 8192;
 
-/// The session's threads go on with the device in place of the socket. Before, each of them gets
-/// one message as long as the longest request, so that its buffer is there: a process that is
-/// killed while the kernel copies a request to memory that is not there yet ends that request with
-/// EIO.
+/// The session's threads go on with the device in place of the socket. First each of them gets one
+/// message as long as the longest request, so that its buffer is in memory: if a process is killed
+/// while the kernel copies a request to a page that is not there yet, that request ends with EIO.
 ///
-/// `ready`: done when no thread takes requests yet
+/// `ready`: called while no thread takes requests yet
 fn take_over<T>(
     handshaken: Handshaken,
     device: &OwnedFd,
@@ -273,20 +274,21 @@ fn take_over<T>(
     Ok((session, done))
 }
 
-/// How often it is looked whether the mount has ended. Units: ms.
+/// Time between two looks whether the mount has ended. Units: ms.
 const LOOK_MS: u64 = 50;
 
-/// Threads at home learn that the mount has ended as those do that wait for a request.
+/// Tells threads at home that the mount has ended, which those that wait for a request learn from
+/// the kernel.
 fn close_at_end(crew: &Crew, device: &OwnedFd, closing: &AtomicBool) {
     let has_ended = || is_unmounted(device, Duration::ZERO).unwrap_or(false);
     while !closing.load(Ordering::Acquire) && !has_ended() {
-        // Waiting for it in poll(2), it would be woken by each request.
+        // Each request would wake a thread that waits for the end in poll(2).
         std::thread::park_timeout(Duration::from_millis(LOOK_MS));
     }
     crew.close();
 }
 
-/// With what goes on in the background.
+/// With the background threads.
 fn served(
     door: Arc<Door>,
     session: fuser::BackgroundSession,
@@ -326,7 +328,7 @@ fn served(
 struct KernelSession {
     door: Arc<Door>,
     listings: Mutex<HashMap<u64, Arc<Listing>>>,
-    /// Where threads wait that are not to take requests yet.
+    /// Threads that may not take requests yet wait here.
     latch: Arc<Latch>,
     crew: Arc<Crew>,
 }
@@ -348,7 +350,7 @@ impl KernelSession {
         if self.door.table.is_none() {
             return Err(rustix::io::Errno::BADF);
         }
-        // Open since a process before this one. Where it is comes with each request.
+        // Open since an earlier process. Each request brings its position.
         let share = self.door.descriptors.take();
         let listing = Arc::new(self.door.open_listing(number.0, share)?);
         let mut listings = locked(&self.listings);
@@ -387,7 +389,7 @@ fn file_type(mode: u32) -> FileType {
     }
 }
 
-/// Device numbers as the protocol has them: the kernel's new_encode_dev().
+/// Device numbers in the form of the protocol: the kernel's new_encode_dev().
 fn encoded(device: u64) -> u32 {
     let (major, minor) = (major(device), minor(device));
     (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
@@ -400,7 +402,7 @@ fn decoded(device: u32) -> u64 {
     )
 }
 
-/// How long the kernel believes these.
+/// How long the kernel may use these attributes.
 fn live(attributes: &Attributes) -> &'static Duration {
     match attributes.may_be_stored {
         true => &Duration::ZERO,
@@ -495,7 +497,7 @@ fn reply_written(reply: ReplyWrite, written: Answer<usize>) {
     }
 }
 
-/// The answer that was asked for: the length of a value, or the value within `room`.
+/// Replies with the length of a value, or with the value within `room`.
 fn reply_value(reply: ReplyXattr, room: u32, value: Answer<(usize, Vec<u8>)>) {
     match value {
         Ok((length, _)) if room == 0 => reply.size(length as u32),
@@ -505,11 +507,11 @@ fn reply_value(reply: ReplyXattr, room: u32, value: Answer<(usize, Vec<u8>)>) {
     }
 }
 
-/// Data stays in the kernel's cache between opens, since it changes only through this mount.
-/// Nothing waits to be written at a close, so close(2) need not ask.
+/// Data stays in the kernel's cache between opens, since it changes only through this mount. At a
+/// close no data waits for a write, so close(2) need not send a request.
 const CACHED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_NOFLUSH);
 
-/// Beside passthrough the kernel's cache has nothing, and may have nothing.
+/// While a file is open by passthrough, the kernel's cache has none of it, and must have none.
 const PASSED: FopenFlags = FopenFlags::FOPEN_NOFLUSH;
 
 fn flags(opened: &Opened) -> FopenFlags {
@@ -543,14 +545,14 @@ impl Filesystem for KernelSession {
                 )
             })?;
         }
-        // Never FUSE_ASYNC_DIO: behind a write past its cache that a program does not wait for
-        // (AIO, io_uring) the kernel does not drop what others have read into the cache meanwhile,
-        // and would show it for ever (docs/decisions/0039).
+        // Never FUSE_ASYNC_DIO: after a write past its cache for which a program does not wait
+        // (AIO, io_uring) the kernel does not drop data that others have read into the cache
+        // meanwhile, and would show it for ever (docs/decisions/0039).
         let _ = config.set_max_write(REQUEST_BYTES_MAX);
         let _ = config.set_max_background(BACKGROUND_MAX);
-        // Linux 6.9 or later. One that has it also sees to its cache when somebody writes past it.
-        // Not where the mount outlives this process: what the kernel reads itself it then has from
-        // nobody who is known.
+        // Linux 6.9 or later. Such a kernel also updates its cache when a program writes past it.
+        // Not if the mount outlives this process: the next process would not know the objects that
+        // the kernel reads itself.
         let can_pass = self.door.table.is_none()
             && config.add_capabilities(InitFlags::FUSE_PASSTHROUGH).is_ok()
             && config.set_max_stack_depth(1).is_ok();
@@ -937,7 +939,7 @@ impl Filesystem for KernelSession {
                 Generation(u64::from(node.generation)),
             );
             if full {
-                // The kernel was never told of this one.
+                // The kernel did not get this entry.
                 self.door.forget(node.number, 1);
             }
             Ok(!full)
@@ -1036,12 +1038,12 @@ impl Filesystem for KernelSession {
         reply_empty(reply, done);
     }
 
-    /// Never asked under `default_permissions`, and never a way around them.
+    /// Never called under `default_permissions`, and never a way around them.
     fn access(&self, _request: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
         reply.error(Errno::ENOSYS);
     }
 
-    /// None is known and none is handed on: a shutdown ioctl would end a member.
+    /// The door knows no ioctl and passes none on: a shutdown ioctl would end a member.
     fn ioctl(
         &self,
         _request: &Request,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The end of a mount, as a signal asks for it: once, and again.
+//! The end of a mount by a signal: the first one, and the second.
 //!
-//! The first time it is unmounted: programs that have files open keep them, and the mount ends with
-//! the last. The second time it waits for nobody any more: neither for programs that have files
-//! open, nor for a disk that hangs. Acknowledged bytes are in the members' files or with the daemon
-//! by then, as whenever this process dies (docs/decisions/0026); bytes that programs have stored
-//! through mappings get a few seconds to come there.
+//! The first signal unmounts it: programs that have files open keep them, and the mount ends with
+//! the last. After the second it waits neither for programs that have files open nor for a disk
+//! that hangs. By then acknowledged bytes are in the members' files or with the daemon, as whenever
+//! this process dies (docs/decisions/0026); bytes that programs have stored through mappings get a
+//! few seconds to get there.
 
 use crate::door::Door;
 use crate::kernel::keeper::Replacing;
@@ -23,36 +23,36 @@ use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// For what was stored through mappings, when nobody is waited for.
+/// For stores through mappings, in a hurried end.
 const STORES_PATIENCE: Duration = Duration::from_secs(3);
-/// All that is done when nobody is waited for is done by then.
+/// A hurried end is done by then.
 const HURRY_PATIENCE: Duration = Duration::from_secs(5);
-/// A mount that is told to end before it is there is unmounted when it is; looked at so often, for
-/// so long.
+/// A signal may come before the pool is mounted: then it is unmounted as soon as it is. The process
+/// looks for it so often, for so long.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const LOOK_UNTIL: Duration = Duration::from_secs(60);
-/// An unmounted mount that no program uses has ended by then.
+/// A mount that is unmounted, and that no program uses, has ended by then.
 const ENDS_WITHIN: Duration = Duration::from_secs(3);
-/// Files that are named of those that are open.
+/// Open files that the message names.
 const NAMED_COUNT: usize = 3;
 const DEVICE: &str = "/dev/fuse";
 
-/// The end of a mount, as far as a process that serves it, or keeps it, knows of it.
+/// The end of a mount, as far as a process that serves or keeps it knows.
 #[derive(Debug)]
 pub struct Stop {
     catalogue: PathBuf,
     folder: PathBuf,
     /// The door that it serves. None: nothing yet, or it is a keeper.
     door: Mutex<Option<Weak<Door>>>,
-    /// How the keeper's process is asked to end.
+    /// For a keeper: how it asks its serving process to end.
     keeper: Option<Arc<Replacing>>,
     is_asked: AtomicBool,
     is_hurried: AtomicBool,
 }
 
 impl Stop {
-    /// For a pool that is to be mounted there. Neither is looked at but by name. `keeper`: of a
-    /// process that keeps it.
+    /// For a pool that will be mounted there. Looks only at the names of both. `keeper`: for a
+    /// process that keeps the mount.
     pub fn new(
         catalogue: &Path,
         folder: &Path,
@@ -77,15 +77,15 @@ impl Stop {
         locked(&self.door).as_ref().and_then(Weak::upgrade)
     }
 
-    /// Unmount it, also when it is not there yet.
+    /// Unmounts it, also if it is not mounted yet.
     ///
-    /// Returns  false: that was asked for before
+    /// Returns  false: there was a signal before
     pub fn ask(self: &Arc<Stop>) -> bool {
         if self.is_asked.swap(true, Ordering::AcqRel) {
             return false;
         }
         let stop = Arc::clone(self);
-        // Signals go on being handled.
+        // The process goes on handling signals.
         let started = std::thread::Builder::new().spawn(move || stop.unmount());
         if started.is_err() {
             self.unmount();
@@ -96,7 +96,7 @@ impl Stop {
     fn unmount(&self) {
         let end = Instant::now() + LOOK_UNTIL;
         let is_kept = || self.keeper.as_ref().is_some_and(|one| one.has_mounted());
-        // One of which the kernel has no answer yet would end with an error.
+        // A mount whose first request has no answer yet would end with an error.
         while self.door().is_none() && !is_kept() && Instant::now() < end {
             std::thread::sleep(LOOK_EVERY);
         }
@@ -125,18 +125,18 @@ impl Stop {
         }
     }
 
-    /// Whether nobody is waited for any more.
+    /// Whether the end waits for nothing any more.
     pub fn is_hurried(&self) -> bool {
         self.is_hurried.load(Ordering::Acquire)
     }
 
-    /// From now on nobody is waited for. Takes no longer than [`HURRY_PATIENCE`], whatever hangs;
-    /// afterwards the process is to exit.
+    /// From now on the end waits for no program. Takes no longer than [`HURRY_PATIENCE`], even if a
+    /// disk hangs; then the process must exit.
     pub fn hurry(self: &Arc<Stop>) {
         if !self.is_hurried.swap(true, Ordering::AcqRel) {
             let stop = Arc::clone(self);
             within(HURRY_PATIENCE, move || stop.end_now());
-            // Also when a part of that hangs: a thread that a disk keeps from ending would keep the
+            // Also if a part of that hangs: a thread that a disk keeps from ending would hold the
             // kernel's connection, and with it the programs that wait for an answer.
             if let Err(error) = let_go_of_connection() {
                 tracing::warn!(
@@ -164,7 +164,7 @@ impl Stop {
         }
     }
 
-    /// The open files, in words. None: there are none, or nobody here knows.
+    /// The open files, in words. None: there are none, or this process does not know them.
     fn open(&self) -> Option<String> {
         let (count, names) = self.door()?.open_now(NAMED_COUNT);
         let names: Vec<String> = names
@@ -177,7 +177,7 @@ impl Stop {
     }
 }
 
-/// Do it, and wait for its end at most so long.
+/// Does it, and waits for its end at most so long.
 fn within(patience: Duration, act: impl FnOnce() + Send + 'static) {
     let (ended, end) = sync_channel(1);
     let started = std::thread::Builder::new().spawn(move || {
@@ -189,8 +189,8 @@ fn within(patience: Duration, act: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// The descriptors of the kernel's connection lead nowhere from now on: programs that wait for its
-/// answers get errors when the threads that have begun to read of it end, with the process.
+/// Points the descriptors of the kernel's connection to /dev/null: programs that wait for its
+/// answers get errors when the threads that read from it end, with the process.
 fn let_go_of_connection() -> io::Result<()> {
     let device = open(DEVICE, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let nowhere = open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
@@ -207,7 +207,7 @@ fn let_go_of_connection() -> io::Result<()> {
 }
 
 impl Door {
-    /// How many files somebody has open, and where some of them are in the tree.
+    /// The number of open files, and the paths of some of them in the tree.
     fn open_now(&self, named_count: usize) -> (usize, Vec<PathBuf>) {
         let mut count = 0;
         let mut names = Vec::new();

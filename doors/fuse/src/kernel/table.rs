@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The mount's obligations to the kernel, where the mount outlives its process: in memory that the
-//! keeper has, too (docs/decisions/0032).
+//! The mount's obligations to the kernel, for a mount that outlives its process: in memory that the
+//! keeper holds, too (docs/decisions/0032).
 //!
-//! Written before the kernel is answered, each record by one pwrite(2) within one page, which a
-//! SIGKILL leaves whole or undone. So what a dead process left is never too little: an open that
-//! nobody has keeps a removed file's bytes until the unmount, a lookup that nobody has keeps a few
-//! bytes here. Records that are read back were written on this machine by this mount.
+//! Each record is written before the kernel gets the answer, by one pwrite(2) within one page,
+//! which a SIGKILL leaves whole or undone. So a dead process never leaves too little: an open that
+//! no program has keeps a removed file's bytes until the unmount, a lookup that the kernel has
+//! forgotten keeps a few bytes here. All records were written on this machine by this mount.
 //!
 //! | offset | size | meaning |
 //! |---|---|---|
@@ -17,7 +17,7 @@
 //! | 4096 | 16 × 256 × 64 | intents: those of a process in block (its serial number mod 16), one of each thread |
 //! | 1 MiB | 128 each | records: of nodes and of opens |
 //!
-//! An intent: unique, then the state that the request was to change (16 bytes). A record: kind (4:
+//! An intent: unique, then the state that the request will change (16 bytes). A record: kind (4:
 //! 0 free, 1 node, 2 open), kind of handle (4), its length (4), 4 free; of a node: number, lookups,
 //! handle (96 bytes at most); of an open: number, file handle, unique. All native-endian.
 
@@ -38,8 +38,8 @@ const INIT_AT: u64 = 64;
 const ANSWER_AT: u64 = 512;
 const MESSAGE_BYTES_MAX: usize = 256;
 const INTENTS_AT: u64 = 4096;
-/// Deaths in a row, before a request is answered that was under way at the first, after which its
-/// intent is forgotten.
+/// An intent is forgotten after so many deaths in a row, if the request that was under way at the
+/// first is still not answered.
 const BLOCK_COUNT: u64 = 16;
 const BLOCK_INTENTS: u64 = 256;
 const INTENT_BYTES: usize = 64;
@@ -48,9 +48,9 @@ const RECORD_BYTES: usize = 128;
 const HANDLE_AT: usize = 32;
 const NODE: u32 = 1;
 const OPEN: u32 = 2;
-/// The bit of `unique` by which the kernel says that it asks again (FUSE_UNIQUE_RESEND).
+/// The bit of `unique` that marks a request which the kernel sends again (FUSE_UNIQUE_RESEND).
 const RESENT: u64 = 1 << 63;
-/// File handles of one process; the next one's begin behind them.
+/// File handles of one process; those of the next one begin behind them.
 const HANDLES_OF_ONE: u64 = 1 << 40;
 
 const _: () = assert!(INTENTS_AT + BLOCK_COUNT * BLOCK_INTENTS * INTENT_BYTES as u64 <= RECORDS_AT);
@@ -60,12 +60,12 @@ const _: () = assert!(4096 % RECORD_BYTES == 0 && 4096 % INTENT_BYTES == 0);
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unique {
     number: u64,
-    /// A process that died had it, and may have done it.
+    /// A process that died had the request, and may have done it.
     is_resent: bool,
 }
 
 impl Unique {
-    /// As the protocol has it.
+    /// From the protocol's form.
     pub(crate) fn of(unique: u64) -> Unique {
         Unique {
             number: unique & !RESENT,
@@ -74,8 +74,8 @@ impl Unique {
     }
 }
 
-/// The state that a request is to change, enough of it to tell whether it did: inode numbers, 0 for
-/// none.
+/// The state that a request will change, as much as is needed to tell whether it did: inode
+/// numbers, 0 for none.
 pub(crate) type State = [u64; 2];
 
 /// A record's place.
@@ -91,7 +91,7 @@ pub(crate) struct KnownNode {
     pub(crate) place: Place,
 }
 
-/// An open file of the kernel's.
+/// A file that the kernel has open.
 #[derive(Debug)]
 pub(crate) struct KnownOpen {
     pub(crate) number: u64,
@@ -99,7 +99,7 @@ pub(crate) struct KnownOpen {
     pub(crate) place: Place,
 }
 
-/// The state that processes before this one left.
+/// The state that earlier processes left.
 #[derive(Debug, Default)]
 pub(crate) struct Left {
     pub(crate) nodes: Vec<KnownNode>,
@@ -109,20 +109,20 @@ pub(crate) struct Left {
 #[derive(Debug, Default)]
 struct Places {
     free: Vec<u32>,
-    /// Behind all that were ever used.
+    /// Behind all places that were ever used.
     end: u32,
 }
 
-/// The table, as the process sees it that serves the mount.
+/// The table, as the serving process sees it.
 #[derive(Debug)]
 pub(crate) struct Table {
     memory: OwnedFd,
     serial: u32,
     places: Mutex<Places>,
     thread_count: AtomicUsize,
-    /// Of requests that a dead process may have done.
+    /// Intents of requests that a dead process may have done.
     intents: HashMap<u64, State>,
-    /// File handles of opens that it may have answered, by their requests.
+    /// File handles that it may have sent for opens, by request.
     opens: HashMap<u64, (u64, u64)>,
     next_handle: AtomicU64,
 }
@@ -153,18 +153,18 @@ fn read_all(memory: &OwnedFd, at: u64, length: usize) -> io::Result<Vec<u8>> {
             count => done += count,
         }
     }
-    // Behind its end nobody has written.
+    // Behind its end nothing was written.
     Ok(bytes)
 }
 
-/// An empty one, for the keeper to hold.
+/// A new, empty one, for the keeper to hold.
 pub(crate) fn create() -> io::Result<OwnedFd> {
     let memory = memfd_create("rushes-keeper", MemfdFlags::CLOEXEC)?;
     pwrite(&memory, MAGIC, 0)?;
     Ok(memory)
 }
 
-/// Whether handles of this kind have room in a record.
+/// Whether handles of this kind fit into a record.
 pub(crate) fn has_room(handle: &Handle) -> bool {
     handle.parts().1.len() <= RECORD_BYTES - HANDLE_AT
 }
@@ -183,7 +183,7 @@ impl Table {
         }
         let block_bytes = BLOCK_INTENTS as usize * INTENT_BYTES;
         let blocks = read_all(&memory, INTENTS_AT, BLOCK_COUNT as usize * block_bytes)?;
-        // Our own block is that of the one 16 before us: its intents were answered long ago.
+        // Our own block is that of the process 16 before us: its requests were answered long ago.
         let own = u64::from(serial) % BLOCK_COUNT;
         let intents = blocks
             .chunks_exact(INTENT_BYTES)
@@ -240,7 +240,7 @@ impl Table {
         Ok((table, left))
     }
 
-    /// The kernel's INIT and what it was answered. None: nothing yet.
+    /// The kernel's INIT and the answer to it. None: not sent yet.
     pub(crate) fn agreed(&self) -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
         let head = read_all(&self.memory, 0, INIT_AT as usize)?;
         let (init, answer) = (word32(&head, 8) as usize, word32(&head, 12) as usize);
@@ -252,7 +252,7 @@ impl Table {
         Ok(Some((init, answer)))
     }
 
-    /// To be agreed in the same way with each process to come.
+    /// Enters both, so that each later process agrees to the same.
     pub(crate) fn agree(&self, init: &[u8], answer: &[u8]) -> io::Result<()> {
         if init.len().max(answer.len()) > MESSAGE_BYTES_MAX {
             return Err(io::Error::new(
@@ -274,13 +274,13 @@ impl Table {
         Ok(())
     }
 
-    /// A file handle that no process of this mount has given out.
+    /// A file handle that no process of this mount has used.
     pub(crate) fn new_handle(&self) -> u64 {
         self.next_handle.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The state that a request of a dead process was to change, when the process began with it.
-    /// None: it had not begun, or it is a new request.
+    /// The state that a dead process's request was to change, as it was when that process began it.
+    /// None: it had not begun, or the request is new.
     pub(crate) fn intended(&self, unique: Unique) -> Option<State> {
         let known = self
             .intents
@@ -289,7 +289,7 @@ impl Table {
         known.copied()
     }
 
-    /// This thread is about to do what is asked, to this state.
+    /// This thread is about to execute the request, which changes this state.
     pub(crate) fn intend(&self, unique: Unique, before: State) -> Answer<()> {
         let own = OWN_INTENT.get().unwrap_or_else(|| {
             let own = self.thread_count.fetch_add(1, Ordering::Relaxed) as u64 % BLOCK_INTENTS;
@@ -302,8 +302,8 @@ impl Table {
         self.write(&words.map(u64::to_ne_bytes).concat(), at)
     }
 
-    /// The file handle that a dead process gave, or was about to give, to this request to open the
-    /// file. None: none, or it is a new request.
+    /// The file handle that a dead process sent, or was about to send, for this open of the file.
+    /// None: there is none, or the request is new.
     pub(crate) fn opened_before(&self, unique: Unique, number: u64) -> Option<u64> {
         let known = self.opens.get(&unique.number).filter(|_| unique.is_resent);
         let (_, handle) = known.filter(|(found, _)| *found == number)?;
@@ -319,7 +319,7 @@ impl Table {
         self.add(&record)
     }
 
-    /// The kernel has been told of the node so often. `place`: of what is written of it already.
+    /// The kernel has so many lookups of the node. `place`: of the node's record, if it has one.
     ///
     /// Errors   EOVERFLOW: its handle is longer than any that is known; an error of writing memory
     pub(crate) fn knows(
@@ -346,8 +346,8 @@ impl Table {
         }
     }
 
-    /// A record is of nothing any more. One that cannot be written stays, which is too much and not
-    /// too little.
+    /// Frees a record. One that cannot be written stays: the table then has too much, never too
+    /// little.
     pub(crate) fn free(&self, place: Place) {
         if self.write(&[0; 4], at(place)).is_ok() {
             locked(&self.places).free.push(place.0);
@@ -426,7 +426,7 @@ mod tests {
         assert_eq!(next.opened_before(resent, 13), None);
         assert_eq!(next.opened_before(request, 12), None);
         assert_eq!(next.new_handle(), 2 * HANDLES_OF_ONE);
-        // A place that was freed is used again.
+        // A freed place is used again.
         assert_eq!(next.knows(None, 14, &handle, 1).unwrap(), forgotten);
     }
 

@@ -2,10 +2,9 @@
 //! Owner, mode, times, extended attributes and ACLs: those of the stub's own inode, so that they
 //! touch the catalogue only.
 //!
-//! The kernel has asked whether the caller may (`default_permissions`), and knows the caller's
-//! groups; here everything is done as root. Attributes that Rushes keeps for itself,
-//! `trusted.rushes.*`, are neither shown nor set through a door: a client that could set a layout
-//! could read any object.
+//! The kernel has checked the caller's rights (`default_permissions`), and knows the caller's
+//! groups; the door does everything as root. The door neither shows nor sets Rushes' own
+//! attributes, `trusted.rushes.*`: a client that could set a layout could read any object.
 
 use crate::door::Door;
 use crate::kernel::answer::Answer;
@@ -26,7 +25,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Attributes of this name are Rushes' own.
 const OURS: &[u8] = b"trusted.rushes.";
-/// The ACL that a folder gives to those that are made in it.
+/// The ACL that a folder passes on to files and folders made in it.
 const DEFAULT_ACL: &str = "system.posix_acl_default";
 
 /// The answer of stat(2).
@@ -44,17 +43,17 @@ pub(crate) struct Attributes {
     pub(crate) link_count: u32,
     pub(crate) user: u32,
     pub(crate) group: u32,
-    /// Of a device node, as makedev(3) makes it.
+    /// For a device node, in the form of makedev(3).
     pub(crate) device: u64,
     /// Units: bytes.
     pub(crate) block_bytes: u32,
-    /// Somebody may store to the file without the door: its times may be others at any moment.
+    /// A program may store to the file without the door: its times may change at any moment.
     pub(crate) may_be_stored: bool,
 }
 
 impl Attributes {
-    /// A stub has no blocks of its own; a file is said to take what it is long. Its real blocks are
-    /// the members', and asking them would wake every disk for a listing.
+    /// A stub has no blocks of its own; a file's blocks are computed from its length. Its real
+    /// blocks are on the members, and a listing that asked for them would wake every disk.
     pub(crate) fn of(number: u64, found: &Statx) -> Attributes {
         let mode = u32::from(found.stx_mode);
         let blocks = if mode & S_IFMT == S_IFREG {
@@ -90,14 +89,14 @@ fn time(seconds: i64, nanoseconds: u32) -> SystemTime {
     base.unwrap_or(UNIX_EPOCH) + Duration::from_nanos(u64::from(nanoseconds))
 }
 
-/// The changes of a setattr; None is left as it is.
+/// The changes of a setattr; None leaves the value as it is.
 #[derive(Debug)]
 pub(crate) struct Changes {
     pub(crate) mode: Option<u32>,
     pub(crate) user: Option<u32>,
     pub(crate) group: Option<u32>,
     pub(crate) size: Option<u64>,
-    /// Access and modification, where one of them is set.
+    /// Access and modification, if the request sets either.
     pub(crate) times: Option<Timestamps>,
     /// The caller is not root: set-id bits fall when it changes the length.
     pub(crate) by_user: bool,
@@ -121,13 +120,13 @@ impl Door {
         let mut attributes = Attributes::of(node.number, &status(fd)?);
         attributes.may_be_stored = may_be_stored;
         if slot.nameless {
-            // The name that its stub has among the removed ones is none of the tree's.
+            // The stub's name among the removed ones does not count.
             attributes.link_count = 0;
         }
         Ok(attributes)
     }
 
-    /// Owner before mode: chown takes set-id bits away, and a chmod in the same call means them.
+    /// Owner before mode: chown clears set-id bits, and a chmod in the same call may set them.
     pub(crate) fn change(&self, number: u64, changes: &Changes) -> Answer<Attributes> {
         let node = self.nodes.get(number)?;
         let done = self.change_node(&node, changes);
@@ -154,17 +153,17 @@ impl Door {
             }
         }
         if let Some(times) = &changes.times {
-            // A write that is told to the stub later must not undo them.
+            // A write that reaches the stub later must not undo the times.
             let mut slot = locked(&node.file);
-            // Nor may what was stored before.
+            // Nor may an earlier store.
             self.follow_stores_of(node, &fd, &mut slot);
             utimensat(&fd, c"", times, AtFlags::EMPTY_PATH)?;
         }
         self.attributes_of(node)
     }
 
-    /// As write(2) and truncate(2) do it to files of others than root: setuid falls, and setgid
-    /// where the group may execute.
+    /// As write(2) and truncate(2) do to files of other users than root: setuid falls, and setgid
+    /// if the group may execute.
     pub(crate) fn drop_set_id(&self, node: &Arc<Node>) -> Answer<()> {
         let fd = self.nodes.descriptor(node)?;
         let mode = u32::from(status(&fd)?.stx_mode) & 0o7777;
@@ -174,8 +173,8 @@ impl Door {
             return Ok(());
         }
         set_mode(&fd, kept)?;
-        // Behind a write the kernel asks for size and times anew, and not for the mode. It is told
-        // before the write is answered.
+        // After a write the kernel asks again for size and times, but not for the mode. So it is
+        // told to forget them before the write is answered.
         if let Some(notices) = self.notices.get() {
             notices.forget_attributes(node.number);
         }
@@ -198,7 +197,7 @@ impl Door {
         let fd = self.nodes.descriptor(&node)?;
         let path = by_descriptor(&fd);
         let flags = XattrFlags::from_bits_retain(flags);
-        // Others can be set twice.
+        // Only an exclusive set fails when it is repeated.
         let is_set = flags.contains(XattrFlags::CREATE) && self.was_given(asked, &path, name)?;
         if !is_set {
             self.must_leave_record_room(&node, &fd, &path, (name, value.len()))?;
@@ -208,8 +207,8 @@ impl Door {
         Ok(())
     }
 
-    /// ENOSPC, as where there is no room for an attribute at all, for one beside which the record
-    /// of the file's layout could not grow.
+    /// ENOSPC, as if there were no room for an attribute at all, for one that would leave the
+    /// file's layout no room to grow.
     fn must_leave_record_room(
         &self,
         node: &Node,
@@ -232,7 +231,8 @@ impl Door {
         }
     }
 
-    /// The value; empty when `room` is 0 and only its length is asked, which comes with it.
+    /// The value with its length; the value is empty if `room` is 0, which asks for the length
+    /// alone.
     pub(crate) fn attribute(
         &self,
         number: u64,
@@ -258,7 +258,7 @@ impl Door {
         let path = by_descriptor(&fd);
         loop {
             let length = listxattr_query(&path)?;
-            // Room for one more than there are, so that a list that grew meanwhile is seen as such.
+            // More room than for the present names, so that growth of the list meanwhile shows.
             let mut names: Vec<u8> = Vec::with_capacity(length + 256);
             match listxattr(&path, rustix::buffer::spare_capacity(&mut names)) {
                 Err(Errno::RANGE) => continue,
@@ -286,7 +286,7 @@ impl Door {
         Ok(())
     }
 
-    /// [`Door::was_done`] of an attribute that is to come or to go.
+    /// [`Door::was_done`] for an attribute that is set or removed.
     fn was_given(&self, asked: Unique, path: &str, name: &OsStr) -> Answer<bool> {
         let is_there = || u64::from(getxattr_query(path, name).is_ok());
         let done = self.was_done(asked, || Ok([is_there(), 0]))?;

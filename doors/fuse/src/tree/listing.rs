@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Listing directories: entries and offsets are the native file system's own.
 //!
-//! Its offsets are what keeps a listing right while names come and go, also for NFS clients that
-//! come back with one after a restart. An answer to the kernel has room for fewer names than a look
-//! into the directory brings: the others are kept for the next one, as libc keeps them for a
-//! program. Those of the last answer are kept, too: a reader with less room than the kernel asked
-//! for comes back to them.
+//! Its offsets keep a listing right while names come and go, also for NFS clients that return with
+//! one after a restart. An answer to the kernel has room for fewer names than one read of the
+//! directory brings: the door keeps the others for the next answer, as libc does for a program. It
+//! keeps those of the last answer, too: a reader with less room than the kernel asked for returns
+//! to them.
 
 use crate::bytes::descriptors::Share;
 use crate::door::Door;
@@ -26,38 +26,38 @@ const CHUNK_BYTES: usize = 32 * 1024;
 /// A directory of this size has some two thousand names. Units: bytes.
 const LARGE_BYTES: u64 = 64 * 1024;
 
-/// Names of a large directory, `.` and `..` among them, whose attributes are told before it is
-/// known that somebody looks at them.
+/// Names of a large directory, `.` and `..` among them, for which the door sends attributes before
+/// it knows whether the program uses them.
 const TRIED_COUNT: u32 = 4;
 
 /// An open directory.
 pub(crate) struct Listing {
     reader: Mutex<Reader>,
     number: u64,
-    /// Its beginning is a small part of it.
+    /// Its first answer is a small part of it.
     is_large: bool,
     _share: Share,
 }
 
-/// How far it is read.
+/// The position in the directory.
 struct Reader {
     directory: OwnedFd,
-    /// As the directory brought them, from the last answer's on.
+    /// The entries as the directory brought them, from those of the last answer on.
     entries: Vec<u8>,
-    /// The offset of the first of them; without any, where the descriptor is.
+    /// The offset of the first of them; the descriptor's position, if there are none.
     begin: u64,
-    /// So many bytes of them were told.
+    /// So many bytes of them were sent.
     told: usize,
-    /// The offset behind these.
+    /// The offset behind the sent ones.
     offset: u64,
     /// Where among them the last answer began, and its offset.
     answer: (usize, u64),
-    /// Behind them there was nothing a moment ago.
+    /// A moment ago there was nothing behind them.
     is_end: bool,
 }
 
 impl Reader {
-    /// Names are told from here on. From the start they are read anew, as rewinddir(3) promises.
+    /// Continues from here. Offset 0 reads the names again, as rewinddir(3) promises.
     fn go_to(&mut self, offset: u64) -> Answer<()> {
         if offset == 0 || !self.go_back_to(offset) {
             seek(&self.directory, SeekFrom::Start(offset))?;
@@ -69,8 +69,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns  whether the offset is that of the first name not told yet, or of one that was told
-    /// last
+    /// Returns whether the offset is that of the first name not sent yet, or of one of the last
+    /// answer
     fn go_back_to(&mut self, offset: u64) -> bool {
         let (mut at, mut here) = (0, self.begin);
         while offset != self.offset && here != offset && at < self.told {
@@ -85,7 +85,7 @@ impl Reader {
         offset == self.offset
     }
 
-    /// Read on.
+    /// Reads on.
     ///
     /// Returns  whether there was more
     fn read_on(&mut self) -> Answer<bool> {
@@ -98,7 +98,7 @@ impl Reader {
         Ok(read > 0)
     }
 
-    /// Whether a name is there that was not told yet.
+    /// Whether there is a name that was not sent yet.
     fn has_next(&mut self) -> Answer<bool> {
         if self.told < self.entries.len() {
             return Ok(true);
@@ -107,7 +107,7 @@ impl Reader {
     }
 }
 
-/// One name, and where the listing goes on behind it.
+/// One name, and the offset behind it.
 pub(crate) struct Listed<'a> {
     pub(crate) folder: BorrowedFd<'a>,
     pub(crate) number: u64,
@@ -150,7 +150,7 @@ impl Door {
         })
     }
 
-    /// Names from `offset` on, until `take` says that it has enough.
+    /// Passes names from `offset` on, until `take` returns false.
     pub(crate) fn list(
         &self,
         listing: &Listing,
@@ -164,7 +164,7 @@ impl Door {
                 break;
             };
             let number = if entry.name == c".." && listing.number == ROOT {
-                // The tree ends here for all who look through the mount.
+                // The tree ends here for all programs on the mount.
                 ROOT
             } else {
                 self.nodes.number_of(entry.inode)
@@ -186,9 +186,8 @@ impl Door {
         Ok(())
     }
 
-    /// How many names are to be told with their attributes, of those that the kernel asks for from
-    /// `offset` on. It asks for them at each beginning, and further on where somebody looked at
-    /// those.
+    /// How many of the names from `offset` on get their attributes. The kernel asks for attributes
+    /// at each beginning, and later if the program used them.
     pub(crate) fn worth_looking_at(&self, listing: &Listing, offset: u64) -> u32 {
         match offset {
             0 if listing.is_large => TRIED_COUNT,
@@ -196,19 +195,19 @@ impl Door {
         }
     }
 
-    /// The answer is with the kernel: while it goes through that, the names for the next one are
-    /// read.
+    /// The answer is with the kernel: while the program works through it, this reads the names for
+    /// the next answer.
     pub(crate) fn read_ahead(&self, listing: &Listing) {
         let mut reader = locked(&listing.reader);
         let answered = reader.told - reader.answer.0;
         if answered == 0 || reader.entries.len() - reader.told >= answered {
             return;
         }
-        // An error: a caller that needs them sees it.
+        // On an error: a caller that needs the names sees it.
         reader.is_end = reader.read_on().is_ok_and(|more| !more);
     }
 
-    /// The inode of a listed name. None: it went away meanwhile.
+    /// The inode of a listed name. None: it was removed meanwhile.
     pub(crate) fn look_at_listed(&self, listed: &Listed<'_>) -> Option<(Arc<Node>, Attributes)> {
         let entry = self
             .entry_listed(listed.folder, listed.name, listed.mode)

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names: an operation on a directory is done on the catalogue's own, by the native file system.
+//! Names: the native file system executes each operation on the catalogue's own directory.
 //!
-//! The kernel has asked whether the caller may, and holds the directories' locks. Files are made
-//! with the caller's user, group and umask on this thread, so that owner, setgid directories,
-//! default ACLs and quotas are the native file system's affair and no crash leaves a file of
-//! somebody else.
+//! The kernel has checked the caller's rights, and holds the directories' locks. Files are made
+//! with the caller's user, group and umask on this thread. So the native file system handles owner,
+//! setgid directories, default ACLs and quotas, and no crash leaves a file with a wrong owner.
 
 use crate::bytes::descriptors::Opener;
 use crate::bytes::passthrough::Opened;
@@ -29,16 +28,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-/// As the protocol carries it.
+/// Its value in the protocol.
 const O_EXCL: i32 = 0o200;
 
-/// An inode as the kernel is told of it.
+/// An inode in the answer to the kernel.
 pub(crate) struct Entry {
     pub(crate) node: Arc<Node>,
     pub(crate) attributes: Attributes,
 }
 
-/// The identity that makes something, and its umask.
+/// The identity and the umask of a program that makes a file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Maker {
     pub(crate) identity: Identity,
@@ -62,7 +61,7 @@ fn path_at(folder: impl AsFd, name: impl Arg) -> Answer<OwnedFd> {
     )
 }
 
-/// Number of the inode of this name, by no descriptor; 0: there is none.
+/// Number of the inode of this name, without a descriptor; 0: there is none.
 fn number_at(folder: impl AsFd, name: &OsStr) -> Answer<u64> {
     match statat(folder, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(found) => Ok(found.st_ino),
@@ -80,8 +79,8 @@ impl Door {
         self.nodes.enter(fd).map(|found| self.as_it_is(found))
     }
 
-    /// The inode of a name that was just listed, while the kernel holds its directory. `mode`: as
-    /// it was listed.
+    /// The inode of a name that was just listed, while the kernel holds its directory. `mode`: from
+    /// the listing.
     pub(crate) fn entry_listed(
         &self,
         folder: BorrowedFd<'_>,
@@ -89,8 +88,8 @@ impl Door {
         mode: u32,
     ) -> Answer<Entry> {
         if mode & S_IFMT != S_IFREG {
-            // To a pipe that is open, or a folder that somebody works in, only a descriptor leads
-            // when its name has gone.
+            // Once its name is gone, only a descriptor leads to an open pipe, or to a folder in
+            // which a program works.
             return self.entry(path_at(folder, name)?);
         }
         let found = self.nodes.enter_name(folder, name)?;
@@ -106,7 +105,7 @@ impl Door {
         Entry { node, attributes }
     }
 
-    /// `.` and `..` are asked when an NFS client brings a handle that the kernel has forgotten.
+    /// The kernel asks for `.` and `..` when an NFS client sends a handle that it has forgotten.
     pub(crate) fn lookup(&self, parent: u64, name: &OsStr) -> Answer<Entry> {
         let folder = match self.folder(parent) {
             Err(Errno::STALE) if name == "." => return self.lookup_cold(parent),
@@ -122,8 +121,8 @@ impl Door {
         self.entry(self.nodes.with_room(|| path_at(&folder, name))?)
     }
 
-    /// A client may have made up the handle that it sends: an inode that is not known to be of this
-    /// tree is not opened.
+    /// A client may have made up the handle that it sends: the door does not open an inode that may
+    /// be outside this tree.
     fn lookup_cold(&self, number: u64) -> Answer<Entry> {
         let fd = self.nodes.open_cold(number)?;
         let is_ours = match u32::from(status(&fd)?.stx_mode) & S_IFMT {
@@ -138,9 +137,9 @@ impl Door {
         }
     }
 
-    /// A new inode gets a sign that it is of this tree, by which its handle is good after a
-    /// restart. A directory has its parents for it. Without one, as for lack of room, the inode
-    /// works, and only its handle dies with us.
+    /// Marks a new inode as part of this tree, so that its handle is valid after a restart. A
+    /// directory is known by its parents. Without a mark, for example for lack of room, the inode
+    /// works, and only its handle becomes invalid when this process ends.
     fn sign(&self, fd: &OwnedFd, mode: u32) {
         let signed = if mode & S_IFMT == S_IFREG {
             self.sign_stub(fd)
@@ -152,12 +151,12 @@ impl Door {
         }
     }
 
-    /// Whether a process before this one has done the request, which cannot be done twice: then the
-    /// state is another one than it was. Nobody else changes it, since the kernel holds the
-    /// caller's locks until the caller is answered.
+    /// Whether an earlier process has executed the request, which cannot be executed twice: then
+    /// the state differs from before. Nothing else changes it, since the kernel holds the caller's
+    /// locks until the caller gets the answer.
     ///
     /// `now`: the state that it changes
-    /// Returns  the state before, when it is done; else it is about to be, by this thread
+    /// Returns  the state before, if it was executed; else this thread is about to execute it
     pub(crate) fn was_done(
         &self,
         asked: Unique,
@@ -173,14 +172,14 @@ impl Door {
         }
     }
 
-    /// The same of one name: that it leads elsewhere, somewhere, or nowhere.
+    /// The same for one name: it leads to another inode, to one at all, or to none.
     fn was_changed(&self, asked: Unique, folder: impl AsFd, name: &OsStr) -> Answer<bool> {
         let done = self.was_done(asked, || Ok([number_at(folder, name)?, 0]))?;
         Ok(done.is_some())
     }
 
-    /// A name made in the catalogue needs an inode of it, and those of removed files come back with
-    /// their burial.
+    /// A new name in the catalogue needs an inode there; removed files free theirs with their
+    /// burial.
     fn when_there_is_room<T>(&self, mut make: impl FnMut() -> Answer<T>) -> Answer<T> {
         let mut sought = RoomSought::default();
         loop {
@@ -196,7 +195,7 @@ impl Door {
         Ok(readlinkat(&fd, c"", Vec::new())?.into_bytes())
     }
 
-    /// Anything but a directory or a symbolic link. Device numbers as makedev(3) makes them.
+    /// Anything but a directory or a symbolic link. Device numbers in the form of makedev(3).
     pub(crate) fn make_node(
         &self,
         parent: u64,
@@ -261,7 +260,7 @@ impl Door {
         self.named(parent, name, made)
     }
 
-    /// A new regular file, open. One that is there already is opened, unless the flags have O_EXCL.
+    /// Makes a new regular file and opens it. Opens an existing one, unless the flags have O_EXCL.
     ///
     /// Returns  it, its file handle, and how it is opened
     pub(crate) fn create(
@@ -274,7 +273,7 @@ impl Door {
         register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
     ) -> Answer<(Entry, u64, Opened)> {
         let folder = self.folder(parent)?;
-        // Before it is made: a file that cannot be opened then would be there, and nobody's doing.
+        // First: a file that could not be opened then would exist although its creation failed.
         let share = self.descriptors.take_for(opener)?;
         let exclusive = flags & O_EXCL != 0;
         let open_flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -291,7 +290,7 @@ impl Door {
             })
         });
         match made {
-            // The kernel asked before, so this is rare: made by somebody else in between.
+            // Rare, since the kernel looked before: another program made it in between.
             Err(Errno::EXIST) if !exclusive => {
                 let entry = self.entry(path_at(&folder, name)?)?;
                 if entry.attributes.mode & S_IFMT != S_IFREG {
@@ -331,7 +330,7 @@ impl Door {
         self.named(parent, name, path_at(&folder, name)?)
     }
 
-    /// The inode that the name led to is held until it is known whether that was its last one.
+    /// Holds the inode of the name until it is known whether that was its last one.
     pub(crate) fn unlink(&self, parent: u64, name: &OsStr, asked: Unique) -> Answer<()> {
         let folder = self.folder(parent)?;
         if !self.was_changed(asked, &folder, name)? {
@@ -351,7 +350,7 @@ impl Door {
         Ok(())
     }
 
-    /// Layouts are the stubs' own and travel with them; only what is replaced needs care.
+    /// Layouts belong to the stubs and move with them; only a replaced file needs care.
     pub(crate) fn rename(
         &self,
         from: (u64, &OsStr),
@@ -364,7 +363,7 @@ impl Door {
             return Err(Errno::INVAL);
         }
         let (source, target) = (self.folder(from.0)?, self.folder(to.0)?);
-        // Before: a look afterwards may fail, and the rename is done.
+        // First: a look afterwards may fail when the rename is done already.
         let found = [number_at(&source, from.1)?, number_at(&target, to.1)?];
         let done = self.was_done(asked, || Ok(found))?;
         let [moved, replaced] = done.unwrap_or(found);
@@ -376,7 +375,7 @@ impl Door {
             let victim = match path_at(&target, to.1) {
                 Ok(victim) if flags.is_empty() => Some(victim),
                 Ok(_) | Err(Errno::NOENT) => None,
-                // Without it the objects of what is replaced would be nobody's.
+                // Without it the objects of the replaced file would belong to no file.
                 Err(error) => return Err(error),
             };
             let replace = || renameat_with(&source, from.1, &target, to.1, flags);
@@ -396,7 +395,7 @@ impl Door {
         Ok(())
     }
 
-    /// An inode under a name that it just got.
+    /// An inode under its new name.
     fn named(&self, parent: u64, name: &OsStr, fd: OwnedFd) -> Answer<Entry> {
         let entry = self.entry(fd)?;
         self.name_changed(parent, name, Some(&entry.node));

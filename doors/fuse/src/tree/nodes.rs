@@ -2,14 +2,14 @@
 //! Node ids: the numbers by which the kernel names inodes of this mount.
 //!
 //! A node id is the inode number in the catalogue (1 for the root of the tree), so that stat(2),
-//! readdir(3) and NFS handles agree and stay as they are over restarts. Behind each stands the
-//! inode's persistent handle; the table costs no descriptor, since a process has 20,000 at most and
-//! root cannot raise that on many machines. A few thousand O_PATH descriptors are kept for what is
-//! used often. Numbers are used again by native file systems; the generation, folded from the
-//! handle, tells the kernel.
+//! readdir(3) and NFS handles agree, also after restarts. For each the table has the inode's
+//! persistent handle, which costs no descriptor, since a process has 20,000 at most and root cannot
+//! raise that on many machines. A few thousand O_PATH descriptors are kept for nodes that are used
+//! often. Native file systems use numbers again; the generation, folded from the handle, tells the
+//! kernel.
 //!
-//! Lock order: a shard of the table, then `Recent::ring`, then `Node::descriptor`; `Node::file` is
-//! taken with none of them held.
+//! Lock order: a shard of the table, then `Recent::ring`, then `Node::descriptor`; take
+//! `Node::file` with none of them held.
 
 use crate::bytes::descriptors::Descriptors;
 use crate::bytes::files::FileSlot;
@@ -33,11 +33,11 @@ pub(crate) const ROOT: u64 = 1;
 /// Parts of the table, so that threads seldom meet at one lock.
 const SHARD_COUNT: usize = 16;
 
-/// Steps from a directory to the root before a circle is assumed; PATH_MAX allows half as many.
+/// Steps from a directory to the root after which a cycle is assumed; PATH_MAX allows half as many.
 const DEPTH_MAX: usize = 4096;
 
-/// A call that needs a descriptor is tried so often where there is none: others may be faster to
-/// take the one that was closed for it.
+/// A call that needs a descriptor is tried so often if there is none: another thread may take the
+/// one that was closed for it.
 pub(crate) const TRIES_MAX: usize = 4;
 
 /// One inode that the kernel knows.
@@ -49,26 +49,26 @@ pub(crate) struct Node {
     pub(crate) generation: u32,
     handle: Handle,
     descriptor: Mutex<Option<Arc<OwnedFd>>>,
-    /// Used since the ring of descriptors last passed.
+    /// Used since the last pass over the ring of descriptors.
     recent: AtomicBool,
-    /// The log of names will be told how it is.
+    /// It is queued for the log of names.
     pub(crate) is_told: AtomicBool,
-    /// Of a regular file: whether and how it is open.
+    /// For a regular file: whether and how it is open.
     pub(crate) file: Mutex<FileSlot>,
 }
 
 struct Known {
     node: Arc<Node>,
-    /// How often the kernel was told of it and has not forgotten it since.
+    /// How often the kernel got it and has not forgotten it since.
     lookups: u64,
-    /// Of what the next process is to know of it.
+    /// Of its record for the next process.
     place: Option<Place>,
 }
 
 /// All nodes, and the descriptors kept for some.
 pub(crate) struct Nodes {
     tree: Arc<OwnedFd>,
-    /// An ordinary descriptor of the same directory: handles are not opened by O_PATH ones.
+    /// An ordinary descriptor of the same directory: O_PATH ones cannot open handles.
     within: OwnedFd,
     root: Arc<Node>,
     tree_number: u64,
@@ -125,7 +125,7 @@ impl Nodes {
         })
     }
 
-    /// The inodes that the kernel was told of by processes before this one.
+    /// Enters the inodes that the kernel got from earlier processes.
     pub(crate) fn know(&self, nodes: Vec<KnownNode>) {
         for node in nodes {
             let known = Known {
@@ -141,7 +141,7 @@ impl Nodes {
         locked(&self.shards[(number % SHARD_COUNT as u64) as usize])
     }
 
-    /// The number that the kernel is told for an inode of the catalogue.
+    /// The number that the kernel gets for an inode of the catalogue.
     pub(crate) fn number_of(&self, inode: u64) -> u64 {
         if inode == self.tree_number {
             ROOT
@@ -150,7 +150,7 @@ impl Nodes {
         }
     }
 
-    /// The node the kernel means.
+    /// The node with this number.
     ///
     /// Errors   ESTALE when it was forgotten, or never known
     pub(crate) fn get(&self, number: u64) -> Answer<Arc<Node>> {
@@ -164,10 +164,9 @@ impl Nodes {
             .ok_or(Errno::STALE)
     }
 
-    /// Tell the kernel of an inode: one more lookup of it.
+    /// Enters an inode that the kernel gets: one more lookup of it.
     ///
-    /// Errors   EXDEV for what lies on another file system: something was mounted into the
-    /// catalogue
+    /// Errors   EXDEV for an inode on another file system: something is mounted in the catalogue
     pub(crate) fn enter(&self, fd: OwnedFd) -> Answer<(Arc<Node>, Statx)> {
         let found = status(&fd)?;
         let node = self.enter_found(&found, || Handle::of(&fd))?;
@@ -177,8 +176,8 @@ impl Nodes {
         Ok((node, found))
     }
 
-    /// The same of a name in a directory whose names stay as they are meanwhile, without opening
-    /// it: of those that are listed, most are not used.
+    /// The same for a name in a directory whose names stay as they are meanwhile, without opening
+    /// it: most listed names are not used.
     pub(crate) fn enter_name(
         &self,
         folder: BorrowedFd<'_>,
@@ -214,13 +213,13 @@ impl Nodes {
             place: None,
         });
         if known.node.handle != handle {
-            // The number is another inode's now. Lookups of the old one that the kernel forgets are
-            // counted under the same number, so its lookups are kept.
+            // The number now belongs to another inode. Lookups of the old one that the kernel
+            // forgets count under the same number, so its lookups stay.
             known.node = Arc::new(Node::new(number, handle, None));
         }
         known.lookups += 1;
         if let Err(error) = self.write_down(known) {
-            // One that cannot be answered is not counted.
+            // A lookup that fails does not count.
             known.lookups -= 1;
             if known.lookups == 0 {
                 shard.remove(&number);
@@ -230,7 +229,7 @@ impl Nodes {
         Ok(Arc::clone(&known.node))
     }
 
-    /// Before the kernel is told of it.
+    /// Call it before the kernel gets the node.
     fn write_down(&self, known: &mut Known) -> Answer<()> {
         if let Some(table) = &self.table {
             let node = &known.node;
@@ -248,8 +247,8 @@ impl Nodes {
         Ok(node.filter(|node| node.handle == handle))
     }
 
-    /// The same by its handle, if it is there still. To be forgotten once, as if the kernel had
-    /// been told of it.
+    /// The same by its handle, if it still exists. The caller forgets it once, as if the kernel had
+    /// got it.
     ///
     /// Errors   ESTALE when the inode is gone
     pub(crate) fn enter_again(&self, handle: &Handle) -> Answer<Arc<Node>> {
@@ -258,7 +257,7 @@ impl Nodes {
         self.enter(fd).map(|(node, _)| node)
     }
 
-    /// All that the kernel knows.
+    /// All nodes that the kernel knows.
     pub(crate) fn all(&self) -> Vec<Arc<Node>> {
         let shards = self.shards.iter();
         shards
@@ -276,7 +275,7 @@ impl Nodes {
         let gone = shard.get_mut(&number).is_some_and(|known| {
             known.lookups = known.lookups.saturating_sub(lookups);
             if known.lookups > 0 {
-                // Else the next process keeps it for longer.
+                // On an error the next process keeps it for longer.
                 let _ = self.write_down(known);
             }
             known.lookups == 0
@@ -314,8 +313,8 @@ impl Nodes {
         Ok(fd)
     }
 
-    /// A descriptor of the node, for a sentence about it: nobody is waited for, and none is kept.
-    /// None: there is none to be had so.
+    /// A descriptor of the node, for a message about it: does not wait, and keeps none. None: it
+    /// cannot be had so.
     pub(crate) fn descriptor_now(&self, node: &Node) -> Option<Arc<OwnedFd>> {
         let known = node.descriptor.try_lock().ok().and_then(|fd| fd.clone());
         known.or_else(|| {
@@ -327,7 +326,7 @@ impl Nodes {
         })
     }
 
-    /// Keep a descriptor for later, and let go of one that was not used for longest.
+    /// Keeps a descriptor for later, and closes one that has gone unused for longest.
     fn keep(&self, node: &Arc<Node>, fd: Arc<OwnedFd>) {
         let before = locked(&node.descriptor).replace(fd);
         if before.is_some() {
@@ -353,8 +352,8 @@ impl Nodes {
         drop(closed);
     }
 
-    /// Those that are kept for later are closed, or else some of objects: there are none left to be
-    /// opened.
+    /// The process has no descriptor left: closes those that are kept for later, or else some of
+    /// objects.
     ///
     /// Returns  whether there were any
     pub(crate) fn let_go(&self) -> bool {
@@ -366,7 +365,7 @@ impl Nodes {
         !closed.is_empty() || self.spares.let_go()
     }
 
-    /// The same before it is tried again to open one.
+    /// Calls `open`, and closes such descriptors before it tries again.
     pub(crate) fn with_room<T>(&self, mut open: impl FnMut() -> Answer<T>) -> Answer<T> {
         let mut tries = 0;
         loop {
@@ -378,11 +377,12 @@ impl Nodes {
         }
     }
 
-    /// The inode behind a node id that this process never gave out: an NFS client comes back after
-    /// a restart.
+    /// Opens the inode of a node id that this process never gave the kernel: an NFS client returns
+    /// after a restart.
     ///
-    /// It may be any inode of the catalogue's file system, by O_PATH: the caller sees whether it is
-    /// of the tree. Errors   ESTALE when there is none, or the file system cannot say
+    /// It may be any inode of the catalogue's file system, by O_PATH: the caller checks whether it is
+    /// of the tree.
+    /// Errors   ESTALE when there is none, or the file system cannot look it up
     pub(crate) fn open_cold(&self, number: u64) -> Answer<OwnedFd> {
         let handle = Handle::of_number(&self.root.handle, number).ok_or(Errno::STALE)?;
         handle
@@ -431,7 +431,7 @@ impl Node {
         }
     }
 
-    /// The handle that leads to its inode, no matter which program knows of it.
+    /// The handle that leads to its inode, also if no program has it open.
     pub(crate) fn handle(&self) -> &Handle {
         &self.handle
     }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Removal of a file's last name: its stub is moved aside, and its objects go when nobody has it
-//! open.
+//! Removal of a file's last name: the door moves its stub aside, and removes its objects when no
+//! program has it open.
 //!
 //! The stub waits among the catalogue's removed ones, so that a crash forgets neither it nor its
-//! objects. They go in the background, after the removal itself is durable: an object that went
-//! before its name could leave a name without bytes.
+//! objects. They are removed in the background, after the removal itself is durable: removing an
+//! object before its name could leave a name without bytes.
 
 use crate::door::Door;
 use crate::kernel::answer::Answer;
@@ -23,23 +23,23 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-/// Between two looks at what was removed.
+/// Between two looks for removed files.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Between two burials: each has members write out what they have in their memories, which
-/// recorders beside it feel. Unless somebody finds no room.
+/// Between two burials: each makes members sync their file systems, which slows recorders. Not
+/// observed if a request finds no room.
 const REST: Duration = Duration::from_secs(5);
-/// Until what could not be removed is tried again, where nobody can say when that would go better;
+/// Until the next try for a file that could not be removed, if nothing shows when it would succeed;
 /// then twice as long each time.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(3600);
 /// A removed file that the kernel knows may be opened for so long: on other file systems a program
 /// that has it as a path can.
 const OPENED_UNTIL: Duration = Duration::from_secs(60);
-/// A request that finds no room waits so long at most for that of removed files: a disk that hangs
-/// buries nothing.
+/// A request that finds no room waits at most so long for that of removed files: a disk that hangs
+/// ends no burial.
 const ROOM_COMES_MAX: Duration = Duration::from_secs(10);
 
-/// Removed files that have not gone for good yet: room that is on its way.
+/// Removed files whose objects are not deleted yet: room that will be free.
 #[derive(Debug, Default)]
 pub(crate) struct Burials {
     counts: Mutex<Counts>,
@@ -48,15 +48,15 @@ pub(crate) struct Burials {
     burier: OnceLock<Thread>,
     /// The files that it could not remove.
     kept: Mutex<Kept>,
-    /// Stubs whose objects are going, by their inode numbers: nobody opens these any more.
+    /// Inode numbers of stubs whose objects are being removed: they cannot be opened any more.
     closed_off: Mutex<BTreeSet<u64>>,
 }
 
-/// Which removed files are not to be buried.
+/// The removed files that must not be buried.
 pub(crate) struct Opened<'a> {
     pub(crate) door: &'a Door,
-    /// Files that the kernel knows are waited for: a program that has only looked one up, or has it
-    /// as a path (O_PATH), may open it still.
+    /// Waits for files that the kernel knows: a program that has only looked one up, or has it as a
+    /// path (O_PATH), may still open it.
     pub(crate) waits: bool,
 }
 
@@ -65,11 +65,11 @@ impl Opens for &Opened<'_> {
         if self.door.has_open(inode) {
             return true;
         }
-        // A file of which objects have gone cannot be opened: the burial waits for nobody.
+        // A file that has lost objects cannot be opened: the burial does not wait.
         let may_be = self.waits && !self.door.burials.has_closed_off(inode);
         let is_known = may_be && self.door.may_be_opened(inode);
         if is_known {
-            // Nobody says so when the kernel forgets it.
+            // Nothing reports when the kernel forgets it.
             self.door.something_removed();
         }
         is_known
@@ -96,22 +96,22 @@ impl Opens for &Opened<'_> {
     }
 }
 
-/// Removed files that keep their place for now.
+/// Removed files that keep their space for now.
 #[derive(Debug, Default)]
 struct Kept {
-    /// Members that are away or read-only, which have some of it.
+    /// Missing or read-only members that have bytes of them.
     waits_for: BTreeSet<MemberNumber>,
-    /// Some for another reason, which may be over.
+    /// Some have another reason, which may end.
     is_otherwise: bool,
-    /// When that was last tried, and when its members were last looked for.
+    /// The last try, and the last look for its members.
     tried: Option<Instant>,
     looked: Option<Instant>,
-    /// So often in a row for nothing.
+    /// Tries in a row without success.
     tries: u32,
 }
 
 impl Kept {
-    /// A burial has ended, which could not remove what these are about.
+    /// A burial has ended with these errors for files that it could not remove.
     fn note(&mut self, errors: &[PoolError]) {
         self.tried = Some(Instant::now());
         self.looked = self.tried;
@@ -130,7 +130,7 @@ impl Kept {
         }
     }
 
-    /// Members that are to be looked for now.
+    /// Members to look for now.
     fn looked_for_next(&mut self) -> BTreeSet<MemberNumber> {
         if self.looked.is_none_or(|at| at.elapsed() < REST) {
             return BTreeSet::new();
@@ -139,10 +139,10 @@ impl Kept {
         self.waits_for.clone()
     }
 
-    /// Which of its members are there by now. One that is away is waited for anew, however often it
-    /// was tried before.
+    /// `there` are the members that have returned. For a missing member the waits start again,
+    /// however often it was tried.
     ///
-    /// Returns  it is worth trying again
+    /// Returns  whether it is worth another try
     fn is_due(&mut self, there: &BTreeSet<MemberNumber>) -> bool {
         if self.waits_for.is_empty() && !self.is_otherwise {
             return false;
@@ -170,36 +170,37 @@ struct Counts {
     removed: u64,
     /// How many of them have been buried, or tried.
     buried: u64,
-    /// So many somebody has waited for in vain: nobody else does, or all threads might.
+    /// The count for which a request has waited in vain: no other request waits for it, or all
+    /// threads might.
     given_up: u64,
-    /// A request found no room: removed files are not to wait.
+    /// A request found no room: removed files must not wait.
     is_wanted: bool,
 }
 
 impl Burials {
-    /// One more, or one that has to be tried again.
+    /// Counts one more, or one that needs another try.
     pub(crate) fn one_more(&self) {
         locked(&self.counts).removed += 1;
     }
 
-    /// Nobody opens the file of this inode any more.
+    /// Whether the file of this inode cannot be opened any more.
     pub(crate) fn has_closed_off(&self, inode: u64) -> bool {
         locked(&self.closed_off).contains(&inode)
     }
 
-    /// Somebody waits for room.
+    /// Whether a request waits for room.
     fn is_wanted(&self) -> bool {
         locked(&self.counts).is_wanted
     }
 
-    /// Whether something is to be buried now. `has_rested`: long enough after the last time.
+    /// Whether there are files to bury now. `has_rested`: long enough after the last time.
     fn is_due(&self, has_rested: bool) -> bool {
         let mut counts = locked(&self.counts);
         let is_wanted = std::mem::take(&mut counts.is_wanted);
         (has_rested || is_wanted) && counts.removed > counts.buried
     }
 
-    /// The count for [`Burials::end`] when all that is there by now is buried.
+    /// The count for [`Burials::end`] when all present removed files are buried.
     fn begin(&self) -> u64 {
         locked(&self.counts).removed
     }
@@ -211,9 +212,9 @@ impl Burials {
         self.ended.notify_all();
     }
 
-    /// There is no room: wait for what was removed before, until then at most.
+    /// There is no room: waits for files removed before, at most until then.
     ///
-    /// Returns  false: nothing is on its way, or it does not come
+    /// Returns  false: no room will come, or it does not come in time
     fn wait(&self, until: Instant) -> bool {
         let mut counts = locked(&self.counts);
         let wanted = counts.removed;
@@ -232,22 +233,22 @@ impl Burials {
             }
             let waited = self.ended.wait_timeout(counts, rest);
             counts = waited.unwrap_or_else(PoisonError::into_inner).0;
-            // A burial that ended meanwhile may have begun before the removal that is waited for.
+            // A burial that ended meanwhile may have begun before the removal that this waits for.
             counts.is_wanted = true;
         }
         true
     }
 }
 
-/// Looks for room of one request that found none.
+/// A request's search for room.
 #[derive(Debug, Default)]
 pub(crate) struct RoomSought {
     until: Option<Instant>,
 }
 
 impl Door {
-    /// The objects of this inode must outlive its name: whether that is its last, and it has or may
-    /// get some.
+    /// Whether the objects of this inode must outlive its name: the name is its last, and it has
+    /// objects or may get some.
     fn needs_burial(&self, victim: &OwnedFd, node: Option<&Arc<Node>>) -> Answer<bool> {
         let found = status(victim)?;
         let is_last = u32::from(found.stx_mode) & S_IFMT == S_IFREG && found.stx_nlink == 1;
@@ -266,8 +267,8 @@ impl Door {
         }
     }
 
-    /// unlink(2). Links of one file are made and removed one at a time, so that the last is seen as
-    /// such.
+    /// unlink(2). Makes and removes links of one file one at a time, so that the last one is
+    /// recognised.
     pub(crate) fn remove_name(
         &self,
         folder: &OwnedFd,
@@ -285,7 +286,7 @@ impl Door {
         Ok(())
     }
 
-    /// `replace` puts something else under the victim's name.
+    /// `replace` puts another file under the victim's name.
     pub(crate) fn replace_name(
         &self,
         victim: &OwnedFd,
@@ -300,7 +301,7 @@ impl Door {
         let aside = self.aside(|aside| linkat(victim, c"", removed, aside, AtFlags::EMPTY_PATH))?;
         let done = replace();
         if done.is_err() || status(victim)?.stx_nlink > 1 {
-            // It kept its name, for instance as another name of what was moved onto it.
+            // It kept its name, for instance as another name of the inode that was moved onto it.
             unlinkat(removed, aside.as_str(), AtFlags::empty())?;
             return done;
         }
@@ -308,10 +309,10 @@ impl Door {
         Ok(())
     }
 
-    /// Files that are open since processes before this one, and have lost their last name. One that
-    /// still has a name was about to be replaced.
+    /// Enters files that have been open since earlier processes and have lost their last name. One
+    /// that still has a name was about to be replaced.
     ///
-    /// Assumes  nobody asks us yet
+    /// Assumes  no request comes yet
     pub(crate) fn know_nameless(&self) -> Answer<()> {
         let removed = self.pool.catalogue().removed();
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -342,7 +343,7 @@ impl Door {
         node.is_ok_and(|node| locked(&node.file).is_open())
     }
 
-    /// The kernel knows it, and it has lost its name not long ago.
+    /// Whether the kernel knows it, and it lost its name not long ago.
     fn may_be_opened(&self, inode: u64) -> bool {
         let node = self.nodes.get(self.nodes.number_of(inode));
         let since = node.ok().and_then(|node| locked(&node.file).nameless_since);
@@ -358,15 +359,15 @@ impl Door {
         self.something_removed();
     }
 
-    /// The thread that buries has something to do.
+    /// Gives the burying thread work.
     pub(crate) fn something_removed(&self) {
         self.burials.one_more();
     }
 
-    /// A request found no room. It waits for files that were removed before it: a program that
-    /// removes a file and then writes finds its room.
+    /// A request found no room. Waits for files that were removed before it: a program that removes
+    /// a file and then writes finds its room.
     ///
-    /// Returns  it is worth looking again
+    /// Returns  whether another look is worth it
     pub(crate) fn room_comes(&self, sought: &mut RoomSought) -> bool {
         let until = *sought
             .until
@@ -374,14 +375,14 @@ impl Door {
         self.burials.wait(until)
     }
 
-    /// Until the door closes.
+    /// Runs until the door closes.
     pub(crate) fn bury_now_and_then(&self) {
         let _ = self.burials.burier.set(std::thread::current());
         let mut last: Option<Instant> = None;
         while !self.closing.load(Ordering::Acquire) {
             std::thread::park_timeout(PAUSE);
             let has_rested = last.is_none_or(|last| last.elapsed() >= REST);
-            // They may hang: nobody waits for that.
+            // They may hang: no lock is held meanwhile.
             let mut there = locked(&self.burials.kept).looked_for_next();
             there.retain(|&member| self.pool.can_bury_on(member));
             if has_rested && locked(&self.burials.kept).is_due(&there) {
@@ -396,7 +397,7 @@ impl Door {
         self.bury_removed(false);
     }
 
-    /// As [`Pool::bury`]. A file that waits for the kernel to forget it is for the next time.
+    /// As [`Pool::bury`]. A file that the kernel has not forgotten yet stays for the next time.
     ///
     /// Assumes  `burying` is held
     pub(crate) fn bury_unless(&self, opens: Opened<'_>) -> Result<Buried, PoolError> {
@@ -407,7 +408,8 @@ impl Door {
         Ok(buried)
     }
 
-    /// Not beside the opening of a file by its stub: that one has a name, or is known to be open.
+    /// Not beside the opening of a file by its stub: such a file has a name, or is known to be
+    /// open.
     pub(crate) fn bury_removed(&self, waits: bool) {
         let _burying = locked(&self.burying);
         let begun = self.burials.begin();
@@ -415,7 +417,7 @@ impl Door {
             Ok(buried) => {
                 locked(&self.burials.kept).note(&buried.kept);
                 for error in buried.kept {
-                    // So do others, each time.
+                    // Other files get the same error, each time.
                     self.say_once(format!("a deleted file keeps its space for now: {error}"));
                 }
             }
@@ -483,7 +485,7 @@ mod tests {
         kept.note(&[]);
         assert_eq!(kept.tries, 0);
 
-        // Where nobody knows what is to become better it is tried less and less often.
+        // If nothing shows when it would succeed, the tries become less frequent.
         kept.note(&[PoolError::NoRoom]);
         assert!(!kept.is_due(&none));
         kept.tried = ago(TRY_AGAIN);

@@ -1,11 +1,10 @@
-// SPDX-License-Identifier: Apache-2.0
-//! Signs on inodes of the catalogue that they are of this pool's tree: the check of an NFS handle
-//! that nobody has looked up yet.
-//!
-//! A handle is a number that a client could make up, and the catalogue's file system has other
-//! inodes: Rushes's own, and maybe another's. Directories are followed up to the tree's root. A
-//! regular file has its layout record, from the moment it is made; everything else has an attribute
-//! with the pool's id.
+// Marks on inodes of the catalogue that they are of this pool's tree: the check of an NFS handle
+// that no lookup has returned yet.
+//
+// A handle is a number that a client could make up, and the catalogue's file system has other
+// inodes: Rushes' own, and maybe another program's. Directories are followed up to the tree's root.
+// A regular file has its layout from the moment it is made; every other inode has an attribute with
+// the pool's id.
 
 use crate::door::Door;
 use crate::kernel::answer::Answer;
@@ -16,7 +15,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 
-/// Records and marks are shorter; longer records are of files in many pieces. Units: bytes.
+/// Layouts and marks are shorter; longer layouts are of files in many segments. Units: bytes.
 const RECORD_BYTES: usize = 256;
 
 fn by_descriptor(fd: &OwnedFd) -> String {
@@ -24,7 +23,7 @@ fn by_descriptor(fd: &OwnedFd) -> String {
 }
 
 impl Door {
-    /// A file that was just made, open or by O_PATH: its identity, in a layout without bytes.
+    /// Marks a new file, open or by O_PATH: with its identity, in a layout without bytes.
     pub(crate) fn sign_stub(&self, fd: &OwnedFd) -> Answer<()> {
         let identity = self.pool.new_file().map_err(|error| error.errno())?;
         let record = Layout::new(identity).encode();
@@ -38,13 +37,13 @@ impl Door {
             set => set,
         };
         match set {
-            // Somebody has it open already, and was first.
+            // Another program has opened it already, and the door gave it a layout then.
             Err(Errno::EXIST) => Ok(()),
             set => set,
         }
     }
 
-    /// Anything but a file or a directory that was just made.
+    /// Marks a new inode that is neither a file nor a directory.
     pub(crate) fn mark(&self, fd: &OwnedFd) -> Answer<()> {
         let id = self.pool.id().0.to_le_bytes();
         setxattr(by_descriptor(fd), INODE_ATTRIBUTE, &id, XattrFlags::empty())
@@ -56,12 +55,12 @@ impl Door {
         length == Ok(found.len()) && found == self.pool.id().0.to_le_bytes()
     }
 
-    /// Whether this is a stub, by its record.
+    /// Whether this is a stub, by its layout.
     pub(crate) fn is_stub(&self, fd: &OwnedFd) -> bool {
         getxattr_query(by_descriptor(fd), LAYOUT_ATTRIBUTE).is_ok()
     }
 
-    /// False for a stub that never got a byte, and for what is none.
+    /// False for a stub that never got a byte, and for an inode that is no stub.
     pub(crate) fn may_have_objects(&self, fd: &OwnedFd) -> bool {
         let mut record = [0; RECORD_BYTES];
         match getxattr(by_descriptor(fd), LAYOUT_ATTRIBUTE, &mut record[..]) {
@@ -73,14 +72,14 @@ impl Door {
         }
     }
 
-    /// The layout of a file that need not be open, if it is short and well.
+    /// The layout of a file that need not be open, if it is short and valid.
     pub(crate) fn layout_by_path(&self, fd: &OwnedFd) -> Option<Layout> {
         let mut record = [0; RECORD_BYTES];
         let length = getxattr(by_descriptor(fd), LAYOUT_ATTRIBUTE, &mut record[..]).ok()?;
         Layout::decode(&record[..length]).ok()
     }
 
-    /// Whether the inode of this number waits among the removed ones.
+    /// Whether the inode of this number is among the removed ones.
     pub(crate) fn is_removed(&self, number: u64) -> Answer<bool> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let folder = openat(self.pool.catalogue().removed(), c".", flags, Mode::empty())?;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Wishes of folders go over to what is made in them, and with them what the pool's rules say of a
-//! file of that name; a text that is no wish is refused.
+//! Files and folders inherit the policy of the folder in which they are made, and files also get
+//! that of the pool's placement rules for their name; a text that is no policy is refused.
 //!
-//! The effect of a wish is engine/pool's, when a file gets its first bytes. Links and renames leave
-//! it as it is.
+//! engine/pool applies a policy when a file gets its first bytes. Links and renames leave it as it
+//! is.
 
 use crate::door::Door;
 use crate::kernel::answer::Answer;
@@ -18,18 +18,18 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
 impl Door {
-    /// A folder that was just made in this folder wishes what that does.
+    /// Gives a new folder the policy of the folder in which it was made.
     pub(crate) fn inherit_wish(&self, folder: impl AsFd, made: impl AsFd) {
         if let Some(wish) = wish_of(folder) {
             give(&wish, made);
         }
     }
 
-    /// The same of a file of this name; a rule may say what its folder does not. One attribute is
-    /// asked for, and mostly there is none.
+    /// The same for a file of this name; a placement rule may add to its folder's policy. This
+    /// reads one attribute, and mostly there is none.
     ///
-    /// From then on it is the file's own, whatever becomes of name and rule. A folder that is
-    /// renamed at this moment counts under either name.
+    /// From then on the policy is the file's own, whatever happens to name and rule. A folder that
+    /// is renamed at this moment counts under either name.
     pub(crate) fn wish_by_name(&self, folder: impl AsFd, name: &OsStr, made: impl AsFd) {
         let path = || {
             let path = self.path_in_tree(&folder, name);
@@ -47,8 +47,8 @@ impl Door {
             (None, None) => return,
             (Some(own), None) => own,
             (own, Some(rule)) => {
-                // Somebody may have written there past the door what is no wish; then it says
-                // nothing.
+                // A program may have written an invalid policy there past the door; then it does
+                // not count.
                 let text = own.and_then(|own| String::from_utf8(own).ok());
                 let own = text.and_then(|text| Wish::of(&text).ok());
                 let wish = own.unwrap_or_default().or(&rule);
@@ -58,15 +58,16 @@ impl Door {
         give(&wish, made);
     }
 
-    /// Below the root of the tree. The kernel knows the path of each folder that is open; of the
-    /// tree's, too, wherever the catalogue is now.
+    /// The path below the root of the tree. The kernel knows the path of each open folder; also of
+    /// the tree's root, wherever the catalogue is now.
     fn path_in_tree(&self, folder: impl AsFd, name: &OsStr) -> Option<PathBuf> {
         let folder = path_of(folder)?;
         let tree = path_of(&**self.nodes.tree())?;
         Some(folder.strip_prefix(tree).ok()?.join(name))
     }
 
-    /// EINVAL for a value of that attribute that nobody could follow; the log says why.
+    /// EINVAL for an invalid value of that attribute, or for one that the pool cannot meet; the log
+    /// says why.
     pub(crate) fn must_be_wish(&self, name: &OsStr, value: &[u8]) -> Answer<()> {
         if name != WISH_ATTRIBUTE {
             return Ok(());
@@ -87,7 +88,7 @@ impl Door {
         }
     }
 
-    /// Somebody may try it over and over.
+    /// Logs a sentence once, since a program may try again and again.
     pub(crate) fn say_once(&self, sentence: String) {
         let mut last = locked(&self.wish_fault);
         if *last != sentence {
@@ -97,7 +98,7 @@ impl Door {
     }
 }
 
-/// The wish of the folder itself, as it stands there.
+/// The folder's own policy, as it stands there.
 fn wish_of(folder: impl AsFd) -> Option<Vec<u8>> {
     let mut value = [0; WISH_BYTES_MAX];
     match getxattr(by_descriptor(folder), WISH_ATTRIBUTE, &mut value[..]) {
@@ -113,7 +114,7 @@ fn wish_of(folder: impl AsFd) -> Option<Vec<u8>> {
 fn give(wish: &[u8], made: impl AsFd) {
     let made = by_descriptor(made);
     if let Err(error) = setxattr(made, WISH_ATTRIBUTE, wish, XattrFlags::empty()) {
-        // It is there, and works: its bytes go where the pool says.
+        // The file exists and works: its bytes go where the pool's policy says.
         tracing::warn!("cannot set the policy of a file or folder: {error}");
     }
 }

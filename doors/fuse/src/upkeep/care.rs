@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Looking after the pool while files are in use: members come, are emptied, and go; files are
-//! spread anew.
+//! Looking after the pool while files are in use: members are added, drained and removed, and files
+//! are rebalanced.
 //!
-//! One thing at a time, in the thread of its asker. A file on its way is open in this door like any
-//! other open file, so that removals, renames and truncations meet it as they meet every open file;
-//! its layout changes under its lock, for one piece at a time. The bytes of a piece are read
-//! before, without the lock and behind everybody else's reads; core/pool/pace says how long the
-//! mover rests after it. Decision: docs/decisions/0030.
+//! One job at a time, in the thread of the command that asked for it. A file that moves is open in
+//! this door like any other open file, so that removals, renames and truncations treat it like one;
+//! its layout changes under its lock, for one step at a time. The bytes of a step are read before,
+//! without the lock and behind all other reads; core/pool/pace says how long the mover rests after
+//! it. Decision: docs/decisions/0030.
 
 use crate::bytes::files::OpenFile;
 use crate::door::Door;
@@ -32,18 +32,19 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes moved at a time: of a file that nobody else has open, and of one that others have open,
+/// Bytes moved at a time: for a file that no program has open, and for one that programs have open,
 /// which wait for it. Units: bytes.
 const PIECE: ByteCount = ByteCount::from_mib(4);
 const PIECE_BESIDE_OTHERS: ByteCount = ByteCount::from_mib(1);
-/// The asker is told so often how far it is.
+/// Between two reports to the asking command.
 const TELL_EVERY: Duration = Duration::from_millis(100);
-/// A file that the kernel reads by passthrough is waited for so long, when nothing else is left.
+/// The mover waits so long for a file that the kernel reads by passthrough, when nothing else is
+/// left.
 const READER_PATIENCE: Duration = Duration::from_secs(30);
-/// Rest is taken in parts, so that an asker that no longer wants it need not wait.
+/// The rest is taken in parts, so that a command that was cancelled need not wait.
 const NAP: Duration = Duration::from_millis(100);
-/// An asker behind one that is gone waits so long until that one stops behind its piece, and looks
-/// so often.
+/// A command waits so long for a job whose asker is gone to stop after its step, and looks so
+/// often.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 const STOP_LOOK_EVERY: Duration = Duration::from_millis(20);
 
@@ -51,7 +52,7 @@ const STOP_LOOK_EVERY: Duration = Duration::from_millis(20);
 #[derive(Debug, Default)]
 pub(crate) struct Care {
     state: Mutex<State>,
-    /// The work that was under way has ended.
+    /// The job that was under way has ended.
     ended: Condvar,
 }
 
@@ -72,27 +73,27 @@ impl State {
 struct Going {
     kind: WorkKind,
     member: Option<u16>,
-    /// Nobody asked for it.
+    /// No command asked for it.
     is_tidying: bool,
     since: Instant,
     done: Drained,
-    /// The asker that waits for it. None: nobody can see whether it still waits.
+    /// The command that waits for it. None: its end cannot be seen.
     asker: Option<Asker>,
 }
 
 impl Going {
-    /// It stops behind the piece that it is at.
+    /// Whether it stops after its present step.
     fn is_stopping(&self) -> bool {
         self.asker.as_ref().is_some_and(Asker::is_gone)
     }
 }
 
-/// While it lives nothing else is begun.
+/// While it lives no other job begins.
 #[derive(Debug)]
 pub(crate) struct Busy<'a>(&'a Care);
 
 impl Busy<'_> {
-    /// The same goes on with this.
+    /// The job goes on with this kind of work.
     pub(crate) fn turn_to(&self, kind: WorkKind) {
         if let Some(going) = &mut locked(&self.0.state).going {
             going.kind = kind;
@@ -108,8 +109,8 @@ impl Drop for Busy<'_> {
     }
 }
 
-/// A command has come: while it lives the pool does not begin to tidy itself, and ends it. Not to
-/// be dropped with the state locked.
+/// A command has come: while this lives the pool does not begin to tidy itself, and ends tidying
+/// that is under way. Not to be dropped with the state locked.
 struct Waiting<'a>(&'a Care);
 
 impl Drop for Waiting<'_> {
@@ -129,7 +130,7 @@ impl Care {
         })
     }
 
-    /// A command is under way, or waits for its turn.
+    /// Whether a command is under way, or waits for its turn.
     pub(crate) fn has_command(&self) -> bool {
         locked(&self.state).has_command()
     }
@@ -139,8 +140,8 @@ impl Care {
         Waiting(self)
     }
 
-    /// Nothing else is begun from now on. This waits for work that nobody asked for, and for work
-    /// whose asker is gone.
+    /// Begins a job; no other begins from now on. Waits for tidying to end, and for a job whose
+    /// asker is gone.
     fn begin(
         &self,
         kind: WorkKind,
@@ -148,7 +149,7 @@ impl Care {
         mut asker: Option<Asker>,
     ) -> Result<Busy<'_>, PoolError> {
         let end = Instant::now() + STOP_PATIENCE;
-        // Also between two looks at one that stops.
+        // Also between two looks at a job that stops.
         let _waiting = self.waits();
         loop {
             let mut state = self.until_untidied();
@@ -169,10 +170,10 @@ impl Care {
         }
     }
 
-    /// For nobody, if `may` says so. One step with that look: a command has come before it, and is
-    /// seen there, or comes behind it, and waits for its end.
+    /// Begins tidying, if `may` allows it. One step with that question: a command has come before,
+    /// and shows in it, or comes after, and waits for the end.
     ///
-    /// `may`    is told whether there is a command; it must not ask here
+    /// `may`    gets whether there is a command; it must not call this object
     /// Errors   why not
     pub(crate) fn begin_tidying(
         &self,
@@ -198,7 +199,7 @@ impl Care {
         state
     }
 
-    /// Change what the pool's format file says, beside no command that does.
+    /// Changes the pool's format file, while no command does.
     pub(crate) fn change(
         &self,
         act: impl FnOnce() -> Result<(), PoolError>,
@@ -231,10 +232,10 @@ impl Going {
     }
 }
 
-/// Tells the asker. False: it is gone.
+/// Reports to the command. False: it is gone.
 type Tell<'a> = dyn FnMut(&Told) -> bool + 'a;
 
-/// Both ends are of one version, so that a name that is none comes of no command of ours.
+/// Both ends are of one version, so an invalid name does not come from our command.
 fn class_named(name: &str) -> Result<Class, PoolError> {
     Class::of(name).ok_or_else(|| {
         WorkRefusal::NoClass {
@@ -264,9 +265,9 @@ impl Users for Door {
 }
 
 impl Door {
-    /// Do what a command asks.
+    /// Does the work of a command.
     ///
-    /// Returns  the last that it is told
+    /// Returns  the last report
     pub(crate) fn look_after(
         &self,
         request: &Request,
@@ -305,7 +306,7 @@ impl Door {
         })
     }
 
-    /// Files that are written from then on go by it.
+    /// Files that are written from then on follow it.
     fn set_classes(&self, classes: &[(u16, Option<String>)]) -> Result<Told, PoolError> {
         let read = |(number, class): &(u16, Option<String>)| {
             let class = class.as_deref().map(class_named).transpose()?;
@@ -329,7 +330,7 @@ impl Door {
     ) -> Result<Told, PoolError> {
         let class = class.map(class_named).transpose()?;
         let numbers = rushes_pool::add(&self.pool, members, class.as_ref(), |done, _| {
-            // An asker that is gone by then repeats it, and gets the answer that it is done.
+            // A command that is gone by then repeats it, and learns that it is done.
             tell(&Told::Added { count: done as u64 });
         })?;
         self.members_changed();
@@ -381,7 +382,7 @@ impl Door {
         Ok(mover.told_at_last(false))
     }
 
-    /// One of them for nobody, as long as `goes_on` says so, of files that nobody has open.
+    /// One kind of tidying, as long as `goes_on` allows it, of files that no program has open.
     ///
     /// `failed`  has those of the kind before, and gets those of this one
     pub(crate) fn tidy_by(
@@ -404,8 +405,7 @@ impl Door {
         looked.map(|()| mover.told_at_last(false))
     }
 
-    /// A file by its stub, as if it had been opened through the mount. None: it has no name any
-    /// more.
+    /// Opens a file by its stub, as if through the mount. None: it has no name any more.
     fn open_stub(&self, stub: &OwnedFd) -> Answer<Option<MovedFile<'_>>> {
         let path = format!("/proc/self/fd/{}", stub.as_raw_fd());
         let fd = open(path.as_str(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -430,8 +430,8 @@ impl Door {
         }
     }
 
-    /// Move one piece of a file. The one place where the layout of a file that is in use becomes
-    /// another one because its bytes move.
+    /// Moves one step of a file. The only place where the layout of a file in use changes because
+    /// its bytes move.
     fn move_piece(
         &self,
         held: &MovedFile<'_>,
@@ -443,11 +443,11 @@ impl Door {
         let Some(mut layout) = state.layout.clone() else {
             return Ok(None);
         };
-        // Somebody may have opened it by passthrough since this file was looked at.
+        // A program may have opened it by passthrough since this file was looked at.
         if one.source(&layout).is_none() || self.is_passed(node, file, &state) {
             return Ok(None);
         }
-        // The daemon first writes all it has of it, and has nothing of it in its cache afterwards.
+        // The daemon first writes all it has of the file, and then has none of it in its cache.
         let looked_after = self
             .hold(node, &state, |_| true)
             .map_err(|error| PoolError::from(WorkRefusal::Unwritten { error }))?;
@@ -455,7 +455,7 @@ impl Door {
         if moved.is_err()
             && let Ok(Some(written)) = self.pool.layout(file.stub.as_fd())
         {
-            // It may have failed behind its record.
+            // It may have failed after it changed the layout.
             layout = written;
         }
         self.let_go(&state, &layout);
@@ -467,8 +467,8 @@ impl Door {
         moved
     }
 
-    /// Free the room that an interrupted move had reserved for a file, and that later moves have
-    /// not used. It is only room: a failure is left to the next pass.
+    /// Frees the room that an interrupted move had reserved for a file, and that later moves have
+    /// not used. It is only room: the next pass retries a failure.
     fn give_back(&self, held: &MovedFile<'_>) {
         let (node, file) = (&held.node, &held.file);
         let state = file.change();
@@ -478,8 +478,7 @@ impl Door {
         if self.pool.reserved_bytes(layout) == 0 || self.is_passed(node, file, &state) {
             return;
         }
-        // The daemon first writes all it has of it; afterwards it learns anew which blocks there
-        // are.
+        // The daemon first writes all it has of the file, and afterwards looks up its blocks again.
         let Ok(_looked_after) = self.hold(node, &state, |_| true) else {
             return;
         };
@@ -489,7 +488,7 @@ impl Door {
         }
     }
 
-    /// Read the bytes of a piece before its move, without the file's lock.
+    /// Reads the bytes of a step before its move, without the file's lock.
     fn read_before(&self, held: &MovedFile<'_>, one: &Move, piece: ByteCount) {
         let state = held.file.state();
         let Some(layout) = state.layout.clone() else {
@@ -502,7 +501,7 @@ impl Door {
         });
         drop(state);
         if let Some(fd) = fd {
-            // Not while the lock is held: a disk may leave idle reads for seconds.
+            // Not under the lock: a disk may leave idle reads for seconds.
             let _ = idle_io();
             one.read_before(&layout, &fd, piece);
             let _ = ordinary_io();
@@ -523,7 +522,7 @@ impl Door {
     }
 }
 
-/// The answer where no bytes were moved.
+/// The answer if no bytes were moved.
 fn done(numbers: Vec<u16>) -> Told {
     Told::Done {
         numbers,
@@ -546,7 +545,7 @@ struct MovedFile<'a> {
 }
 
 impl MovedFile<'_> {
-    /// Somebody reads its object without the door: it must stay where it is.
+    /// Whether a program reads its object without the door: it must stay where it is.
     fn is_passed(&self) -> bool {
         self.file.may_be_passed()
             && self
@@ -554,7 +553,7 @@ impl MovedFile<'_> {
                 .is_passed(&self.node, &self.file, &self.file.change())
     }
 
-    /// Somebody else has it open, too.
+    /// Whether a program has it open, too.
     fn has_others(&self) -> bool {
         locked(&self.node.file).open_count() > 1
     }
@@ -564,28 +563,28 @@ impl Drop for MovedFile<'_> {
     fn drop(&mut self) {
         self.door.close(&self.node);
         self.door.forget(self.node.number, 1);
-        // It may have lost its name meanwhile, when nobody knew of it but us.
+        // It may have lost its name meanwhile, when only this thread had it open.
         self.door.something_removed();
     }
 }
 
-/// The bytes that are to be moved.
+/// The bytes to move.
 #[derive(Clone, Debug)]
 enum Plan {
-    /// All that this member has.
+    /// All bytes of this member.
     Off(MemberNumber),
     /// From fuller members to emptier ones, and to wider stripes.
     Spread,
-    /// Files that are in more pieces than need be: of these files and folders, or of all if there
+    /// Files in more segments than need be: these files and those in these folders, or all if there
     /// are none.
     Together(Vec<PathBuf>),
 }
 
-/// Moves of a file are made in so many steps: the second one shows when the first one is done.
+/// Moves of a file are made in so many steps: the second step is known when the first is done.
 const STEPS: usize = 2;
 
 impl Plan {
-    /// By its record alone: whether it is worth a closer look.
+    /// By its layout alone: whether it is worth a closer look.
     fn concerns(&self, layout: &Layout) -> bool {
         match self {
             Plan::Off(number) => layout.objects().iter().any(|one| one.member == *number),
@@ -613,19 +612,19 @@ impl Plan {
     }
 }
 
-/// Moves files, and tells the asker.
+/// Moves files, and reports to the command.
 struct Mover<'a, 'b> {
     door: &'a Door,
     tell: &'a mut Tell<'b>,
     told_at: Instant,
-    /// Nobody asked: whether it goes on is asked before each piece.
+    /// Tidying: it asks before each step whether to go on.
     is_tidying: bool,
-    /// The asker is gone.
+    /// The command is gone.
     is_unwanted: bool,
     /// A file of the last look that the kernel reads by passthrough.
     passed: Option<PathBuf>,
     done: Drained,
-    /// Moved so far.
+    /// Steps moved so far.
     piece_count: u64,
     defragged: Defragged,
     failed: Failed,
@@ -647,9 +646,9 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
     }
 
-    /// Do all of the plan: first the files that nobody has open, so that players are disturbed
-    /// last. Names come and go meanwhile, so that a look may miss one: a member is empty when it
-    /// has no objects, or two looks have found no file with objects there.
+    /// Does all of the plan: first the files that no program has open, so that players are
+    /// disturbed last. Names come and go meanwhile, so that a look may miss one: a member is empty
+    /// when it has no objects, or two looks have found no file with objects there.
     fn all(&mut self, plan: &Plan) -> Result<(), PoolError> {
         let mut is_left = self.look(plan, true)?;
         let (file_count, before) = (self.done.file_count, self.defragged.before);
@@ -675,7 +674,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         Ok(())
     }
 
-    /// The answer about all that it did; `is_empty`: of a drain that has left nothing.
+    /// The report on all its work; `is_empty`: for a drain that has left nothing.
     fn told_at_last(self, is_empty: bool) -> Told {
         Told::Done {
             numbers: Vec::new(),
@@ -686,7 +685,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
     }
 
-    /// A program that reads a file by passthrough is not disturbed, and the wait for it has an end.
+    /// A program that reads a file by passthrough is not disturbed, and the wait for it is bounded.
     fn wait_for_readers(&mut self, since: &Instant) -> Result<(), PoolError> {
         let Some(path) = &self.passed else {
             return Ok(());
@@ -703,14 +702,14 @@ impl<'a, 'b> Mover<'a, 'b> {
         member.is_some_and(|member| member.object_count().is_ok_and(|count| count > 0))
     }
 
-    /// Returns  something was found
+    /// Returns whether it found a file
     fn look(&mut self, plan: &Plan, spare_open: bool) -> Result<bool, PoolError> {
         let mut is_found = false;
         let door = self.door;
         self.defragged = Defragged::default();
         self.passed = None;
         if let Plan::Off(_) = plan {
-            // Of several looks the last one says what is still there.
+            // After several looks, the last one counts the files that are left.
             self.failed = Failed::default();
         }
         door.bury_removed(true);
@@ -721,7 +720,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             self.told(false)
         })?;
         if let Plan::Off(_) = plan {
-            // Those that are open and have no name any more.
+            // Files that are open and have no name any more.
             door.pool.each_removed(|path, stub| {
                 let found = self.file(path, stub, plan, spare_open);
                 is_found |= self.noted(path, found)?;
@@ -731,7 +730,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         Ok(is_found)
     }
 
-    /// The outcome of one file. A file that cannot be read or moved keeps nobody from the others.
+    /// The result for one file. A file that cannot be read or moved does not stop the others.
     fn noted(&mut self, path: &Path, found: Result<bool, PoolError>) -> Result<bool, PoolError> {
         match found {
             Err(error) if self.must_stop().is_ok() => {
@@ -742,7 +741,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
     }
 
-    /// Returns  there was something to do about it, and it is done or put off
+    /// Returns whether the file needed work, which is done or put off
     fn file(
         &mut self,
         path: &Path,
@@ -750,8 +749,8 @@ impl<'a, 'b> Mover<'a, 'b> {
         plan: &Plan,
         spare_open: bool,
     ) -> Result<bool, PoolError> {
-        // Without its lock: the facts in a record about a member that takes nothing new stay true.
-        // A file that got its first bytes at this moment has a record by now.
+        // Without the file's lock: the places that its layout has on a member that takes no new
+        // bytes stay true. A file that got its first bytes at this moment has a layout by now.
         let pool = &self.door.pool;
         let layout = pool.layout(stub.as_fd());
         let layout = layout.or_else(|_| pool.layout(stub.as_fd()))?;
@@ -759,7 +758,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             return Ok(false);
         };
         let is_emptied = matches!(plan, Plan::Off(_));
-        // It wants a person, who was told.
+        // An operator must act, and has got the message.
         if !is_emptied && pool.has_lost(&layout) {
             return Ok(false);
         }
@@ -784,8 +783,8 @@ impl<'a, 'b> Mover<'a, 'b> {
         found
     }
 
-    /// Whether each object can be opened while nobody changes the file: without its lock they may
-    /// be others by now.
+    /// Whether each object can be opened while no thread changes the file: without its lock the
+    /// file may have other objects by now.
     fn can_open(&self, stub: &OwnedFd) -> Result<(), PoolError> {
         let held = match self.door.open_stub(stub) {
             Ok(held) => held,
@@ -799,7 +798,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         all.map_or(Ok(()), |layout| self.door.pool.can_open(layout))
     }
 
-    /// As [`Mover::file`], of a file that there is something to do about.
+    /// As [`Mover::file`], for a file that needs work.
     fn beside_others(
         &mut self,
         path: &Path,
@@ -840,7 +839,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         Ok(())
     }
 
-    /// The moves of a step that were not tried in vain, each with the room there is for it.
+    /// The moves of a step that were not tried in vain, each with its room.
     fn moves(
         &self,
         plan: &Plan,
@@ -864,7 +863,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         all.filter_map(is_new).collect()
     }
 
-    /// It is not tried again before the file or the room is another one.
+    /// Remembers a move that failed, until the file or the room changes.
     fn remember(&self, held: &MovedFile<'_>, one: &Move, rooms: Rooms) {
         let state = held.file.state();
         let Some((how, layout)) = one.how().zip(state.layout.as_ref()) else {
@@ -884,8 +883,8 @@ impl<'a, 'b> Mover<'a, 'b> {
     ) -> Result<(), PoolError> {
         loop {
             match self.is_tidying {
-                // A newcomer since the last look is not made to wait for a piece that was not
-                // begun.
+                // A program that opened the file since the last look must not wait for a step that
+                // has not begun.
                 true => self.told(true)?,
                 false => self.must_stop()?,
             }
@@ -909,7 +908,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
     }
 
-    /// `waited`  of what it took: for reads behind everybody else's
+    /// `waited`  the part of `took` spent behind all other reads
     fn rest(&mut self, moved: &Moved, waited: Duration, took: Duration) -> Result<(), PoolError> {
         let of =
             |time: Duration| units::Duration(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
@@ -930,7 +929,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         Ok(())
     }
 
-    /// Tell how far it is, if that was not done just now.
+    /// Reports the progress, unless it did so just now.
     fn told(&mut self, is_new: bool) -> Result<(), PoolError> {
         if is_new || self.told_at.elapsed() >= TELL_EVERY {
             self.told_at = Instant::now();
@@ -985,15 +984,15 @@ mod tests {
                 busy.map(drop)
             });
             let tidying = care.begin_tidying(WorkKind::Rebalance, |has_command| {
-                // From here on it may come at any instant: nothing is begun between the look and
-                // the beginning.
+                // From here on the command may come at any instant: nothing lies between the look
+                // and the beginning.
                 come.send(()).expect("it listens");
                 std::thread::sleep(Duration::from_millis(20));
                 may(has_command)
             });
             let tidying = tidying.expect("nobody had come");
             until("seen", || care.has_command());
-            // It does not slip in between two kinds of it either.
+            // Nor does it slip in between two kinds of tidying.
             tidying.turn_to(WorkKind::Defrag);
             assert_eq!(
                 care.work().map(|work| (work.kind, work.is_tidying)),
@@ -1018,7 +1017,7 @@ mod tests {
         assert_eq!(refused.err(), Some(Wait::Command));
         assert_eq!(told, Some(true));
         drop(command);
-        // A refusal leaves nothing behind.
+        // A refusal leaves no state behind.
         let refused = care.begin_tidying(WorkKind::Rebalance, |_| Err(Wait::Asked));
         assert_eq!(refused.err(), Some(Wait::Asked));
         assert!(care.work().is_none());

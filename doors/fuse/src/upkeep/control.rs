@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Requests of commands to the mount, over the socket in the catalogue's folder. The work itself is
-//! care's.
+//! Requests of commands to the mount, over the socket in the catalogue's folder. care.rs does the
+//! work.
 
 use crate::door::Door;
 use rushes_pool::{Asked, Listener, Told};
@@ -13,8 +13,7 @@ use std::time::Duration;
 /// Between two looks whether the door closes. Units: ms.
 const LOOK_EVERY_MS: i64 = 250;
 
-/// Listen, in a thread of its own, until the door closes. From when this returns on, commands find
-/// it.
+/// Listens, in a thread of its own, until the door closes. When this returns, commands find it.
 pub(crate) fn start(door: &Arc<Door>) -> Option<JoinHandle<()>> {
     let listener = Listener::new(door.pool.catalogue().path());
     let hearing = listener.and_then(|listener| {
@@ -40,14 +39,14 @@ impl Door {
         };
         std::thread::scope(|scope| {
             while !self.closing.load(Ordering::Acquire) {
-                // Interrupted or not: it is looked at again.
+                // Interrupted or not: look again.
                 let _ = poll(&mut [PollFd::new(listener, PollFlags::IN)], Some(&limit));
                 match listener.accept() {
                     Ok(Some(asked)) => drop(scope.spawn(move || self.answer(asked))),
                     Ok(None) => {}
                     Err(error) => {
                         tracing::warn!("cannot read a command: {error}");
-                        // Out of descriptors, most likely: the same would come again at once.
+                        // Out of descriptors, most likely: the same error would come again at once.
                         std::thread::sleep(Duration::from_millis(LOOK_EVERY_MS as u64));
                     }
                 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Members whose devices fail, that are away or cannot be written to: it is said once, and again
-//! when they are back. Where new bytes go meanwhile: engine/pool.
+//! Members whose devices fail, and members that are missing or read-only: the log has one line on
+//! each, and another when it is back. Where new bytes go meanwhile: engine/pool.
 
 use crate::door::Door;
 use crate::lock::locked;
@@ -11,19 +11,18 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Whether members are there is looked at only each so many times: each look keeps a member's file
-/// system busy for a moment.
+/// The state of members is read only every so many times: each look keeps a member's file system
+/// busy for a moment.
 const STATES_EVERY: u32 = 2;
 /// A class has room again when one of its members has so much. Units: bytes.
 const ROOM_AGAIN: u64 = 64 << 20;
 
-/// The reports so far of members that cannot be used as they should: each member's state, and
-/// whether that is read-only.
+/// The members whose bad state is in the log, and whether that is read-only.
 #[derive(Debug, Default)]
 struct Said(BTreeMap<MemberNumber, bool>);
 
 impl Said {
-    /// A sentence where a member is otherwise than was said, and whether that is bad.
+    /// A message if the member's state differs from the last message, and whether it is bad.
     fn of(&mut self, member: &Member, state: &MemberState) -> Option<(bool, String)> {
         let number = member.number();
         let name = format!("member {} ({})", number.0, member.path().display());
@@ -59,14 +58,14 @@ impl Said {
 }
 
 impl Door {
-    /// Their numbers, each with what was said.
+    /// The numbers of failing members, each with its error.
     pub(crate) fn failing(&self) -> Vec<(u16, String)> {
         let members = self.pool.members();
         let failing = |member: &Arc<Member>| Some((member.number().0, member.failing()?));
         members.iter().filter_map(failing).collect()
     }
 
-    /// Until the door closes.
+    /// Runs until the door closes.
     pub(crate) fn look_after_failing(&self) {
         let mut said: BTreeSet<MemberNumber> = BTreeSet::new();
         let mut states = Said::default();
@@ -101,7 +100,7 @@ impl Door {
         for member in members.iter().filter(|member| member.failing().is_none()) {
             let status = member.status();
             if member.failing().is_some() {
-                // This look has found it, and that is said of it.
+                // This look has found it, and the log has it.
                 continue;
             }
             match said.of(member, &status.state) {

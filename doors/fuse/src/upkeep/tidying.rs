@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The pool tidies itself while nobody asks anything of it: members equally full and stripes wider
-//! first, then files brought together.
+//! Tidies the pool while no program uses it: first makes members equally full and stripes wider,
+//! then brings files together.
 //!
-//! When, core/pool/tidy says; how, care does, as for the commands, one piece after another. It is
-//! looked at again at each piece. Files that somebody has open are left alone. Decision:
-//! docs/decisions/0031.
+//! core/pool/tidy says when; care.rs does it step by step, as for the commands. It asks again at
+//! each step. Files that a program has open stay as they are. Decision: docs/decisions/0031.
 
 use crate::door::Door;
 use crate::lock::locked;
@@ -24,22 +23,22 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The state of tidying, as far as it is known.
 #[derive(Debug, Default)]
 pub(crate) struct Tidying {
-    /// Requests for bytes so far, of any program.
+    /// Requests for bytes so far, from any program.
     asked_count: AtomicU64,
-    /// Opens whose reads nobody here sees: the kernel's passthrough.
+    /// Opens whose reads the door does not see: the kernel's passthrough.
     passed_count: AtomicU64,
-    /// Streams have contracts on a member's device, as the daemon said last.
+    /// Streams have contracts on a member's device, by the daemon's last report.
     is_promised: AtomicBool,
-    /// Others want bytes while it is at work.
+    /// Programs want bytes while tidying runs.
     is_beside_others: AtomicBool,
     /// Moves tried in vain: tidying does not try them again by itself, nor a command twice.
     pub(crate) vain: Mutex<Vain>,
-    /// Why it is not under way; None: it is.
+    /// Why tidying is not under way; None: it is.
     wait: Mutex<Option<Wait>>,
 }
 
 impl Tidying {
-    /// Somebody wants bytes, or is about to.
+    /// A program wants bytes, or is about to.
     pub(crate) fn asked(&self) {
         self.asked_count.fetch_add(1, Ordering::Relaxed);
     }
@@ -65,14 +64,14 @@ impl Tidying {
         self.is_promised.store(is_promised, Ordering::Relaxed);
     }
 
-    /// Why it is not under way, as a word.
+    /// Why tidying is not under way, as a word.
     pub(crate) fn waits(&self) -> Option<String> {
         locked(&self.wait).map(|wait| wait.name().to_owned())
     }
 }
 
 impl Door {
-    /// Until the door closes.
+    /// Runs until the door closes.
     pub(crate) fn tidy_now_and_then(&self) {
         let quiet = units::Duration::from_s(self.tidy_after.as_secs());
         let mut tidier = Tidier::new(now(), quiet);
@@ -86,7 +85,7 @@ impl Door {
         }
     }
 
-    /// Asks nothing of `care`, which may be about to begin.
+    /// Does not call `care`, which may be about to begin.
     fn seen(&self, has_command: bool) -> Seen {
         Seen {
             schedule: self.pool.schedule(),
@@ -99,7 +98,7 @@ impl Door {
         }
     }
 
-    /// Both, as far as nobody wants anything.
+    /// Does both kinds, as long as no program wants bytes.
     fn tidy(&self, busy: &Busy<'_>, tidier: &mut Tidier) {
         *locked(&self.tidying.wait) = None;
         let members = self.pool.member_set();
@@ -131,7 +130,7 @@ impl Door {
                     WorkKind::Rebalance => all.rebalanced = moved,
                     _ => (all.gathered, all.defragged) = (moved, defragged),
                 },
-                // Somebody wants something, or the door closes.
+                // A program wants bytes, or the door closes.
                 _ if ended.is_some() || self.closing.load(Ordering::Acquire) => break,
                 Ok(_) => break,
                 Err(error) => {
@@ -160,7 +159,7 @@ impl Door {
         *locked(&self.tidying.wait) = ended.or(Some(Wait::Done));
     }
 
-    /// When the pool may tidy itself from now on.
+    /// Sets when the pool may tidy itself from now on.
     pub(crate) fn set_schedule(&self, schedule: &str) -> Result<Told, PoolError> {
         let Some(schedule) = Schedule::of(schedule) else {
             return Err(WorkRefusal::NoSchedule {
