@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: GPL-3.0-or-later */
 /*
- * What is known about an open file, and what the daemon is told about files.
+ * The state of an open file, and the messages to the daemon about files.
  *
- * A file is named to the daemon at its first read and not at its open. A data
+ * The daemon gets a file's name at its first read and not at its open. A data
  * open is two opens and a close of one fsp (first O_PATH, then the real one),
- * and most opens are made to look at a file, not to read it.
+ * and most opens look at a file without reading it.
  *
  * The trick in the fall-back: a file's name carries the number of the session
- * it was told in. When a session without a lane ends, its number moves on and
- * every name is void at once, without a list of them. With a lane the number
+ * for which it was made. When a session without a lane ends, its number moves
+ * on and every name is void at once, without a list of them. With a lane the
+ * number stays, and the client library names the files to the next daemon.
  * stays, and the client library names the files to the next daemon.
  */
 
@@ -33,8 +34,8 @@ void rushes_fsp_unname(struct rushes_fsp *file)
 	struct rushes_read *read = NULL;
 
 	/*
-	 * smbd closes no file with requests outstanding (it would panic); if
-	 * it ever does, they must not complete into freed memory.
+	 * smbd closes no file with requests outstanding, at which it would
+	 * panic; if it ever does, they must not complete into freed memory.
 	 */
 	while ((read = rushes_read_of(file)) != NULL) {
 		rushes_read_forget(read);
@@ -71,14 +72,15 @@ static void rushes_fsp_identify(struct rushes_fsp *file)
 	file->is_regular = true;
 	file->device = st.st_dev;
 	file->inode = st.st_ino;
-	/* All of them when it cannot be told. */
+	/* On an error all flags count as set. */
 	flags = fcntl(fd, F_GETFL, 0);
 	file->is_append = (flags & O_APPEND) != 0;
 	file->is_sync = (flags & O_DSYNC) != 0;
 
 	/*
-	 * A stream's bytes lie elsewhere than its name says, and a snapshot's
-	 * name is that of the living file: neither can be told by a path.
+	 * A stream's bytes lie in another place than its name says, and a
+	 * snapshot's name is that of the live file: the daemon cannot open
+	 * either by a path.
 	 */
 	file->is_servable = !fsp_is_alternate_stream(fsp) &&
 			    fsp->fsp_name->twrp == 0;
@@ -150,7 +152,7 @@ struct rushes_fsp *rushes_fsp_for_read(struct vfs_handle_struct *handle,
 			return NULL;
 		}
 
-		/* The daemon remembers its answer as long as the name. */
+		/* The daemon's answer stays the same as long as the name. */
 		rushes_fsp_unname(file);
 		file->offer_ns = 0;
 	}
@@ -163,17 +165,17 @@ struct rushes_fsp *rushes_fsp_for_read(struct vfs_handle_struct *handle,
 void rushes_fsp_declined(struct rushes_fsp *file)
 {
 	/*
-	 * Asking at every read would cost a round trip each; asking never again
-	 * would keep a file plain for good that a reloaded configuration
-	 * serves. A dead daemon says it as well; its successor is asked at
-	 * once.
+	 * Asking at every read would cost a round trip each. Never asking again
+	 * would keep a file plain for good although a reloaded configuration
+	 * serves it. A dead daemon gives the same answer; the module asks its
+	 * successor at once.
 	 */
 	if (file->was_served || file->offer_ns != 0 ||
 	    !rushes_alive(file->session->client))
 	{
 		/*
 		 * The daemon serves the file and leaves this one read to the
-		 * kernel: the next one may be part of a stream.
+		 * kernel: the next read may be part of a stream.
 		 */
 		return;
 	}
@@ -205,8 +207,8 @@ static void rushes_tell(struct rushes_session *session,
 	int attempt;
 
 	/*
-	 * A daemon that dies while we tell it may already have a successor,
-	 * which has to be told instead.
+	 * A daemon that dies during this call may already have a successor,
+	 * which has to get the report instead.
 	 */
 	for (attempt = 0; attempt < 2; attempt++) {
 		client = rushes_session_for_write(session);
@@ -249,9 +251,9 @@ static void rushes_tell_of_fsp(struct vfs_handle_struct *handle,
 		return;
 	}
 	/*
-	 * Now: a flush may have overtaken the write. A length alone the
-	 * daemon's own sync covers; and one of this descriptor would be told
-	 * of errors that the daemon knows better.
+	 * Set it now: a flush may have overtaken the write. For a length alone
+	 * the daemon's own sync is enough; and a sync of this descriptor would
+	 * get errors that the daemon has handled.
 	 */
 	if (has_bytes) {
 		file->owes_sync = true;
@@ -261,8 +263,8 @@ static void rushes_tell_of_fsp(struct vfs_handle_struct *handle,
 		length = UINT64_MAX;
 	}
 	/*
-	 * A daemon that starts from here on reads what is there now, and
-	 * it may be the one that we would wait for.
+	 * A daemon that starts from here on reads the new bytes, and it may be
+	 * the one for which this would wait.
 	 */
 	rushes_plain_ended(file);
 	rushes_tell(session, file->device, file->inode, offset, length,
@@ -313,7 +315,7 @@ bool rushes_name_matters(struct vfs_handle_struct *handle,
 	ret = SMB_VFS_NEXT_FSTATAT(handle, dirfsp, smb_fname, st,
 				   AT_SYMLINK_NOFOLLOW);
 	errno = saved_errno;
-	/* By another name somebody still has it, and every byte of it. */
+	/* By another name a client still has it, and every byte of it. */
 	return ret == 0 && S_ISREG(st->st_ex_mode) && st->st_ex_nlink <= 1;
 }
 

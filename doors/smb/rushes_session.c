@@ -3,9 +3,9 @@
  * A session with the daemon: found, watched, lost and found again; and the
  * asynchronous reads that are under way in it.
  *
- * It is made as root, since the daemon takes nobody else; after that no call
- * needs a privilege, so that it does not matter which user smbd is in a
- * completion.
+ * It is made as root, since the daemon accepts no other user; after that no
+ * call needs a privilege, so that it does not matter as which user smbd runs in
+ * a completion.
  */
 
 #include "includes.h"
@@ -26,7 +26,7 @@ uint64_t rushes_now_ns(void)
 	return (uint64_t)now.tv_sec * RUSHES_NS_PER_S + now.tv_nsec;
 }
 
-/* The daemon owes us nothing more for this read. */
+/* The daemon will not answer this read any more. */
 static void rushes_read_settled(struct rushes_read *read)
 {
 	DLIST_REMOVE(read->session->reads, read);
@@ -40,8 +40,8 @@ static void rushes_read_finish(struct rushes_read *read, ssize_t result)
 }
 
 /*
- * Finish what the daemon has answered. Callbacks of the requests are deferred
- * to the event loop: no foreign code runs in here.
+ * Finish requests that the daemon has answered. Their callbacks are deferred to
+ * the event loop: no foreign code runs in here.
  */
 static void rushes_session_collect(struct rushes_session *session)
 {
@@ -92,7 +92,7 @@ static void rushes_session_log_absence(struct rushes_session *session,
 
 static void rushes_session_look_again(struct rushes_session *session);
 
-/* The daemon is dead, or as good as that. */
+/* The daemon is dead, or as good as dead. */
 static void rushes_session_lost(struct rushes_session *session,
 				const char *reason)
 {
@@ -101,8 +101,8 @@ static void rushes_session_lost(struct rushes_session *session,
 	}
 	if (rushes_is_lost(session->client)) {
 		/*
-		 * It may have acknowledged what files do not have yet. What
-		 * concerns those waits in the library for another daemon.
+		 * It may have acknowledged bytes that files lack. Requests on
+		 * those files wait in the library for another daemon.
 		 */
 		session->lost_ns = rushes_now_ns();
 		session->recover_again_ns = 0;
@@ -135,7 +135,10 @@ static void rushes_session_readable(struct tevent_context *ev,
 	}
 }
 
-/* There is no daemon here, or none for us: remember that for a while. */
+/*
+ * There is no daemon here, or it refuses this session: remember that for a
+ * while.
+ */
 static void rushes_session_refused(struct rushes_session *session,
 				   uint64_t retry_s,
 				   const char *reason)
@@ -146,8 +149,8 @@ static void rushes_session_refused(struct rushes_session *session,
 }
 
 /*
- * On a disk whose time is promised to others a read without a contract may
- * take long: the daemon that is at it is alive.
+ * On a disk with contracts a read without a contract may take long: a daemon
+ * that works on it has a heartbeat.
  */
 static bool rushes_session_is_hung(struct rushes_session *session)
 {
@@ -191,8 +194,9 @@ static void rushes_session_guarded(struct tevent_context *ev,
 }
 
 /*
- * A dead daemon closes its socket, which wakes us; a hung one does nothing. One
- * timer for all reads, made anew only every few seconds: no cost per read.
+ * A dead daemon closes its socket, which wakes this process; a hung one does
+ * nothing. One timer for all reads, made again only every few seconds: no cost
+ * per read.
  */
 static void rushes_session_guard(struct rushes_session *session)
 {
@@ -228,10 +232,11 @@ static bool rushes_session_watch(struct rushes_session *session)
 }
 
 /*
- * smbd allocates a buffer for every read and frees it with the answer. glibc
- * gives two of 8 MiB (what clients keep under way) back to the kernel each
- * time and gets them anew, to be zeroed page by page: a tenth of the CPU time
- * of a read from the cache. This lets a process keep as much as four of them.
+ * smbd allocates a buffer for every read and frees it with the answer. Clients
+ * keep two reads of 8 MiB under way; glibc gives such buffers back to the
+ * kernel each time, and the kernel zeroes new ones page by page: a tenth of the
+ * CPU time of a read from the cache. This lets a process keep as much as four
+ * of them.
  */
 static void rushes_keep_buffers(void)
 {
@@ -245,12 +250,12 @@ static void rushes_keep_buffers(void)
 	mallopt(M_TRIM_THRESHOLD, RUSHES_KEEP_BYTES);
 }
 
-/* Root: what daemons have let be known, as one of them may have begun to. */
+/* As root: opens the facts, as a daemon may have begun to publish them. */
 static void rushes_session_learn(struct rushes_session *session)
 {
 	struct rushes_facts *facts = NULL;
 
-	/* Its lock goes with it. */
+	/* Closing the old facts would drop their lock. */
 	if (session->facts != NULL && session->plain_count > 0) {
 		return;
 	}
@@ -262,7 +267,7 @@ static void rushes_session_learn(struct rushes_session *session)
 	}
 }
 
-/* Before it is asked: afterwards it may be another's already. */
+/* Before the attempt: afterwards the file may be another daemon's. */
 static void rushes_session_note_socket(struct rushes_session *session)
 {
 	if (stat(session->socket_path, &session->asked) == -1) {
@@ -270,7 +275,7 @@ static void rushes_session_note_socket(struct rushes_session *session)
 	}
 }
 
-/* There is a session: with what it needs? */
+/* There is a session: does it have its facts and its event handlers? */
 static bool rushes_session_is_whole(struct rushes_session *session)
 {
 	if ((session->facts != NULL || !rushes_takes_writes(session->client)) &&
@@ -294,7 +299,7 @@ static void rushes_session_try(struct rushes_session *session,
 	uint64_t started_ns = rushes_now_ns();
 	uint64_t spent_ns;
 
-	/* The daemon asks the socket who we are: uid 0 or nobody. */
+	/* The daemon asks the socket for the peer: uid 0 or it refuses. */
 	become_root();
 	rushes_session_note_socket(session);
 	session->client = rushes_connect(session->socket_path,
@@ -331,7 +336,7 @@ void rushes_session_connect(struct rushes_session *session)
 	rushes_session_try(session, RUSHES_CONNECT_MS);
 }
 
-/* Start whoever writes what was left; one of all that are started does it. */
+/* Start the command that writes the bytes left; of all that run one does it. */
 static void rushes_session_recover(struct rushes_session *session,
 				   uint64_t since_ns)
 {
@@ -357,7 +362,7 @@ static void rushes_session_recover(struct rushes_session *session,
 			      RUSHES_RECOVER_AGAIN_S_MAX);
 	session->recover_again_ns =
 		now_ns + session->recover_wait_s * RUSHES_NS_PER_S;
-	/* Whose: its sockets lie in its runtime folder. */
+	/* It works for the runtime folder that holds the daemon's sockets. */
 	runtime_dir = talloc_strdup(talloc_tos(), session->socket_path);
 	slash = runtime_dir == NULL ? NULL : strrchr(runtime_dir, '/');
 	become_root();
@@ -367,7 +372,7 @@ static void rushes_session_recover(struct rushes_session *session,
 			*slash = '\0';
 			setenv("RUSHES_RUNTIME_DIR", runtime_dir, 1);
 		}
-		/* Twice, so that smbd has no child that it does not know. */
+		/* Twice, so that smbd gets no child that it does not know. */
 		if (fork() != 0) {
 			_exit(0);
 		}
@@ -384,7 +389,7 @@ static void rushes_session_recover(struct rushes_session *session,
 	TALLOC_FREE(runtime_dir);
 }
 
-/* Is there another daemon, or has somebody written what was left? */
+/* Is there another daemon, or are the lost one's bytes written? */
 static bool rushes_session_look_for(struct rushes_session *session,
 				    uint32_t patience_ms)
 {
@@ -395,7 +400,7 @@ static bool rushes_session_look_for(struct rushes_session *session,
 	found = rushes_reconnect(session->client, patience_ms);
 	session->is_silent = !found && errno == ETIMEDOUT;
 	if (session->is_silent) {
-		/* One that is hung costs us its patience each time. */
+		/* A hung daemon costs its full patience each time. */
 		session->look_ns = rushes_now_ns() + RUSHES_NS_PER_S / 2;
 	}
 	rushes_session_learn(session);
@@ -503,8 +508,8 @@ bool rushes_session_is_lost(const struct rushes_session *session)
 }
 
 /*
- * Is there a socket, and another one than this? A stat of something that is
- * mostly not there: less than a microsecond.
+ * Is there a socket file that differs from this one? A stat of a file that
+ * mostly does not exist takes less than a microsecond.
  */
 static bool rushes_socket_is_new(struct rushes_session *session,
 				 const struct stat *known)
@@ -515,7 +520,7 @@ static bool rushes_socket_is_new(struct rushes_session *session,
 		return false;
 	}
 
-	/* An inode number may be used again at once: the times tell. */
+	/* An inode number may be used again at once: compare the times. */
 	return st.st_dev != known->st_dev ||
 	       st.st_ino != known->st_ino ||
 	       st.st_ctim.tv_sec != known->st_ctim.tv_sec ||
@@ -561,7 +566,7 @@ static void rushes_session_ask(struct rushes_session *session,
 	}
 }
 
-/* Whoever is there must know himself that he was deaf. */
+/* A daemon that did not react for so long notices that itself. */
 static bool rushes_session_is_deaf(struct rushes_session *session)
 {
 	return session->is_silent && rushes_now_ns() < session->patient_ns &&
@@ -575,8 +580,8 @@ struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 	    !rushes_session_is_deaf(session))
 	{
 		/*
-		 * Somebody is there, and others may read through him: nothing
-		 * is changed behind his back yet.
+		 * A daemon runs, and other smbds may read through it: do not
+		 * change the file behind its back yet.
 		 */
 		rushes_session_ask(session, RUSHES_SILENT_MS);
 		if (session->is_silent) {
@@ -591,7 +596,7 @@ struct rushes_client *rushes_session_for_write(struct rushes_session *session)
 
 bool rushes_session_is_alone(struct rushes_session *session)
 {
-	/* One that was deaf may hear again, and serve others. */
+	/* A daemon that did not react may do so again, and serve others. */
 	bool may_answer = session->lost_ns != 0 || session->is_silent ||
 			  rushes_socket_is_new(session, &session->refused);
 
@@ -618,7 +623,7 @@ void rushes_session_after_wait(struct rushes_session *session)
 void rushes_session_disconnect(struct rushes_session *session)
 {
 	/*
-	 * smbd has closed all files. Should a read still be on its way, it ends
+	 * smbd has closed all files. If a read is still under way, it ends
 	 * here: its buffer and its conn go away.
 	 */
 	while (session->reads != NULL) {
@@ -635,7 +640,7 @@ void rushes_session_disconnect(struct rushes_session *session)
 	session->plain_count = 0;
 }
 
-/* The daemon has taken it, or not. */
+/* Has the daemon taken the request? */
 static bool rushes_started(struct rushes_read *read)
 {
 	struct rushes_session *session = read->session;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-3.0-or-later */
 /*
- * What must be done around changes while the daemon keeps written bytes: it is
- * asked to let go of a file before somebody changes it on its own descriptor,
- * and knows better than the file system how long a file is.
+ * The work around changes while the daemon keeps written bytes: it must write
+ * all it has of a file before smbd changes the file on its own descriptor, and
+ * it knows better than the file system how long a file is.
  */
 
 #include "includes.h"
@@ -25,9 +25,9 @@ struct rushes_fsp *rushes_fsp_for_write(struct vfs_handle_struct *handle,
 	file = rushes_fsp_for_read(handle, fsp);
 
 	/*
-	 * O_APPEND writes elsewhere than it is told to. O_SYNC is smbd's for a
-	 * file that a client opened for write-through: the descriptor itself
-	 * keeps that promise, and nobody asks for a sync afterwards.
+	 * O_APPEND writes at another place than the given offset. smbd sets
+	 * O_SYNC for a file that a client opened for write-through: the
+	 * descriptor itself keeps that promise, and no sync follows.
 	 */
 	if (file == NULL || file->is_append || file->is_sync) {
 		return NULL;
@@ -59,7 +59,7 @@ bool rushes_has_fact(struct rushes_session *session, dev_t device, ino_t inode)
 	return rushes_fact_of(session->facts, device, inode, &fact);
 }
 
-/* True: the file has all its bytes, or there is a daemon to be asked for them. */
+/* True: the file has all its bytes, or there is a daemon that has them. */
 static bool rushes_wait_for_fact(struct rushes_session *session, dev_t device,
 				 ino_t inode)
 {
@@ -80,7 +80,7 @@ static bool rushes_wait_for_fact(struct rushes_session *session, dev_t device,
 	return true;
 }
 
-/* For what only reads: a daemon that starts meanwhile does no harm. */
+/* For readers alone: a daemon that starts meanwhile does no harm. */
 static bool rushes_hold_inode(struct rushes_session *session, dev_t device,
 			      ino_t inode)
 {
@@ -131,7 +131,7 @@ bool rushes_time_inode(struct rushes_session *session, dev_t device,
 	return true;
 }
 
-/* NULL: no daemon can have bytes of it that it does not have itself. */
+/* NULL: no daemon can have bytes of it that the file lacks. */
 static struct rushes_fsp *rushes_fsp_of_writer(struct vfs_handle_struct *handle,
 					       struct files_struct *fsp)
 {
@@ -176,9 +176,9 @@ void rushes_plain_ended(struct rushes_fsp *file)
 }
 
 /*
- * 0: nobody has bytes of it that the file has not, nor will have before we are
- * done: the daemon that lives has promised, and no other starts to serve.
- * RUSHES_PLAIN: perhaps later. -errno: what the daemon has cannot be written.
+ * 0: no daemon has bytes of it that the file lacks, nor will have before the
+ * change ends: the live daemon holds the file, and no other begins to serve.
+ * RUSHES_PLAIN: perhaps later. -errno: the daemon cannot write its bytes.
  */
 static ssize_t rushes_hold_now(struct rushes_fsp *file)
 {
@@ -207,7 +207,7 @@ bool rushes_hold_fsp(struct vfs_handle_struct *handle,
 	ssize_t ret = RUSHES_PLAIN;
 
 	while (file != NULL && file->session->facts != NULL) {
-		/* Before the lock: a daemon that starts waits for that. */
+		/* Before the lock: a daemon that starts waits for the lock. */
 		rushes_session_for_write(file->session);
 		if (!rushes_wait_for_fact(file->session, file->device,
 					  file->inode))
@@ -254,7 +254,7 @@ bool rushes_settle_inode(struct rushes_session *session, dev_t device,
 	uint64_t end_ns = 0;
 
 	if (!rushes_has_fact(session, device, inode)) {
-		/* Loose bytes may have become dirty between the looks. */
+		/* Loose bytes may have become dirty between the two looks. */
 		if (!rushes_is_loose_there(session, device, inode) &&
 		    !rushes_has_fact(session, device, inode))
 		{
@@ -263,8 +263,8 @@ bool rushes_settle_inode(struct rushes_session *session, dev_t device,
 		end_ns = rushes_now_ns() + RUSHES_AGAIN_MS * (RUSHES_NS_PER_S / 1000);
 	}
 	/*
-	 * That the kernel has lost something is for who wrote it and flushes:
-	 * who reads waits for it to be written again.
+	 * The writer gets the error that the kernel has lost bytes, at its
+	 * flush; a reader waits until the daemon has written them again.
 	 */
 	while (!rushes_hold_inode(session, device, inode)) {
 		if (rushes_now_ns() > end_ns) {
@@ -286,9 +286,10 @@ bool rushes_settle_fsp(struct vfs_handle_struct *handle,
 }
 
 /*
- * What the daemon has reserved is not the file's size on the disk: a client
- * sees what the bytes need, or what the file took before; somebody may have
- * asked for that. (Sparse ones take less; smbd rounds up as it is told.)
+ * Blocks that the daemon has reserved do not count as the file's size on the
+ * disk: a client sees the blocks that the bytes need, or those that the file
+ * had before, since a client may have asked for them. Sparse files take fewer;
+ * smbd rounds up as configured.
  */
 static void rushes_hide_reserve(struct rushes_session *session,
 				SMB_STRUCT_STAT *st)
@@ -308,8 +309,8 @@ static void rushes_hide_reserve(struct rushes_session *session,
 
 /*
  * A dead daemon holds no file open: one of which it had bytes may have lost its
- * last name, and its inode number may be another's by now. That it is dead we
- * may not have noticed yet.
+ * last name, and its inode number may belong to another file by now. The
+ * session may not know yet that the daemon is dead.
  */
 static bool rushes_is_another(const struct rushes_fact *fact,
 			      const SMB_STRUCT_STAT *st,
@@ -423,9 +424,9 @@ bool rushes_settle_copy_sources(void)
 }
 
 /*
- * A copy may have been made by sharing blocks: who overwrites the source needs
- * new ones from now on, and the daemon took them for the file's own. It looks
- * again before it grants more of it.
+ * A copy may have been made by sharing blocks: then a write to the source needs
+ * new blocks from now on, while the daemon took them for the file's own. It
+ * looks again before it grants more of it.
  */
 void rushes_copied(void)
 {
@@ -439,7 +440,7 @@ void rushes_copied(void)
 			continue;
 		}
 		file->is_shared_told = true;
-		/* Each change that is told ends a hold: this one's own. */
+		/* Each reported change ends a hold: this one's own. */
 		if (rushes_hold_inode(file->session, file->device,
 				      file->inode))
 		{

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-3.0-or-later */
 /*
- * Samba's door to Rushes: reads come out of the daemon's cache, everything
- * that changes a file is told to the daemon before the client is answered.
+ * Samba's door to Rushes: reads come out of the daemon's cache, and the module
+ * reports every change of a file to the daemon before the client gets its
+ * answer.
  *
  *   [media]
  *   path = /srv/media
@@ -9,19 +10,19 @@
  *   rushes:socket = /run/rushes/session.sock
  *   rushes:share = media
  *
- * Put it last in "vfs objects": it takes the place of vfs_default's I/O on
- * real descriptors, the modules before it translate names and streams.
+ * Put it last in "vfs objects": it replaces vfs_default's I/O on real
+ * descriptors, the modules before it translate names and streams.
  *
- * What it does not do: decide anything (which file is cached, read ahead,
- * refused, taken into the write buffer: the daemon), and keep data (that lies in
- * a lane, which outlives us and the daemon). I/O on our own descriptor is right
- * wherever the table of facts says nothing of the file; else the daemon, or who
- * comes after it, brings the file's bytes there first; see rushes_write.c. See
- * engine/shm for the client library; all calls to it are made from smbd's main
- * thread.
+ * It decides nothing: the daemon chooses which file is cached, read ahead,
+ * refused, or taken into the write buffer. It keeps no data: these lie in a
+ * lane, which outlives smbd and the daemon. I/O on smbd's own descriptor is
+ * right as long as the table of facts has no fact of the file; otherwise the
+ * daemon, or its successor, first writes the file's bytes; see rushes_write.c.
+ * See engine/shm for the client library; smbd's main thread makes all calls to
+ * it.
  *
- * One tree connect is one session with the daemon; see rushes_session.c. A file
- * is named to it at its first read; see rushes_fsp.c.
+ * One tree connect is one session with the daemon; see rushes_session.c. The
+ * daemon gets a file's name at its first read; see rushes_fsp.c.
  */
 
 #include "includes.h"
@@ -38,7 +39,7 @@
 #include "vfs_rushes_compat.h"
 #include "rushes_door.h"
 
-/* "rushes check" looks for this and compares it with the smbd installed. */
+/* "rushes check" compares this with the installed smbd. */
 __attribute__((used)) static const char vfs_rushes_built_for[] =
 	"rushes built for Samba " SAMBA_VERSION_STRING;
 
@@ -66,7 +67,7 @@ static int vfs_rushes_connect(struct vfs_handle_struct *handle,
 		return ret;
 	}
 
-	/* Nothing to play on these; smbd's own connections have no client. */
+	/* No media there; smbd's own connections have no client. */
 	if (IS_IPC(conn) || IS_PRINT(conn) || conn->sconn == NULL ||
 	    conn->sconn->remote_address == NULL)
 	{
@@ -169,7 +170,9 @@ static int vfs_rushes_close(struct vfs_handle_struct *handle,
  * Reading.
  */
 
-/* Read and wait. As rushes_read; RUSHES_PLAIN also for the daemon's errors. */
+/*
+ * Read and wait. Like rushes_read; RUSHES_PLAIN also for the daemon's errors.
+ */
 static ssize_t rushes_read_wait(struct rushes_fsp *file, void *data,
 				size_t n, off_t offset)
 {
@@ -231,15 +234,15 @@ static void rushes_pread_plain_done(struct tevent_req *subreq);
 static int rushes_pread_state_destructor(struct rushes_pread_state *state)
 {
 	/*
-	 * The request is thrown away (the client is gone) and its buffer with
-	 * it. The library alone writes to the buffer, in rushes_poll: when the
-	 * read is forgotten, the buffer is free.
+	 * The client is gone: the request is freed, and its buffer with it.
+	 * Only the library writes to the buffer, in rushes_poll: once the read
+	 * is forgotten, nothing uses the buffer.
 	 */
 	rushes_read_forget(&state->read);
 	return 0;
 }
 
-/* From our own descriptor. */
+/* From smbd's own descriptor. */
 static void rushes_pread_plain(struct rushes_pread_state *state)
 {
 	struct tevent_req *subreq = NULL;
@@ -336,7 +339,7 @@ static struct tevent_req *vfs_rushes_pread_send(
 	    !rushes_session_is_lost(rushes_session_of(handle)) &&
 	    rushes_settle_fsp(handle, fsp))
 	{
-		/* Not even a request of our own; see vfs_rushes_pread_recv. */
+		/* Without a request of our own; see vfs_rushes_pread_recv. */
 		return SMB_VFS_NEXT_PREAD_SEND(mem_ctx, ev, handle, fsp,
 					       data, n, offset);
 	}
@@ -380,7 +383,7 @@ static ssize_t vfs_rushes_pread_recv(struct tevent_req *req,
 	ssize_t ret;
 
 	if (state == NULL) {
-		/* The request of the module below, handed out as it was. */
+		/* The request of the module below, returned as it was. */
 		return SMB_VFS_PREAD_RECV(req, vfs_aio_state);
 	}
 	if (tevent_req_is_unix_error(req, &vfs_aio_state->error)) {
@@ -394,9 +397,9 @@ static ssize_t vfs_rushes_pread_recv(struct tevent_req *req,
 }
 
 /*
- * Sending a file's bytes to the client's socket. They are copied by the
- * kernel, not handed over: a page of the cache is reused as soon as it is
- * unpinned, and the network may want to send it again long after that.
+ * Sending a file's bytes to the client's socket. The kernel copies them instead
+ * of taking the pages: a page of the cache is reused as soon as it is unpinned,
+ * and the network may have to send it again long after that.
  */
 
 /* Wait until the socket takes more. 0 when it did not within `timeout_ms`. */
@@ -412,8 +415,8 @@ static int rushes_send_wait(int fd, int timeout_ms)
 }
 
 /*
- * Send all of it. 1: done; 0: the client stalled (what is left stands in *iov
- * and *iov_count; only with timeout_ms >= 0); -1: error.
+ * Send all of it. 1: done; 0: the client stalled (*iov and *iov_count have the
+ * rest; only with timeout_ms >= 0); -1: error.
  */
 static int rushes_send_iov(int fd, struct iovec **iov, int *iov_count,
 			   int timeout_ms)
@@ -449,7 +452,7 @@ static int rushes_send_iov(int fd, struct iovec **iov, int *iov_count,
 	return 1;
 }
 
-/* Send what is left of a lease from memory of our own, the lease released. */
+/* Copy the rest of a lease, release the lease, and send the copy. */
 static int rushes_send_stalled(int fd, struct rushes_fsp *file,
 			       struct rushes_lease *lease,
 			       const struct iovec *iov, int iov_count)
@@ -507,8 +510,8 @@ static bool rushes_send_lease(int fd, const DATA_BLOB *header,
 }
 
 /*
- * The daemon left us in the middle of an answer whose length the client has
- * been told: the rest from our own descriptor. Bytes sent, short at the end of
+ * The daemon died in the middle of an answer whose length the client knows
+ * already: the rest from smbd's own descriptor. Bytes sent, short at the end of
  * the file; -1 on error.
  */
 static ssize_t rushes_send_plain(struct vfs_handle_struct *handle, int fd,
@@ -552,7 +555,7 @@ static ssize_t rushes_send_plain(struct vfs_handle_struct *handle, int fd,
 
 /*
  * After the header is out: the rest of `n` bytes, `total` of which are sent.
- * What was sent in all, short at the end of the file; -1 on error.
+ * Bytes sent in all, short at the end of the file; -1 on error.
  */
 static ssize_t rushes_send_rest(struct vfs_handle_struct *handle, int fd,
 				struct files_struct *fsp,
@@ -586,10 +589,10 @@ static ssize_t rushes_send_rest(struct vfs_handle_struct *handle, int fd,
 
 /*
  * The contract is that of sys_sendfile: header and bytes in all; less at the
- * end of the file (the caller then fills up with zeros); 0 when nothing at all
+ * end of the file (the caller then fills up with zeros); 0 if nothing at all
  * was sent (the caller then reads and writes); -1 ends the connection, except
- * for ENOSYS, ENOTSUP and EINTR, which mean something to the caller and must
- * not come from here.
+ * for ENOSYS, ENOTSUP and EINTR, to which the caller reacts and which must not
+ * come from here.
  */
 static ssize_t vfs_rushes_sendfile(struct vfs_handle_struct *handle,
 				   int tofd,
@@ -613,7 +616,7 @@ static ssize_t vfs_rushes_sendfile(struct vfs_handle_struct *handle,
 		}
 	}
 	if (ret != 0) {
-		/* Errors too: the disk may tell them to sendfile itself. */
+		/* Errors too: sendfile itself may get the disk's error. */
 		if (file != NULL) {
 			rushes_session_after_wait(file->session);
 		}
@@ -716,7 +719,7 @@ struct rushes_pwrite_state {
 
 static void rushes_pwrite_plain_done(struct tevent_req *subreq);
 
-/* The request is thrown away, and its buffer with it: the client is gone. */
+/* The request is freed, and its buffer with it: the client is gone. */
 static int rushes_pwrite_state_destructor(struct rushes_pwrite_state *state)
 {
 	rushes_read_forget(&state->write);
@@ -731,8 +734,8 @@ static int rushes_pwrite_plain_destructor(struct rushes_pwrite_state *state)
 }
 
 /*
- * No daemon starts before it is over, and it would not be over before we are
- * back in the event loop: which may be waiting for a daemon.
+ * Writes without returning to the event loop: no daemon starts before this
+ * write has ended, and the loop may be waiting for a daemon.
  */
 static void rushes_pwrite_alone(struct rushes_pwrite_state *state)
 {
@@ -748,8 +751,8 @@ static void rushes_pwrite_alone(struct rushes_pwrite_state *state)
 }
 
 /*
- * To our own descriptor. Also without a daemon the change is told: there may be
- * one when the write is done, and it may have read the old bytes.
+ * To smbd's own descriptor. Reports the change also without a daemon: there may
+ * be one when the write is done, and it may have read the old bytes.
  */
 static void rushes_pwrite_plain(struct rushes_pwrite_state *state)
 {
@@ -915,8 +918,9 @@ static int vfs_rushes_ftruncate(struct vfs_handle_struct *handle,
 	int ret;
 
 	/*
-	 * Shorter: what is behind the new end changes. Longer: what is behind
-	 * the old one. An overwrite of the whole when we cannot say.
+	 * Shorter: the bytes behind the new end change. Longer: those behind
+	 * the old end. If the length is unknown, it counts as an overwrite of
+	 * the whole.
 	 */
 	if (!rushes_hold_fsp(handle, fsp)) {
 		return -1;
@@ -930,8 +934,8 @@ static int vfs_rushes_ftruncate(struct vfs_handle_struct *handle,
 	ret = SMB_VFS_NEXT_FTRUNCATE(handle, fsp, length);
 	from = MAX(from, 0);
 	/*
-	 * Cut within a page, it gets zeros behind its end, through the kernel's
-	 * cache: they are bytes of it as soon as it grows again.
+	 * A file that is cut within a page gets zeros behind its end, through
+	 * the kernel's cache: they are bytes of it as soon as it grows again.
 	 */
 	if (is_known && (length >= st.st_size || length % RUSHES_PAGE == 0)) {
 		rushes_resized_fsp(handle, fsp, from);
@@ -955,8 +959,9 @@ static int vfs_rushes_fallocate(struct vfs_handle_struct *handle,
 	ret = SMB_VFS_NEXT_FALLOCATE(handle, fsp, mode, offset, len);
 
 	/*
-	 * It may take blocks away, and need not make the file longer. Where the
-	 * file system cannot, the C library makes it longer by writing zeros.
+	 * It may free blocks, and need not make the file longer. If the file
+	 * system cannot allocate, the C library makes it longer by writing
+	 * zeros.
 	 */
 	if (ret == 0 && mode == VFS_FALLOCATE_FL_KEEP_SIZE) {
 		rushes_resized_fsp(handle, fsp, offset);
@@ -967,7 +972,7 @@ static int vfs_rushes_fallocate(struct vfs_handle_struct *handle,
 }
 
 /*
- * Server-side copy. The bytes are moved on the descriptors themselves: source
+ * Server-side copy. The bytes move between the descriptors themselves: source
  * and destination must have all of theirs.
  */
 
@@ -1027,11 +1032,12 @@ static struct tevent_req *vfs_rushes_offload_write_send(
 						 dest_fsp, dest_off, to_copy);
 
 	/*
-	 * What copies on the descriptors themselves has done so by now. What
-	 * goes on reads and writes through us, by requests that are each told;
-	 * they may have to wait for a daemon, which must be able to start. (No
-	 * module of Samba's does it otherwise.) One that failed may have copied something; and one that shares blocks
-	 * instead of copying gives the file others.
+	 * A copy on the descriptors themselves is done by now. One that goes on
+	 * reads and writes through this module, by requests that each report
+	 * their change; they may have to wait for a daemon, which must be able
+	 * to start. No module of Samba works otherwise. A failed copy may have
+	 * written something; and one that shares blocks instead of copying
+	 * changes the file's blocks.
 	 */
 	rushes_changed_fsp(handle, dest_fsp, dest_off, UINT64_MAX);
 	rushes_copied();
@@ -1078,7 +1084,7 @@ static NTSTATUS vfs_rushes_offload_write_recv(struct vfs_handle_struct *handle,
 }
 
 /*
- * Stable storage. What the daemon has is written by it, and synced with
+ * Stable storage. The daemon writes the bytes that it has, and syncs them with
  * everything else of the file.
  */
 
@@ -1114,7 +1120,7 @@ static void rushes_fsync_plain(struct rushes_fsync_state *state)
 		return;
 	}
 	if (state->sync.file != NULL) {
-		/* What ends from now on is not covered. */
+		/* The sync does not cover a change that ends from now on. */
 		state->sync.file->owes_sync = false;
 	}
 	tevent_req_set_callback(subreq, rushes_fsync_plain_done, state->req);
@@ -1153,8 +1159,8 @@ static void rushes_fsync_done(struct rushes_read *sync, ssize_t result)
 		return;
 	}
 	/*
-	 * What we wrote by ourselves the daemon cannot write again: what the
-	 * kernel could not keep of that it tells our own descriptor.
+	 * The daemon cannot write again the bytes that smbd wrote itself: the
+	 * kernel reports errors of those to smbd's own descriptor.
 	 */
 	if (rushes_write_is_plain(result) ||
 	    (result == 0 && sync->file->owes_sync)) {
@@ -1181,9 +1187,9 @@ static struct tevent_req *vfs_rushes_fsync_send(
 	struct rushes_fsp *file = NULL;
 
 	/*
-	 * The daemon is asked also when it has nothing in memory: of what the
-	 * kernel could not write, our descriptor hears once, and is told that
-	 * all is well from then on.
+	 * The module asks the daemon also when it has nothing in memory: the
+	 * kernel reports a failed write to smbd's descriptor once, and from
+	 * then on a sync succeeds.
 	 */
 	file = rushes_fsp_for_write(handle, fsp);
 	if (file == NULL &&
@@ -1239,7 +1245,7 @@ static int vfs_rushes_fsync_recv(struct tevent_req *req,
 }
 
 /*
- * What is known about a file.
+ * Attributes of a file.
  */
 
 static int vfs_rushes_stat(struct vfs_handle_struct *handle,
@@ -1325,7 +1331,7 @@ static int vfs_rushes_fntimes(struct vfs_handle_struct *handle,
 	return SMB_VFS_NEXT_FNTIMES(handle, fsp, ft);
 }
 
-/* Where data and holes are, the file says when it has them. */
+/* The file shows data and holes correctly once it has all its bytes. */
 static off_t vfs_rushes_lseek(struct vfs_handle_struct *handle,
 			      struct files_struct *fsp,
 			      off_t offset,
@@ -1374,7 +1380,9 @@ static int vfs_rushes_renameat(struct vfs_handle_struct *handle,
 	bool matters;
 	int ret;
 
-	/* The file moved keeps its bytes; whose name it takes is lost. */
+	/*
+	 * The moved file keeps its bytes; the file whose name it takes is lost.
+	 */
 	matters = rushes_name_matters(handle, dstfsp, smb_fname_dst, &st);
 	ret = smb_vfs_call_renameat(handle->next, srcfsp, smb_fname_src,
 				    dstfsp, smb_fname_dst RUSHES_RENAME_PASS);
@@ -1386,8 +1394,9 @@ static int vfs_rushes_renameat(struct vfs_handle_struct *handle,
 
 /*
  * A client whose connection is lost may come back for its file, and gets it if
- * stat says then what it says now, ctime and blocks included. So what the
- * daemon would still do to it is done before: bytes written, room given back.
+ * stat returns the same as now, ctime and blocks included. So the daemon does
+ * first what would change them later: it writes its bytes and frees reserved
+ * blocks.
  */
 static NTSTATUS vfs_rushes_durable_disconnect(struct vfs_handle_struct *handle,
 					      struct files_struct *fsp,
@@ -1411,10 +1420,10 @@ static NTSTATUS vfs_rushes_durable_disconnect(struct vfs_handle_struct *handle,
 }
 
 /*
- * "kernel oplocks = yes". A lease on our descriptor is broken by every other
- * open of the file, and the daemon's is one: while smbd holds a lease it reads
- * by itself. (A descriptor that the daemon already has may keep smbd from
- * getting the lease; then the client simply gets no oplock.)
+ * "kernel oplocks = yes". Every other open of the file breaks a lease on smbd's
+ * descriptor, and the daemon's is one: while smbd holds a lease it reads by
+ * itself. A descriptor that the daemon already has may keep smbd from getting
+ * the lease; then the client simply gets no oplock.
  */
 static int vfs_rushes_linux_setlease(struct vfs_handle_struct *handle,
 				     struct files_struct *fsp,
@@ -1440,8 +1449,8 @@ static int vfs_rushes_linux_setlease(struct vfs_handle_struct *handle,
 }
 
 /*
- * doors/smb/vfs-table.txt says of every other entry why it is not here; a test
- * holds both to the headers.
+ * doors/smb/vfs-table.txt gives the reason for every other entry that is not
+ * here; a test compares both with the headers.
  */
 static struct vfs_fn_pointers vfs_rushes_fns = {
 	.connect_fn = vfs_rushes_connect,

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-3.0-or-later */
 /*
- * What differs between releases of Samba, for vfs_rushes.c; nothing else may
- * ask for a version.
+ * The differences between releases of Samba, for vfs_rushes.c; no other file
+ * may ask for a version.
  *
  * The interface number moves with nearly every release and smbd refuses a
- * module of another number, so that this is checked here, in a sentence, and
- * not by a client who finds no share. 47 is Samba 4.17 (Debian 12), 48 is 4.18,
- * 49 is 4.19 to 4.21, 50 is 4.22 (Debian 13), 51 is 4.23, 52 is 4.24. Tried:
- * 47 and 50.
+ * module of another number. So this file checks it with a readable error,
+ * before a client finds no share. 47 is Samba 4.17 (Debian 12), 48 is 4.18, 49
+ * is 4.19 to 4.21, 50 is 4.22 (Debian 13), 51 is 4.23, 52 is 4.24. Tried: 47
+ * and 50.
  */
 #ifndef VFS_RUSHES_COMPAT_H
 #define VFS_RUSHES_COMPAT_H
@@ -19,8 +19,9 @@
 /*
  * 4.22 (50) gave renameat an argument for the manner of renaming. Spelled here
  * once: RUSHES_RENAME_ARGS follows the other parameters, RUSHES_RENAME_PASS
- * hands it on. SMB_VFS_NEXT_RENAMEAT is a macro that counts its arguments
- * before RUSHES_RENAME_PASS is one, so that what it stands for is called.
+ * passes it on. SMB_VFS_NEXT_RENAMEAT is a macro that counts its arguments
+ * before it expands RUSHES_RENAME_PASS, so the module calls the function behind
+ * the macro.
  */
 #if SMB_VFS_INTERFACE_VERSION >= 50
 #define RUSHES_RENAME_ARGS , const struct vfs_rename_how *how
@@ -31,9 +32,9 @@
 #endif
 
 /*
- * Until 4.18 (48) readdir could say what stat would have said: RUSHES_READDIR_ARGS
- * follows the other parameters, RUSHES_READDIR_PASS hands it on, and
- * RUSHES_READDIR_STAT is it, or NULL.
+ * Until 4.18 (48) readdir could also return the result of stat:
+ * RUSHES_READDIR_ARGS follows the other parameters, RUSHES_READDIR_PASS passes
+ * it on, and RUSHES_READDIR_STAT is it, or NULL.
  */
 #if SMB_VFS_INTERFACE_VERSION >= 49
 #define RUSHES_READDIR_ARGS

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: GPL-3.0-or-later */
 /*
  * A client library that does everything rushes_client.h allows, as nastily as
- * it may, to be linked into a module for tests in place of engine/shm.
+ * it may. Test modules link it in place of engine/shm.
  *
- * There is no daemon: reads are answered from the file, through a cache in this
- * process that forgets a block only when some smbd has told that it changed.
- * So a change that the module does not tell shows as old bytes. Answers come
- * late, in any order, or not at all ("read it yourself").
+ * There is no daemon: it answers reads from the file, through a cache in this
+ * process that drops a block only when some smbd has reported a change. So a
+ * change that the module does not report shows as old bytes. Answers come late,
+ * in any order, or not at all ("read it yourself").
  *
- * The "daemon" is the file at socket_path: when it is another one than at
- * connect, the daemon has died (and, if there is one, has a successor). The
+ * The "daemon" is the file at socket_path: if that differs from the one at
+ * connect, the daemon has died (and, if there is a file, has a successor). The
  * counters of changes, which all smbds share, lie beside it in PATH.changes.
  *
- * What the caller must not do ends the process by abort(): smbd then leaves a
- * panic that the test finds.
+ * A forbidden call ends the process by abort(): smbd then leaves a panic that
+ * the test finds.
  *
- * Not for measuring anything, and not thread-safe, as the real one.
+ * Not for measurements, and not thread-safe, like the real one.
  */
 
 #include <errno.h>
@@ -46,7 +46,7 @@
 		} \
 	} while (0)
 
-/* Bumped by whoever changes: one by block, one by inode (its size). */
+/* Each change increments two: one by block, one by inode (its size). */
 struct changes {
 	_Atomic uint32_t of_block[COUNTER_COUNT];
 	_Atomic uint32_t of_inode[COUNTER_COUNT];
@@ -101,7 +101,9 @@ struct rushes_client {
 #define CLIENT_MAGIC 0x11223344
 #define FILE_MAGIC 0x55667788
 
-/* The cache, and the daemon whose it is: its successor starts with none */
+/*
+ * The cache, and the daemon to which it belongs: its successor starts with none
+ */
 static struct block blocks[BLOCK_COUNT];
 static struct stat cache_of;
 static uint64_t chance_state;
@@ -206,7 +208,7 @@ struct rushes_client *rushes_connect(const char *socket_path, uint32_t door,
 	return client;
 }
 
-/* Nothing is freed that a careless caller might touch again: it must abort. */
+/* Frees nothing that a careless caller might touch again: it must abort. */
 void rushes_disconnect(struct rushes_client *client)
 {
 	struct rushes_file *file = NULL;
@@ -284,7 +286,7 @@ void rushes_close(struct rushes_file *file)
 	file->magic = 0;
 }
 
-/* A block as the cache has it, or as the file has it now. */
+/* A block from the cache, or as the file has it now. */
 static struct block *get_block(struct rushes_file *file, uint64_t index)
 {
 	struct changes *changes = file->client->changes;
@@ -359,7 +361,7 @@ static ssize_t read_cached(struct rushes_file *file, uint8_t *buffer,
 	return total;
 }
 
-/* What the peer makes of a request. */
+/* The peer's answer to a request. */
 static ssize_t answer(struct rushes_file *file, uint8_t *buffer,
 		      size_t length, uint64_t offset)
 {
@@ -458,7 +460,7 @@ ssize_t rushes_read(struct rushes_file *file, void *buffer, size_t length,
 
 	MUST(file->magic == FILE_MAGIC && length > 0);
 
-	/* It waits on the doorbell, and takes what rang for others with it. */
+	/* It waits on the doorbell, and reads rings for other requests, too. */
 	eventfd_read(file->client->doorbell, &rung);
 	if (!look_alive(file->client)) {
 		return RUSHES_PLAIN;
@@ -482,7 +484,7 @@ int rushes_read_begin(struct rushes_file *file, size_t length,
 	buffer = malloc(length);
 	MUST(buffer != NULL);
 
-	/* Fewer than asked for: a lease spans only so much */
+	/* Fewer than asked for: a lease spans a limited range */
 	if (length > 1 && chance(2) == 0) {
 		length = 1 + chance(length);
 	}
@@ -494,7 +496,7 @@ int rushes_read_begin(struct rushes_file *file, size_t length,
 	*lease = (struct rushes_lease) { .id = (uintptr_t)buffer,
 					 .length = got };
 
-	/* In uneven pieces, as slots are */
+	/* In uneven parts, as slots are */
 	while (at < (size_t)got) {
 		size_t piece = got - at;
 
@@ -567,7 +569,7 @@ void rushes_gone(struct rushes_client *client, dev_t device, ino_t inode)
 	look_alive(client);
 }
 
-/* It takes no writes: they are smbd's own, as without a lane. */
+/* It takes no writes: smbd writes itself, as without a lane. */
 bool rushes_takes_writes(const struct rushes_client *client)
 {
 	MUST(client->magic == CLIENT_MAGIC);

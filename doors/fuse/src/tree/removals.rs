@@ -25,8 +25,8 @@ use std::time::{Duration, Instant};
 
 /// Between two looks for removed files.
 const PAUSE: Duration = Duration::from_millis(500);
-/// Between two burials: each makes members sync their file systems, which slows recorders. Not
-/// observed if a request finds no room.
+/// Between two burials: each makes members flush cached data to their disks, which slows
+/// recordings. No such pause if a request finds no room.
 const REST: Duration = Duration::from_secs(5);
 /// Until the next try for a file that could not be removed, if nothing shows when it would succeed;
 /// then twice as long each time.
