@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes admit`: could more streams be promised?
+//! `rushes admit`: could more streams get contracts?
 
 use crate::args::AdmitArgs;
 use crate::ask::{ask, print_json, say, unexpected};
@@ -88,7 +88,7 @@ fn text(admission: &Admission) -> String {
     out
 }
 
-/// A device, with the shares that lie on it where the daemon tells them.
+/// A device, with the shares on it if the daemon reports them.
 fn name(verdict: &DeviceVerdict) -> String {
     match verdict.shares.as_slice() {
         [] => verdict.device.clone(),
@@ -97,7 +97,7 @@ fn name(verdict: &DeviceVerdict) -> String {
     }
 }
 
-/// The room of a device: behind the streams that were asked about where they fit, else now.
+/// The room of a device: after the requested streams if they fit, else now.
 fn room(admission: &Admission, verdict: &DeviceVerdict) -> String {
     let rate = show::bitrate(admission.bitrate);
     let other = "there may be more room for another rate";
@@ -107,7 +107,7 @@ fn room(admission: &Admission, verdict: &DeviceVerdict) -> String {
             "after these there is room for {count} more of {rate} each: {} in such streams; {other}",
             show::byte_rate(admission.bitrate / 8 * u64::from(count)),
         ),
-        // The rest cannot be told in bytes a second: it depends on how they are read.
+        // The rest cannot be given in bytes per second: it depends on how clients read it.
         (false, 0) => format!(
             "room for none of {rate} now; {}",
             match verdict.lower {

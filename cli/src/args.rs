@@ -17,7 +17,7 @@ pub(crate) struct Cli {
     pub(crate) command: Command,
 }
 
-/// The table, with the usage line of each command as its help has it.
+/// The table, with the usage line of each command as in its help.
 ///
 /// clap makes the usage of an error from the options that are set, also by the environment: with
 /// RUSHES_CONFIG set it would read as if --config were required.
@@ -343,7 +343,7 @@ pub(crate) struct PoolPolicyArgs {
 }
 
 impl PoolPolicyArgs {
-    /// The policy to set. None: it is only to be shown.
+    /// The policy to set. None: the command only shows it.
     pub(crate) fn wish(&self) -> Option<Wish> {
         if self.clear {
             Some(Wish::default())
@@ -366,7 +366,7 @@ impl PoolPolicyArgs {
         })
     }
 
-    /// One of the words that are about rules was given.
+    /// Whether an option about rules was given.
     pub(crate) fn is_about_rules(&self) -> bool {
         !self.rule.is_empty() || !self.no_rule.is_empty() || self.no_rules
     }
@@ -377,7 +377,7 @@ pub(crate) struct PoolFsckArgs {
     /// The pool's catalogue
     #[arg(value_name = "CATALOGUE", value_hint = ValueHint::DirPath)]
     pub(crate) catalogue: PathBuf,
-    /// Repair what can be repaired without losing a byte
+    /// Repair faults that can be repaired without losing a byte
     #[arg(long)]
     pub(crate) repair: bool,
     /// Print JSON; field names are stable
@@ -655,7 +655,7 @@ fn parse_time(text: &str) -> Result<std::time::Duration, String> {
     })
 }
 
-/// The same, of what is done again and again.
+/// The same, for an interval.
 fn parse_period(text: &str) -> Result<std::time::Duration, String> {
     let period = parse_time(text)?;
     if period.as_millis() < 50 {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Asking a running daemon, and what is common to all who do.
+//! Asks a running daemon; shared by all commands that do so.
 
 use crate::args::DaemonArg;
 use rushes_control::{Answer, Ask, Client, ControlError};
@@ -9,12 +9,13 @@ use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// A daemon that does not answer in this time is stuck, and the person asking should know.
+/// A daemon that does not answer in this time is stuck, and the user should learn that.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The folder with the daemon's sockets: as told, else as configured, else the default.
+/// The folder with the daemon's sockets: by the option, else by the configuration, else the
+/// default.
 ///
-/// Errors   the configuration that was asked for is not there
+/// Errors   the configuration that the user named does not exist
 pub(crate) fn runtime_dir(daemon: &DaemonArg) -> Result<PathBuf, String> {
     if let Some(dir) = &daemon.runtime_dir {
         return Ok(dir.clone());
@@ -22,13 +23,13 @@ pub(crate) fn runtime_dir(daemon: &DaemonArg) -> Result<PathBuf, String> {
     let file = &daemon.config.config;
     match Config::load(file) {
         Ok(config) => Ok(config.runtime_dir),
-        // Without a configuration it is where it is by default. Not so if one was named: another
-        // daemon would answer.
+        // Without a configuration it is the default. Not so if the user named one: another daemon
+        // would answer.
         Err(error) if !file.exists() => match file == Path::new(DEFAULT_CONFIG) {
             true => Ok(PathBuf::from(DEFAULT_RUNTIME_DIR)),
             false => Err(error.to_string()),
         },
-        // No obstacle to asking, but the daemon may be elsewhere.
+        // The question can still be asked, but the daemon may have another folder.
         Err(error) => {
             let text = error.to_string();
             let first = text.lines().next().unwrap_or_default();
@@ -43,12 +44,12 @@ pub(crate) fn runtime_dir(daemon: &DaemonArg) -> Result<PathBuf, String> {
     }
 }
 
-/// Put one question.
+/// Sends one question.
 pub(crate) fn ask(daemon: &DaemonArg, question: &Ask) -> Result<Answer, String> {
     ask_in(daemon, &runtime_dir(daemon)?, question)
 }
 
-/// Put one question to the daemon of a folder, which is the one that these arguments name.
+/// Sends one question to the daemon of a folder, which is the one that these arguments name.
 pub(crate) fn ask_in(
     daemon: &DaemonArg,
     runtime_dir: &Path,
@@ -74,7 +75,7 @@ pub(crate) fn ask_in(
     }
 }
 
-/// The folder has no daemon.
+/// Whether the folder has no daemon.
 fn has_nobody(error: &ControlError) -> bool {
     let ControlError::Connect { source, .. } = error else {
         return false;
@@ -85,11 +86,11 @@ fn has_nobody(error: &ControlError) -> bool {
     )
 }
 
-/// So many daemons a message names.
+/// A message names so many daemons.
 const NAMED_MAX: usize = 3;
 
-/// Why the daemon may have another folder than its configuration says, and the daemons that have
-/// one.
+/// Why the daemon may have another folder than its configuration says, and the daemons that run in
+/// other folders.
 ///
 /// `is_read`   the folder is that of the configuration, and not the default
 fn other_folders(file: &Path, is_read: bool, runtime_dir: &Path, others: &[Running]) -> String {
@@ -102,7 +103,7 @@ fn other_folders(file: &Path, is_read: bool, runtime_dir: &Path, others: &[Runni
          was changed keeps its former folder until it is restarted",
         runtime_dir.display(),
     );
-    // A daemon of this configuration is the one that was meant.
+    // A daemon of this configuration is the right one.
     let meant = others.iter().find(|other| other.is_of(file));
     if let Some(meant) = meant {
         return format!(
@@ -129,7 +130,7 @@ fn other_folders(file: &Path, is_read: bool, runtime_dir: &Path, others: &[Runni
     }
 }
 
-/// An answer of another kind than asked for: daemon and program do not fit.
+/// An answer of the wrong kind: daemon and program do not fit.
 pub(crate) fn unexpected(answer: &Answer) -> String {
     let kind = match answer {
         Answer::Status(_) => "a status",
@@ -149,8 +150,8 @@ pub(crate) fn print_json<T: serde::Serialize>(value: &T) -> Result<(), String> {
     say(&format!("{text}\n"))
 }
 
-/// Text on standard output. Its reader may stop when it has seen enough, as in `| head`: then
-/// nothing is left to be done, and nothing is wrong.
+/// Text on standard output. Its reader may stop when it has seen enough, as in `| head`: that is no
+/// error, and no work is left.
 pub(crate) fn say(text: &str) -> Result<(), String> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

@@ -73,7 +73,7 @@ fn bar() -> ProgressBar {
     bar
 }
 
-/// As told, else as configured, else the default.
+/// By the option, else by the configuration, else the default.
 fn state_dir(args: &CalibrateArgs) -> PathBuf {
     if let Some(dir) = &args.state_dir {
         return dir.clone();

@@ -29,13 +29,13 @@ pub(crate) fn run(args: &CheckArgs) -> Result<ExitCode, String> {
     })
 }
 
-/// Where the services of pools are configured: `pool-NAME.conf`, with the line `CATALOGUE=`.
+/// The folder with the configurations of pools' services: `pool-NAME.conf`, with the line
+/// `CATALOGUE=`.
 const SERVICES: &str = "/etc/rushes";
 
-/// Where pools are mounted, and the folders of the members of pools that are mounted or have a
-/// service.
+/// The mounts of pools, and the members' folders of pools that are mounted or have a service.
 fn pools() -> Result<(Vec<PathBuf>, Vec<PathBuf>), String> {
-    // A user that may not look into their catalogues is told of all else.
+    // A user without access to their catalogues gets all other findings.
     let all = match rushes_pool::mounted() {
         Err(PoolError::Refused(_)) => Vec::new(),
         found => found.map_err(|error| error.to_string())?,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool export`: NFS and iSCSI from the mount of a pool. No daemon is asked; the servers
-//! are the distribution's.
+//! `rushes pool export`: NFS and iSCSI from the mount of a pool, by the distribution's servers.
+//! Does not ask the daemon.
 
 use crate::ask::say;
 use crate::export_args::{ExportCommand, ExportIscsiArgs, ExportNfsArgs, SquashArg};
@@ -15,7 +15,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// The state of an export, as `--json` says it.
+/// The state of an export, for `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct ExportReport {
     pub(crate) protocol: &'static str,
@@ -43,7 +43,7 @@ fn real(path: &Path) -> Result<PathBuf, String> {
         .map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Those who were named; on the loopback address this machine, if nobody was.
+/// The named clients; without names, on a loopback address, this machine.
 fn clients(named: &[String], listen: IpAddr) -> Vec<String> {
     if named.is_empty() && listen.is_loopback() {
         return vec![listen.to_string()];
@@ -72,7 +72,7 @@ fn nfs(args: &ExportNfsArgs) -> Result<(), String> {
             folder.file_name().unwrap_or_default().to_string_lossy()
         ),
     };
-    // One server keeps its folders for itself: they are told apart by what it serves.
+    // One server keeps its folders for itself: the exported folder is part of their names.
     let label = format!(
         "nfs-{}-{}",
         plain_name(Path::new(&name)),
@@ -128,8 +128,8 @@ fn iscsi(args: &ExportIscsiArgs) -> Result<(), String> {
     };
     let mount = Mount::of(if file.exists() { &file } else { folder }).map_err(told)?;
     let label = plain_name(&file);
-    // Nobody by default, on loopback neither: a disk knows no users, and a client that has it has
-    // all of it.
+    // No client by default, not even on loopback: a disk knows no users, and a client that has it
+    // has all of it.
     let initiators = args
         .clients
         .iter()
@@ -158,7 +158,7 @@ fn iscsi(args: &ExportIscsiArgs) -> Result<(), String> {
         export.target.clone(),
         export.listen.to_string(),
     );
-    // All that may be refused is refused before a file is made.
+    // Refuse all that can be refused before making a file.
     let mut server = export.server(&mount).map_err(told)?;
     let bytes = DiskExport::prepare(&file, args.size, args.sparse).map_err(told)?;
     let report = ExportReport {

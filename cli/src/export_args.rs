@@ -78,8 +78,8 @@ pub(crate) struct ExportNfsArgs {
     /// With --v3: TCP port of the mount protocol
     #[arg(long, default_value_t = 20048, value_name = "PORT", requires = "v3", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) mount_port: u16,
-    /// Seconds that clients have after a restart to claim what they had open, before others may
-    /// open
+    /// Seconds that clients have after a restart to claim the files they had open, before others
+    /// may open
     #[arg(long, default_value_t = 30, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(2..=180))]
     pub(crate) grace: u32,
     /// Folder for configuration and process id; otherwise /run/rushes/nfs-NAME-ID, ID being of pool

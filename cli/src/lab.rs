@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes lab`: becomes the program `rushes-lab` beside this one.
 //!
-//! A program of its own, as git does it, so that the server links neither FUSE nor an SMB client.
+//! A separate program, as git does it, so that the server links neither FUSE nor an SMB client.
 
 use crate::lab_words::Words;
 use std::ffi::OsString;

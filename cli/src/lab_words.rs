@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The lab's commands and options, for completions: as `rushes-lab words` tells them
-//! (`lab/src/words.rs`), since `rushes` does not link it.
+//! The lab's commands and options, for completions: from `rushes-lab words` (`lab/src/words.rs`),
+//! since `rushes` does not link the lab.
 
 use clap::{Arg, ArgAction, Command, ValueHint};
 use serde::Deserialize;
@@ -25,8 +25,7 @@ struct Word {
     may_repeat: bool,
 }
 
-/// The table of arguments wants names that live as long as the program, which ends when it has
-/// printed them.
+/// clap needs names that live as long as the program, which ends when it has printed them.
 fn kept(text: String) -> &'static str {
     Box::leak(text.into_boxed_str())
 }
@@ -36,7 +35,7 @@ impl Words {
         serde_json::from_slice(text).map_err(|error| error.to_string())
     }
 
-    /// As a command of ours, under the name `lab`.
+    /// As a command of `rushes`, under the name `lab`.
     pub(crate) fn command(self) -> Command {
         let mut lab = self.below();
         lab.set_bin_name("rushes lab");
@@ -46,14 +45,14 @@ impl Words {
     fn below(self) -> Command {
         let mut command = Command::new(kept(self.name)).about(kept(self.about));
         for word in self.options {
-            // These each command has by itself.
+            // clap adds these to each command.
             if matches!(word.long.as_deref(), Some("help" | "version")) {
                 continue;
             }
             command = command.arg(word.arg());
         }
         for words in self.commands {
-            // And so this.
+            // This, too.
             if words.name != "help" {
                 command = command.subcommand(words.below());
             }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The one command of Rushes: asks and prints; the work is done elsewhere.
+//! The one command of Rushes: it asks and prints; other crates do the work.
 
 mod admit;
 mod args;

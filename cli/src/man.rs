@@ -410,7 +410,7 @@ const PAGES: &[More] = &[
     },
 ];
 
-/// The exit codes of `rushes` as a whole, and of a command that says nothing of its own.
+/// The exit codes of `rushes` as a whole, and of a command without its own.
 const EXIT_STATUS: &[Named] = &[
     (
         "0",
@@ -426,10 +426,10 @@ const EXIT_STATUS: &[Named] = &[
     ),
 ];
 
-/// Begins the sentence of a help text that is the section of its page.
+/// The start of the sentence in a help text that becomes a section of its page.
 const EXIT_CODE: &str = "Exit code: ";
 
-/// A page: the one that the table of arguments gives, and the sections that it does not have.
+/// A page: the part from the table of arguments, and the sections that the table does not have.
 fn page(command: clap::Command) -> io::Result<Vec<u8>> {
     let name = command.get_display_name().unwrap_or(command.get_name());
     let more = PAGES.iter().find(|more| more.command == name);
@@ -437,7 +437,7 @@ fn page(command: clap::Command) -> io::Result<Vec<u8>> {
     let (extra, exit) = parted(help.as_deref().unwrap_or_default());
     let mut page = Vec::new();
     let shown = (!extra.is_empty()).then_some(extra);
-    // None would leave the old one.
+    // Without a value clap would keep the old one.
     let reset = command.after_help(clap::builder::Resettable::from(
         shown.map(clap::builder::StyledStr::from),
     ));
@@ -456,7 +456,7 @@ fn page(command: clap::Command) -> io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// A help text without its exit codes, and those.
+/// A help text without its exit codes, and the exit codes.
 fn parted(help: &str) -> (String, Option<String>) {
     let Some((before, rest)) = help.split_once(EXIT_CODE) else {
         return (help.to_owned(), None);
@@ -477,7 +477,7 @@ fn items(page: &mut Vec<u8>, items: &[Named]) -> io::Result<()> {
     Ok(())
 }
 
-/// Text for roff: nothing in it is a command.
+/// Text for roff, without any command.
 fn plain(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     match text.starts_with(['.', '\'']) {
@@ -486,7 +486,7 @@ fn plain(text: &str) -> String {
     }
 }
 
-/// The pages of a command and of all below it, by the names of their files.
+/// The pages of a command and of all commands below it, by file name.
 fn pages(command: &clap::Command, all: &mut Vec<(String, Vec<u8>)>) -> io::Result<()> {
     for inner in command.get_subcommands().filter(|one| !one.is_hide_set()) {
         pages(inner, all)?;

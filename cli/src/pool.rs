@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool`: make a pool, look at its members, and say where a file's bytes are. No daemon is
-//! asked.
+//! `rushes pool`: makes a pool, shows its members, and finds a file's bytes. Does not ask the
+//! daemon.
 
 use crate::args::{PoolCommand, PoolCreateArgs, PoolLsArgs, PoolWhereArgs};
 use crate::ask::{print_json, say};
@@ -19,14 +19,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// statfs(2): a file system in memory alone that keeps extended attributes.
+/// statfs(2): a file system in memory that keeps extended attributes.
 const TMPFS: u64 = 0x0102_1994;
-/// A mount that was unmounted is gone within this.
+/// A mount has ended within this time after its unmount.
 const ENDING: Duration = Duration::from_secs(10);
-/// A wait that is shorter needs no word.
+/// A shorter wait needs no message.
 const SILENT: Duration = Duration::from_secs(1);
 
-/// A pool and its members, as `--json` says it.
+/// A pool and its members, for `--json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct PoolReport {
     pub(crate) catalogue: String,
@@ -57,7 +57,7 @@ pub(crate) struct MemberReport {
     pub(crate) with_catalogue: bool,
 }
 
-/// Where a file is.
+/// The places of a file's bytes.
 #[derive(Debug, Serialize)]
 pub(crate) struct FileReport {
     pub(crate) file: String,
@@ -142,8 +142,8 @@ fn create(args: &PoolCreateArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A pool's parts are there again when the machine starts anew. The engine takes memory, too: its
-/// tests do.
+/// Refuses folders that are lost at a restart of the machine. The engine takes memory, too, for its
+/// tests.
 pub(crate) fn outlast_the_machine<'a>(
     mut folders: impl Iterator<Item = &'a PathBuf>,
 ) -> Result<(), String> {
@@ -163,13 +163,13 @@ pub(crate) fn outlast_the_machine<'a>(
 /// A daemon that goes on writing after a mount has ended needs some seconds.
 pub(crate) const WRITTEN_PATIENCE: Duration = Duration::from_secs(30);
 
-/// A pool that nobody has mounted, with all that was acknowledged in its objects.
+/// A pool that is not mounted, once its objects have all acknowledged bytes.
 pub(crate) fn settled(pool: Pool) -> Result<Pool, String> {
     has_all(&pool)?;
     Ok(pool)
 }
 
-/// Nobody has bytes in memory that are acknowledged and not in its objects.
+/// Waits until no daemon has acknowledged bytes that its objects lack.
 pub(crate) fn has_all(pool: &Pool) -> Result<(), String> {
     rushes_fuse::wait_until_written(pool, WRITTEN_PATIENCE, &say_that_it_waits).map_err(
         |unwritten| {
@@ -182,7 +182,7 @@ pub(crate) fn has_all(pool: &Pool) -> Result<(), String> {
     )
 }
 
-/// To the terminal: the command has not begun with what it is to do.
+/// A message to the terminal: the command has not begun its work.
 pub(crate) fn say_that_it_waits(unwritten: &Unwritten) {
     eprintln!(
         "rushes: {unwritten}: waiting for {}, {} s at most",
@@ -194,7 +194,7 @@ pub(crate) fn say_that_it_waits(unwritten: &Unwritten) {
     );
 }
 
-/// The way to bring them to their objects.
+/// How to get the bytes into their objects.
 pub(crate) fn how_to_write(unwritten: &Unwritten) -> &'static str {
     match unwritten.is_daemon_there {
         true => {
@@ -221,7 +221,7 @@ fn ls(args: &PoolLsArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(!is_whole)))
 }
 
-/// The report of `rushes pool COMMAND` on each of some pools.
+/// Prints the report of `rushes pool COMMAND` on each of these pools.
 pub(crate) fn print_all<Report: Serialize>(
     reports: &[Report],
     json: bool,
@@ -240,7 +240,7 @@ pub(crate) fn print_all<Report: Serialize>(
     say(&texts.join("\n"))
 }
 
-/// Of the pool that is asked for, or of all that are mounted.
+/// The catalogue of the pool in the arguments, or of all mounted pools.
 pub(crate) fn catalogues(args: &PoolLsArgs) -> Result<Vec<PathBuf>, String> {
     if let Some(path) = &args.path {
         return Ok(vec![rushes_pool::find(path).map_err(told)?.catalogue]);
@@ -252,7 +252,7 @@ pub(crate) fn catalogues(args: &PoolLsArgs) -> Result<Vec<PathBuf>, String> {
     Ok(all)
 }
 
-/// How a member stands, or an object on one.
+/// The state of a member, or of an object on one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Standing {
@@ -260,9 +260,9 @@ pub(crate) enum Standing {
     Present,
     /// It can be read.
     ReadOnly,
-    /// It is not there.
+    /// It is missing.
     Missing,
-    /// It is there, and its device answers with errors.
+    /// It is there, and its device returns errors.
     Failing,
     /// Its member was given up.
     Lost,
@@ -271,7 +271,7 @@ pub(crate) enum Standing {
 }
 
 impl Standing {
-    /// As tables have it.
+    /// The word in tables.
     pub(crate) fn word(self) -> &'static str {
         match self {
             Standing::Present => "present",
@@ -296,7 +296,7 @@ pub(crate) fn shown(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Of which class a member is, as it is shown.
+/// The class of a member, as shown.
 pub(crate) fn class_of(member: &Member) -> Option<String> {
     member.class().map(Class::name).map(str::to_owned)
 }
@@ -497,8 +497,8 @@ fn segments(pool: &Pool, layout: &Layout) -> Vec<SegmentReport> {
         .collect()
 }
 
-/// Open it as its only one. A mount that was unmounted a moment ago still writes down names and
-/// goes in a while: it is waited for.
+/// Opens the pool for this process alone. A mount that was unmounted a moment ago still writes its
+/// names and ends in a while: this waits for it.
 pub(crate) fn serve(catalogue: &Path) -> Result<Pool, PoolError> {
     let end = Instant::now() + ENDING;
     let mut is_said = false;
@@ -528,8 +528,8 @@ pub(crate) fn serve(catalogue: &Path) -> Result<Pool, PoolError> {
     }
 }
 
-/// Of a pool that is not mounted here: the process elsewhere that keeps it. All processes are
-/// looked at: not at each try.
+/// For a pool that is not mounted here: names the process elsewhere that keeps it. It looks at all
+/// processes, so not at each try.
 fn with_keeper(error: PoolError) -> PoolError {
     match error {
         PoolError::Served {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool fsck` and `rushes pool rescue`: mending a pool that is not mounted. No daemon is
-//! asked.
+//! `rushes pool fsck` and `rushes pool rescue`: repair a pool that is not mounted. They do not ask
+//! the daemon.
 
 use crate::args::{PoolFsckArgs, PoolRescueArgs};
 use crate::ask::{print_json, runtime_dir, say};
@@ -11,7 +11,7 @@ use rushes_pool::{Fsck, ObjectName, Progress, State};
 use serde::Serialize;
 use std::process::ExitCode;
 
-/// The result of a look through a pool.
+/// The result of a check of a pool.
 #[derive(Debug, Serialize)]
 pub(crate) struct FsckReport {
     pub(crate) catalogue: String,
@@ -24,14 +24,14 @@ pub(crate) struct FsckReport {
     pub(crate) left_count: usize,
 }
 
-/// A member that could not be looked at.
+/// A member that could not be checked.
 #[derive(Debug, Serialize)]
 pub(crate) struct MissingReport {
     pub(crate) member: u16,
     pub(crate) reason: String,
 }
 
-/// Something that does not fit.
+/// An inconsistency.
 #[derive(Debug, Serialize)]
 pub(crate) struct FindingReport {
     pub(crate) kind: &'static str,
@@ -43,7 +43,7 @@ pub(crate) struct FindingReport {
     pub(crate) mended_by: Option<String>,
 }
 
-/// For work whose length is not known beforehand.
+/// A bar for work of unknown length.
 pub(crate) fn counter(template: &str) -> ProgressBar {
     let bar = ProgressBar::no_length();
     bar.set_style(
@@ -76,7 +76,7 @@ fn message(progress: Progress) -> String {
     }
 }
 
-/// A catalogue that was made anew.
+/// A rebuilt catalogue.
 #[derive(Debug, Serialize)]
 pub(crate) struct RescueReport {
     pub(crate) name_count: u64,
@@ -85,8 +85,8 @@ pub(crate) struct RescueReport {
     pub(crate) fsck: FsckReport,
 }
 
-/// The lost catalogue's word on the pool's daemon is lost with it: the daemon of this machine's
-/// configuration is looked at.
+/// The lost catalogue named the pool's daemon: instead this looks at the daemon of this machine's
+/// configuration.
 fn members_have_all(args: &PoolRescueArgs) -> Result<(), String> {
     let runtime_dir = runtime_dir(&args.daemon)?;
     let waited = rushes_fuse::wait_until_members_have_all(
@@ -136,7 +136,7 @@ pub(crate) fn rescue(args: &PoolRescueArgs) -> Result<ExitCode, String> {
 }
 
 impl FsckReport {
-    /// All of the pool was looked at, and nothing is left that does not fit.
+    /// Whether all of the pool was checked, and no inconsistency is left.
     fn is_well(&self) -> bool {
         self.left_count == 0 && self.missing.is_empty()
     }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool destroy`: a pool that was made is none any more. The parts that may go, and their
-//! order, are in engine/pool.
+//! `rushes pool destroy`: deletes a pool. engine/pool has the parts that may go, and their order.
 
 use crate::args::PoolDestroyArgs;
 use crate::ask::{print_json, say};
@@ -11,7 +10,7 @@ use rushes_pool::{Doomed, Files};
 use serde::Serialize;
 use std::process::ExitCode;
 
-/// A pool that is gone, or could be.
+/// A pool that is deleted, or could be.
 #[derive(Debug, Serialize)]
 struct DestroyReport {
     catalogue: String,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool add`, `drain`, `rebalance`, `defrag`, `remove` and `status`: which members a pool
-//! has, and how they are. A pool that is mounted is changed by its mount, which is asked; no daemon
-//! is.
+//! `rushes pool add`, `drain`, `rebalance`, `defrag`, `remove` and `status`: the members of a pool
+//! and their state. A mounted pool is changed by its mount, at the request of these commands; they
+//! do not ask the daemon.
 
 use crate::args::{
     PoolAddArgs, PoolCatalogueArgs, PoolDefragArgs, PoolDrainArgs, PoolLsArgs, PoolRemoveArgs,
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, UNIX_EPOCH};
 
-/// Members that were taken in.
+/// Members that were added.
 #[derive(Debug, Serialize)]
 struct AddReport {
     catalogue: String,
@@ -34,14 +34,14 @@ struct AddReport {
 
 /// The program that changes a pool.
 enum Hand {
-    /// This program: nobody else has it.
+    /// This program: no mount has the pool.
     Ours(Box<Pool>),
     /// The mount that has it.
     Mount(Door),
 }
 
 impl Hand {
-    /// Errors   somebody else has it, who cannot be asked
+    /// Errors   another process has it that takes no requests
     fn on(catalogue: &Path) -> Result<Hand, String> {
         match crate::pool::serve(catalogue) {
             Ok(pool) => settled(pool).map(|pool| Hand::Ours(Box::new(pool))),
@@ -64,7 +64,7 @@ struct Done {
     failed: Failed,
 }
 
-/// For what says nothing of how far it is: that it goes on, and what it does.
+/// A bar for work without progress reports: shows that it goes on, and its name.
 fn waiting(message: &'static str) -> ProgressBar {
     let bar = counter("{spinner} {msg} ({elapsed})");
     bar.set_message(message);
@@ -72,7 +72,7 @@ fn waiting(message: &'static str) -> ProgressBar {
     bar
 }
 
-/// Ask the mount. An interrupt of this program interrupts the work.
+/// Asks the mount. An interrupt of this program interrupts the work.
 fn asked(door: Door, request: &Request, bar: &ProgressBar) -> Result<Done, PoolError> {
     let last = door.ask(request, |told| match told {
         Told::Added { count } => bar.set_position(count),
@@ -97,7 +97,7 @@ fn asked(door: Door, request: &Request, bar: &ProgressBar) -> Result<Done, PoolE
     })
 }
 
-/// Where the catalogue is, and the members as they are now.
+/// The pool with its catalogue, and its members as they are now.
 fn seen(catalogue: &Path) -> Result<Pool, String> {
     Pool::look(catalogue).map_err(told)
 }
@@ -115,7 +115,7 @@ pub(crate) fn add(args: &PoolAddArgs) -> Result<ExitCode, String> {
             added.map(|numbers| numbers.iter().map(|number| number.0).collect())
         }
         Hand::Mount(door) => {
-            // Its folder may be another one than ours.
+            // The mount's working folder may differ from ours.
             let path =
                 |member: &PathBuf| std::path::absolute(member).unwrap_or_else(|_| member.clone());
             let members = args.members.iter().map(path).collect();
@@ -139,8 +139,7 @@ pub(crate) fn add(args: &PoolAddArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A note on new members without a class in a pool whose others have some; nothing where that is
-/// not so.
+/// A note on new members without a class in a pool in which others have one; otherwise empty.
 fn of_no_class(pool: &Pool, numbers: &[u16]) -> String {
     let members = pool.members();
     let is_new = |number: MemberNumber| numbers.contains(&number.0);
@@ -165,7 +164,7 @@ fn of_no_class(pool: &Pool, numbers: &[u16]) -> String {
     }
 }
 
-/// A member that is emptied.
+/// A draining member.
 #[derive(Debug, Serialize)]
 struct DrainReport {
     catalogue: String,
@@ -289,8 +288,8 @@ fn drain_interrupted(catalogue: &str, number: MemberNumber) -> String {
     )
 }
 
-/// Say it when SIGINT or SIGTERM ends this program. Its work, by itself or by way of the mount, may
-/// stop at any instant.
+/// Prints the sentence when SIGINT or SIGTERM ends this program. Its work, its own or the mount's,
+/// may stop at any instant.
 fn say_when_interrupted(bar: &ProgressBar, sentence: String) -> Result<(), String> {
     let mut signals =
         Signals::new([SIGINT, SIGTERM]).map_err(|error| format!("cannot take signals: {error}"))?;
@@ -299,7 +298,7 @@ fn say_when_interrupted(bar: &ProgressBar, sentence: String) -> Result<(), Strin
         if let Some(signal) = signals.forever().next() {
             bar.finish_and_clear();
             eprintln!("{sentence}");
-            // As if nobody had listened: the caller of this program sees what ended it.
+            // As without a handler: the caller of this program sees which signal ended it.
             let _ = emulate_default_handler(signal);
         }
     });
@@ -325,7 +324,7 @@ fn drain_ours(
     })
 }
 
-/// Files that were spread anew.
+/// The result of a rebalance.
 #[derive(Debug, Serialize)]
 struct RebalanceReport {
     catalogue: String,
@@ -345,14 +344,14 @@ struct RebalanceReport {
     failed: Vec<Failure>,
 }
 
-/// A member that is fuller than all together.
+/// A member that is fuller than the whole pool.
 #[derive(Debug, Serialize)]
 struct FullerReport {
     member: u16,
     permille: u64,
 }
 
-/// A member that files do not go to.
+/// A member that takes no files.
 #[derive(Debug, Serialize)]
 struct LeftOutReport {
     member: u16,
@@ -502,7 +501,7 @@ pub(crate) fn rebalance(args: &PoolCatalogueArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::from(u8::from(report.failed_count > 0)))
 }
 
-/// Files that were left as they are, a line each, and how many more; nothing if there are none.
+/// Files that stayed as they are, a line each, and how many more; empty if there are none.
 fn failed_text(count: u64, first: &[Failure]) -> String {
     if count == 0 {
         return String::new();
@@ -519,7 +518,7 @@ fn failed_text(count: u64, first: &[Failure]) -> String {
     text
 }
 
-/// Files that were brought together.
+/// The result of a defrag.
 #[derive(Debug, Serialize)]
 struct DefragReport {
     catalogue: String,
@@ -532,7 +531,7 @@ struct DefragReport {
     failed: Vec<Failure>,
 }
 
-/// In how many pieces files are.
+/// The number of segments and extents of files.
 #[derive(Debug, Serialize)]
 struct PiecesReport {
     segment_count: u64,
@@ -617,7 +616,7 @@ fn moved_so_far(now: Drained) -> String {
     )
 }
 
-/// A member that is gone.
+/// A removed member.
 #[derive(Debug, Serialize)]
 struct RemoveReport {
     catalogue: String,
@@ -625,8 +624,7 @@ struct RemoveReport {
     lost: bool,
 }
 
-/// A member that is only away is not given up by one word. One that is there is refused in any
-/// case.
+/// Without --yes a missing member is not given up. One that is there is refused in any case.
 fn may_be_given_up(pool: &Pool, number: MemberNumber) -> Result<(), String> {
     let Some(member) = pool.member(number) else {
         return Ok(());
@@ -679,7 +677,7 @@ pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// How a pool is.
+/// The state of a pool.
 #[derive(Debug, Serialize)]
 struct StatusReport {
     catalogue: String,
@@ -695,7 +693,7 @@ struct StatusReport {
     members: Vec<MemberStatusReport>,
 }
 
-/// How the mount is.
+/// The state of the mount.
 #[derive(Debug, Serialize)]
 struct MountReport {
     has_keeper: bool,
@@ -773,7 +771,7 @@ impl WorkReport {
     }
 }
 
-/// How a pool tidies itself.
+/// The tidying of a pool.
 #[derive(Debug, Serialize)]
 struct TidyReport {
     schedule: String,
@@ -882,7 +880,7 @@ impl TidyReport {
     }
 }
 
-/// How a member is.
+/// The state of a member.
 #[derive(Debug, Serialize)]
 struct MemberStatusReport {
     number: u16,
@@ -912,7 +910,7 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
         let number = member.number().0;
         let failing = door.failing.iter().find(|(failing, _)| *failing == number);
         let failing = failing.map(|(_, why)| why.clone());
-        // One that fails keeps nobody from what there is to say of the others.
+        // One that fails does not hide the state of the others.
         let failed = counted.as_ref().and_then(|counted| counted.as_ref().err());
         if let Some(why) = failing.or_else(|| failed.map(ToString::to_string)) {
             (state, reason) = (Standing::Failing, Some(why));
@@ -987,7 +985,7 @@ fn text(report: &StatusReport) -> String {
             member.class.replace('_', " "),
             member.assigned_class.clone().unwrap_or_default(),
             member.state.word().to_owned(),
-            // The word "full" would be read as a member that has no room.
+            // "full" would read as a member without space.
             match member.duty {
                 "full" => String::from("all"),
                 duty => duty.to_owned(),
@@ -1035,8 +1033,7 @@ fn text(report: &StatusReport) -> String {
     )
 }
 
-/// A note on members that are draining: that lasts, whether or not the command that began it has
-/// ended.
+/// A note on draining members: they go on draining after the command that began it has ended.
 pub(crate) fn draining_text(catalogue: &str, members: impl Iterator<Item = u16>) -> String {
     members
         .map(|number| {

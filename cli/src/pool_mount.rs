@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool mount`: serve a pool on a folder until it is unmounted; with a keeper by a process
-//! that is replaced when it dies.
+//! `rushes pool mount`: serves a pool on a folder until it is unmounted; with a keeper, in a
+//! process that the keeper replaces when it dies.
 
 use crate::args::PoolMountArgs;
 use crate::ask::{runtime_dir, say};
@@ -17,7 +17,7 @@ use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A mount, as `--json` says it.
+/// A mount, for `--json`.
 #[derive(Debug, Serialize)]
 struct MountReport {
     catalogue: String,
@@ -25,10 +25,10 @@ struct MountReport {
     is_kept: bool,
 }
 
-/// For the process that serves, when its keeper has told it to hurry.
+/// For the serving process, when its keeper has told it to hurry.
 const HURRY_PATIENCE: Duration = Duration::from_secs(6);
 
-/// The program that runs, also when another one is installed in its place.
+/// The running program, also if another one was installed in its place.
 const RUNNING: &str = "/proc/self/exe";
 
 pub(crate) fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
@@ -46,7 +46,7 @@ fn failed(folder: &Path, error: &dyn Display) -> String {
     format!("{}: {error}", folder.display())
 }
 
-/// Before it is mounted. A folder that cannot be protected is no reason to go without the pool.
+/// Before the mount. A folder that cannot be protected is no reason to do without the pool.
 fn protect(args: &PoolMountArgs) {
     if args.protect
         && let Err(sentence) = rushes_fuse::protect(&args.folder)
@@ -55,7 +55,7 @@ fn protect(args: &PoolMountArgs) {
     }
 }
 
-/// A mount is root's, and lies on a folder that is there.
+/// Only root may mount, on an existing folder.
 fn can_mount(user: u32, args: &PoolMountArgs) -> Result<(), String> {
     let folder = args.folder.display();
     if user != 0 {
@@ -74,12 +74,13 @@ fn can_mount(user: u32, args: &PoolMountArgs) -> Result<(), String> {
         Err(error) if error.kind() == ErrorKind::NotFound => Err(format!(
             "{folder} is not there; expected an empty folder, on which the pool is then mounted: mkdir -p {folder}"
         )),
-        // A dead mount cannot be looked at, and is taken away when the next one comes.
+        // A dead mount cannot be looked at; the next mount removes it.
         _ => Ok(()),
     }
 }
 
-/// Nobody else has it, and it may be mounted there. Before anything is done to the folder.
+/// Opens the pool if no process has it and it may be mounted there. Call it before any change of
+/// the folder.
 fn pool_for(args: &PoolMountArgs) -> Result<Pool, String> {
     can_mount(rustix::process::geteuid().as_raw(), args)?;
     let pool = crate::pool::serve(&args.catalogue).map_err(told)?;
@@ -95,16 +96,16 @@ fn daemon(args: &PoolMountArgs) -> Result<DaemonPlace, String> {
     })
 }
 
-/// The process that listens, and what it acts on.
+/// The process that gets the signals, and the object on which it acts.
 #[derive(Clone)]
 enum Ear {
-    /// Serves the mount; with a keeper, which tells it to hurry.
+    /// Serves the mount; its keeper, if it has one, tells it to hurry.
     Server,
     Keeper(Arc<Replacing>),
 }
 
-/// Until the mount ends, in a thread of its own: an end that is asked for, once and again, and
-/// another process.
+/// Handles signals until the mount ends, in a thread of its own: the first one to end it, the
+/// second one, and the one for another process.
 fn hear(args: &PoolMountArgs, ear: Ear) -> Result<Arc<Stop>, String> {
     let (more, keeper) = match &ear {
         Ear::Server => (SIGUSR2, None),
@@ -126,8 +127,8 @@ fn hear(args: &PoolMountArgs, ear: Ear) -> Result<Arc<Stop>, String> {
                 }
                 Ear::Keeper(replacing) => {
                     replacing.hurry();
-                    // Then this process ends as well. One that does not come to an end is left
-                    // behind: it dies with us.
+                    // Then this process ends as well. A serving process that does not end is left
+                    // behind: it dies with this one.
                     std::thread::sleep(HURRY_PATIENCE);
                     std::process::exit(i32::from(HURRIED));
                 }
@@ -180,7 +181,7 @@ fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
 
 /// The keeper's part.
 fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
-    // Anything wrong with the pool is said here, once.
+    // Report anything wrong with the pool here, once.
     let pool = pool_for(args)?;
     let folder = args.folder.as_path();
     let lock = pool
@@ -193,7 +194,7 @@ fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
     protect(args);
     let replacing = Arc::new(Replacing::default());
     hear(args, Ear::Keeper(Arc::clone(&replacing)))?;
-    // Each of those who serve goes by the same daemon, whatever becomes of the configuration.
+    // Each serving process uses the same daemon, even if the configuration changes.
     let runtime_dir = runtime_dir(&args.daemon)?;
     let installed = installed();
     let program = |is_installed: bool| {
@@ -232,7 +233,7 @@ fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
     }
 }
 
-/// Where the program lies that runs, or one that was installed in its place.
+/// The path of the running program, or of one that was installed in its place.
 fn installed() -> Option<PathBuf> {
     let path = std::env::current_exe().ok()?;
     let text = path.to_str()?;
@@ -241,7 +242,7 @@ fn installed() -> Option<PathBuf> {
     ))
 }
 
-/// The part of the process that serves.
+/// The serving process's part.
 fn serve_kept(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let failed = |error: &dyn Display| failed(&args.folder, error);
     let (kept, lock) = Kept::receive(std::io::stdin()).map_err(|error| failed(&error))?;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool policy`: where files of a pool go, as the pool, a rule of it, a folder or a file
-//! says it. No daemon is asked, and nothing is moved.
+//! `rushes pool policy`: shows or sets where files of a pool go, by the policy of the pool, a rule,
+//! a folder or a file. Does not ask the daemon, and moves nothing.
 
 use crate::args::PoolPolicyArgs;
 use crate::ask::{print_json, say};
@@ -37,7 +37,7 @@ pub(crate) struct RuleReport {
     pub(crate) wish: String,
 }
 
-/// A member, and of which class it is.
+/// A member and its class.
 #[derive(Debug, Serialize)]
 pub(crate) struct ClassReport {
     pub(crate) number: u16,
@@ -71,7 +71,7 @@ fn failed(path: &Path, error: impl std::fmt::Display) -> String {
     format!("{}: {error}", path.display())
 }
 
-/// Returns  what is said then, and whom a change concerns
+/// Returns the report after the change, and a sentence on the files to which a change applies
 fn of_pool(
     args: &PoolPolicyArgs,
     catalogue: &Path,
@@ -99,7 +99,7 @@ fn of_pool(
     ))
 }
 
-/// Classes by the mount, if one has the pool; all else only where none has.
+/// Sets classes by the mount, if one has the pool; all else only if none has.
 fn set(catalogue: &Path, change: PolicyChange) -> Result<(), PoolError> {
     let is_of_classes = change
         == PolicyChange {
@@ -280,7 +280,7 @@ fn text(report: &PolicyReport) -> String {
     match report.own.as_deref().map(Wish::of) {
         None => format!("{path} has no policy of its own; its pool has: {in_force}\n"),
         Some(Ok(_)) => format!("{path}: {in_force}\n"),
-        // Somebody has written it past the mount.
+        // A program has written it past the mount.
         Some(Err(fault)) => {
             format!("{path} has an invalid policy ({fault}); its pool has: {in_force}\n")
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes recover`: data that an ended daemon left in lanes, written, listed or given up.
+//! `rushes recover`: writes, lists or deletes data that an ended daemon left in lanes.
 
 use crate::args::RecoverArgs;
 use crate::ask::{print_json, say};
@@ -12,10 +12,10 @@ use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The program that starts us names the folder of the daemon that is missing.
+/// The program that starts this command names the folder of the missing daemon.
 const RUNTIME_DIR: &str = "RUSHES_RUNTIME_DIR";
 
-/// Ranges of a file, and damaged records of a lane, that are shown; JSON has all.
+/// Ranges of a file, and damaged records of a lane, in the text; JSON has all.
 const SHOWN_MAX: usize = 8;
 
 pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
@@ -36,7 +36,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
         });
     }
     log_to_stderr(&args.log)?;
-    // Clients of a door that has started us wait, and nobody reads what we say.
+    // If a door has started this command, its clients wait, and no person reads the output.
     let is_door_s = std::env::var_os(RUNTIME_DIR).is_some() && !std::io::stderr().is_terminal();
     let left = (!is_door_s).then(|| list(&config));
     let result = rushes_daemon::recover(config, args.hung_after);
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
     ended(result)
 }
 
-/// The work of a recovery that left nothing. `left`: the lanes as they were before.
+/// The work of a recovery that left nothing. `left`: the lanes before it.
 fn recovered(left: &[LaneLeft]) -> String {
     let writes: u64 = left.iter().map(|lane| lane.write_count).sum();
     let bytes = show::bytes(left.iter().map(|lane| lane.bytes).sum());
@@ -57,7 +57,7 @@ fn recovered(left: &[LaneLeft]) -> String {
     }
 }
 
-/// The configuration that is named; where none is and a door has said which daemon it misses, that
+/// The configuration that the user named; if none, and a door has named its missing daemon, that
 /// daemon's.
 fn load(named: &Path) -> Result<Config, String> {
     let is_named =
@@ -80,13 +80,13 @@ fn load(named: &Path) -> Result<Config, String> {
     Ok(config)
 }
 
-/// A door may know it by another name: /var/run is a link.
+/// A door may have the path by another name: /var/run is a link.
 fn is_same_folder(one: &Path, other: &Path) -> bool {
     one == other
         || matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
 }
 
-/// 1: it has done what could be done, and something is left.
+/// 1: it has done its work, and some data is left.
 pub(crate) fn ended(result: Result<(), ServeError>) -> Result<ExitCode, String> {
     match result {
         Ok(()) => Ok(ExitCode::SUCCESS),
@@ -100,7 +100,7 @@ pub(crate) fn ended(result: Result<(), ServeError>) -> Result<ExitCode, String> 
 
 fn run_give_up(config: &Config, lane: u32, yes: bool) -> Result<ExitCode, String> {
     if !yes {
-        // Say first what it is about.
+        // First show the data concerned.
         let mut left = list(config).map_err(|error| error.to_string())?;
         left.retain(|left| left.lane == lane);
         if left.is_empty() {
@@ -136,7 +136,7 @@ fn of_lane(lane: &LaneLeft) -> String {
     );
     let mut out = match &lane.fault {
         None => format!("lane {}: {what}\n", lane.lane),
-        // It says which lane.
+        // The fault names the lane.
         Some(fault) => format!(
             "{fault}\n  it takes {} of memory; still readable: {what}\n",
             show::bytes(lane.memory_bytes)

@@ -14,7 +14,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode, String> {
     ended(rushes_daemon::serve(config))
 }
 
-/// Under systemd the journal knows the time already.
+/// Under systemd the journal adds the time.
 pub(crate) fn log_to_stderr(filter: &str) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter).map_err(|error| {
         format!(

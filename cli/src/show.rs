@@ -11,7 +11,7 @@ pub(crate) fn byte_rate(bytes_per_s: u64) -> String {
     scaled_fixed(bytes_per_s as f64, &["B/s", "kB/s", "MB/s", "GB/s"], 1000.0)
 }
 
-/// So many of something: "1 file", "2 files".
+/// A number with its noun: "1 file", "2 files".
 pub(crate) fn count(count: u64, noun: &str) -> String {
     match count {
         1 => format!("1 {noun}"),
@@ -36,7 +36,7 @@ pub(crate) fn uptime(seconds: f64) -> String {
     }
 }
 
-/// "100 Mb/s", "1.5 Gb/s": a decimal only where there is something to say.
+/// "100 Mb/s", "1.5 Gb/s": a decimal only if it is not zero.
 fn scaled(value: f64, units: &[&str], step: f64) -> String {
     let text = scaled_fixed(value, units, step);
     text.replace(".0 ", " ")
@@ -112,8 +112,8 @@ impl Table {
     }
 }
 
-/// A name as it is shown: a letter that would end a line of text, or move a terminal's cursor, is
-/// written as Rust writes it. JSON has it as it is.
+/// A name in a text: a character that would end a line, or move a terminal's cursor, is escaped as
+/// in Rust. JSON has it unchanged.
 pub(crate) fn one_line(text: &str) -> String {
     let each = |letter: char| match letter.is_control() {
         true => letter.escape_default().to_string(),

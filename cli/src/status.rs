@@ -50,7 +50,8 @@ pub(crate) fn text(status: &Status) -> String {
     out
 }
 
-/// A line a seat, what it has open below it, and then what is in no seat: lines that are closed.
+/// A line for each seat, with its open streams below it, and then the streams of no seat, which are
+/// closed.
 fn seats(status: &Status) -> String {
     let of_seat = |seat: &SeatStatus| {
         let all = status.streams.iter();
@@ -277,7 +278,7 @@ fn shares(status: &Status) -> Table {
     table
 }
 
-/// The way that writes take; the reason where it is not the good one.
+/// The way of writes; with the reason if it is not the good one.
 fn way_of(share: &ShareStatus) -> String {
     match share.write_way.as_str() {
         "extents" => String::from("extents"),
@@ -328,7 +329,7 @@ pub(crate) fn streams(streams: &[StreamStatus]) -> Table {
     table
 }
 
-/// Path, and which part of that file where it is not all of it.
+/// The path, and the part of that file if it is not all of it.
 pub(crate) fn file_of(stream: &StreamStatus, width: usize) -> String {
     let path = show::tail(&stream.path, width);
     match &stream.part {

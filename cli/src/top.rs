@@ -21,7 +21,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Height of the one picture of `--once`: room for the streams of one busy room.
+/// Height of the picture of `--once`: room for the streams of one busy room.
 const ONCE_ROWS_MAX: u16 = 200;
 
 pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, String> {
@@ -103,7 +103,7 @@ fn live(args: &TopArgs, dir: &Path) -> Result<ExitCode, String> {
             Ok(false) => {}
             Err(error) => break Err(format!("the terminal is gone: {error}")),
         }
-        // A daemon that restarts is no reason to go: say it and keep asking.
+        // A daemon that restarts does not end this command: it shows the error and keeps asking.
         match status(args, dir) {
             Ok(next) => {
                 before = std::mem::replace(&mut now, next);
@@ -116,7 +116,7 @@ fn live(args: &TopArgs, dir: &Path) -> Result<ExitCode, String> {
     result
 }
 
-/// True when the person wants to leave; false after `interval`.
+/// True when the user wants to leave; false after `interval`.
 fn wait_for_quit(interval: Duration) -> std::io::Result<bool> {
     let end = Instant::now() + interval;
     loop {
@@ -134,10 +134,10 @@ fn wait_for_quit(interval: Duration) -> std::io::Result<bool> {
     }
 }
 
-/// The parts of a picture that no status has.
+/// The parts of a picture that are in no status.
 #[derive(Default)]
 struct Around<'a> {
-    /// The keys that do something; none in a picture that is only printed.
+    /// The keys that have an effect; none in a picture that is only printed.
     keys: &'a str,
     /// Why the status is old.
     trouble: Option<&'a str>,

@@ -110,7 +110,7 @@ fn wait_exit(child: &mut Child) -> std::process::ExitStatus {
     }
 }
 
-/// The socket on which a service manager hears of its daemon.
+/// The socket on which a service manager gets its daemon's messages.
 fn manager_in(folder: &Folder) -> (PathBuf, UnixDatagram) {
     let notify = folder.0.join("notify");
     let manager = UnixDatagram::bind(&notify).unwrap();
@@ -363,7 +363,7 @@ fn commands_of(words: &[&str]) -> Vec<String> {
         .collect()
 }
 
-/// The words that bash offers behind these, by what `rushes completions bash` prints.
+/// The words that bash offers after these, by the output of `rushes completions bash`.
 fn offered(script: &Path, words: &[&str]) -> Vec<String> {
     let line = words.join(" ");
     let ask = format!(
@@ -412,8 +412,8 @@ fn each_command_of_a_pool_has_its_man_page_and_is_completed() {
 #[test]
 fn commands_and_options_of_the_lab_are_completed() {
     let folder = Folder::new();
-    // Where the lab was built it is beside the program, and asked itself; else this stands in for
-    // it.
+    // If the lab was built, it is beside the program and gets the question itself; else this stands
+    // in for it.
     let lab = folder.0.join("rushes-lab");
     let words = r#"{"name":"lab","about":"","options":[],"commands":[{"name":"play","about":"","commands":[],"options":[
         {"long":"streams","short":null,"name":"streams","help":"","takes_value":true,"values":[],"is_path":false,"may_repeat":false},

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ten thousand questions: which streams are admitted, is any of those late, and how many could
-//! have been?
+//! Ten thousand questions: which streams are admitted, are any of those late, and how many could
+//! have been admitted?
 //!
 //! Each question is a device, a cache and streams that join one by one, drawn from a seed. The
-//! server answers by its ledger; those with a contract from their first frame on must never be late
-//! in the simulated world. The [`Oracle`] then says how many could have been kept, in two senses:
-//! *first come*, each newcomer taken in its turn if it can be (what a server is asked to do), and
-//! *any subset*, the largest number of them, whichever came first (what no server can know, since
-//! it may not refuse a large stream in the hope of small ones).
+//! The server answers by its ledger; streams with a contract from their first frame on must never
+//! be late in the simulated world. The [`Oracle`] then says how many could have been kept, in two
+//! senses: *first come*, which admits each newcomer in its turn if it fits, as a server must; and
+//! *any subset*, the largest number of them in any order. No server can know that number, since it
+//! may not refuse a large stream in the hope of small ones.
 
 use crate::client::{Kind, Latency};
 use crate::disk::{Faults, table5};
@@ -27,7 +27,7 @@ use serde::Serialize;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Kinds of devices asked about.
+/// Kinds of devices in the questions.
 pub const CLASSES: [&str; 4] = ["table5", "disk", "array", "flash"];
 
 /// A question.
@@ -37,15 +37,15 @@ pub struct Question {
     pub seed: u64,
     /// Index into [`CLASSES`].
     pub class: usize,
-    /// The device, as it is and as the server is told.
+    /// The device, in truth and as the server knows it.
     pub device: DeviceModel,
     /// Buffers of 1 MiB.
     pub slot_count: u32,
-    /// The streams, in the order they join.
+    /// The streams, in the order in which they join.
     pub asks: Vec<Ask>,
     /// Copies beside them.
     pub copy_count: u64,
-    /// How long it is played.
+    /// Length of the run. Units: s.
     pub seconds: u64,
 }
 
@@ -58,17 +58,17 @@ pub struct Answer {
     pub class: usize,
     /// Streams that asked.
     pub asked: u64,
-    /// With a contract from their first frame on.
+    /// Streams with a contract from their first frame on.
     pub admitted: u64,
-    /// Kept by the oracle, first come first served.
+    /// Streams that the oracle keeps, first come first served.
     pub first_come: u64,
-    /// Kept by the oracle, the largest number of any.
+    /// Streams that the oracle keeps, the largest number of any.
     pub any_subset: u64,
-    /// Bytes a second admitted.
+    /// Rate of the admitted streams. Units: bytes per second.
     pub admitted_rate: u64,
-    /// Bytes a second kept by the oracle, first come first served.
+    /// Rate that the oracle keeps, first come first served. Units: bytes per second.
     pub first_come_rate: u64,
-    /// Admitted and late.
+    /// Streams that were admitted and late.
     pub late_streams: u64,
     /// The worst of those. Units: ms.
     pub worst_ms: f64,
@@ -99,8 +99,8 @@ impl Question {
                 rate = p.log_between(5.0, 500.0);
             }
             let rate = BytesPerSecond::from_bits((rate * 1e6) as u64);
-            // Frames of 40, 80 or 160 ms, at most 4 MiB: a player's reads, coarse where that is all
-            // the same.
+            // Frames of 40, 80 or 160 ms, at most 4 MiB: a player's reads, coarse if all frames are
+            // alike.
             let mut period = 40u64 << p.below(3);
             while rate.bytes_in(Duration::from_ms(period)).0 > 4 << 20 {
                 period /= 2;
@@ -121,7 +121,7 @@ impl Question {
                 at += p.between(20, 900);
             }
         }
-        // One in twenty is watched for long, to find what creeps.
+        // One run in twenty is long, to find slow drifts.
         let after = if p.chance(50) { 90 } else { 12 };
         let seconds = at / 1000 + 1 + after;
         let copy_count = if p.chance(250) { p.between(1, 2) } else { 0 };
@@ -186,7 +186,7 @@ impl Question {
         world
     }
 
-    /// Plays it and asks the oracle.
+    /// Plays the question and asks the oracle.
     pub fn answer(&self) -> Answer {
         let mut world = self.world();
         let mut watch = Watch::default();
@@ -266,16 +266,16 @@ fn device(p: &mut Prng, class: usize) -> DeviceModel {
 /// Asks many questions.
 #[derive(Clone, Debug, Args)]
 pub struct Admission {
-    /// How many.
+    /// Number of questions.
     #[arg(long, default_value_t = 1000)]
     pub count: u64,
-    /// The first one's seed.
+    /// The first question's seed.
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// One JSON object.
     #[arg(long)]
     pub json: bool,
-    /// Every question whose answer is bad: late streams, or much less admitted than possible.
+    /// Every question with a bad answer: late streams, or much fewer admitted than possible.
     #[arg(long)]
     pub verbose: bool,
 }
@@ -295,13 +295,13 @@ pub struct Sum {
     pub first_come: u64,
     /// Oracle, any subset.
     pub any_subset: u64,
-    /// Admitted of what the oracle keeps, first come.
+    /// Admitted streams, as a part of those that the oracle keeps, first come.
     pub ratio_first_come: f64,
     /// The same in bytes a second.
     pub ratio_first_come_rate: f64,
-    /// Admitted of what the oracle keeps, any subset.
+    /// Admitted streams, as a part of those that the oracle keeps, any subset.
     pub ratio_any_subset: f64,
-    /// Admitted and late.
+    /// Streams that were admitted and late.
     pub late_streams: u64,
     /// Questions with a late stream.
     pub late_questions: u64,
@@ -350,9 +350,9 @@ impl Sum {
 pub struct Result {
     /// All together.
     pub all: Sum,
-    /// By kind of device, by number of streams that asked.
+    /// By kind of device, and by number of streams that asked.
     pub parts: Vec<Sum>,
-    /// How long it took. Units: s.
+    /// Duration of the run. Units: s.
     pub seconds: f64,
     /// Seeds of questions with a late stream, or with a violation; the first ones.
     pub bad_seeds: Vec<u64>,
@@ -408,7 +408,7 @@ impl Admission {
         (result, answers)
     }
 
-    /// Asks and prints. True: nobody late, no violation, and at least nine tenths admitted.
+    /// Asks and prints. True: no stream was late, no violation, and at least nine tenths admitted.
     pub fn print(&self) -> bool {
         let (result, answers) = self.ask();
         let all = &result.all;

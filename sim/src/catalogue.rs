@@ -61,10 +61,10 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "writers",
 );
 
-/// The scenario that is another one for every seed.
+/// The scenario that differs for every seed.
 pub const SWARM: &str = "swarm";
 
-/// A seed that found a bug, with all that is needed to play it again for years.
+/// A seed that found a bug, with all data to replay it for years.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kept {
@@ -72,7 +72,7 @@ pub struct Kept {
     pub cause: String,
     /// The seed of the run.
     pub seed: u64,
-    /// The scenario as it was then (a swarm's generator may change).
+    /// The scenario as it was then, since a swarm's generator may change.
     pub scenario: Scenario,
 }
 
@@ -87,7 +87,7 @@ impl Kept {
 
 /// The scenario of that name, or the one in the file of that name.
 ///
-/// Errors   a sentence: which names there are, or what is wrong with the file.
+/// Errors   a sentence: the names that exist, or the fault of the file.
 pub fn find(name: &str, seed: u64) -> Result<Scenario, String> {
     if name == SWARM {
         return Ok(swarm::scenario(seed));

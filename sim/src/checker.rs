@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Watches the seam, apart from both sides: what is promised by its words must hold in every run.
+//! Watches the seam from outside: the promises of its text must hold in every run.
 //!
 //! It keeps its own books of slots, requests and device I/O from the events and actions alone, and
-//! compares with the true content of the files. It says nothing about lateness; that is
+//! compares with the true content of the files. Lateness is not its subject, but
 //! [`crate::judge`]'s, by the players' own measure.
 //!
 //! These rules must hold:
 //! - an answer holds the right bytes of the right file, none older than an acknowledged change;
-//! - no slot is refilled under a client's hands or while a device still writes into it;
-//! - every request is answered exactly once, the dead are not answered, and nobody waits for ever;
+//! - no slot is refilled while a client reads it or a device writes into it;
+//! - every request gets exactly one answer, a dead client gets none, and no client waits for ever;
 //! - the rules of [`crate::written`] for bytes that are written through lanes;
-//! - no bound of `Limits` is passed; forgotten files are not used; requests have the form agreed
-//!   on.
+//! - no bound of `Limits` is exceeded; forgotten files are not used; requests have the agreed form.
 
 use crate::files::{FileIndex, Files};
 use crate::written::Written;
@@ -24,7 +23,7 @@ use rushes_core::units::*;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Violations told in full; the others are counted.
+/// Violations reported in full; the others are counted.
 const TOLD_MAX: usize = 20;
 
 /// Hashes one integer well and quickly; the same in every run.
@@ -58,13 +57,13 @@ fn meet(one: Pages, two: Pages) -> bool {
 /// The contents of a slot.
 #[derive(Default)]
 struct Slot {
-    /// Which block of which file.
+    /// The file and its block.
     owner: Option<(FileIndex, u64)>,
-    /// Pages that were read, and what the file's serial was then. Ascending, apart.
+    /// Pages that were read, with the file's serial at that time. Ascending, apart.
     valid: Vec<(Pages, u64)>,
-    /// Pages in clients' hands.
+    /// Pages that clients read.
     pins: Vec<Pages>,
-    /// Pages a device writes into.
+    /// Pages into which a device writes.
     fills: Vec<Pages>,
 }
 
@@ -120,7 +119,7 @@ enum Asked {
     End,
     /// Stable storage for all writes up to this one.
     Sync { handle: HandleId, write: u64 },
-    /// Leave to change a file on the client's own descriptor.
+    /// A hold, to change a file on the client's own descriptor.
     Hold { file: FileIndex, write: u64 },
     /// Such a change of a file that is written through lanes, and the number of that write.
     Told {
@@ -128,7 +127,7 @@ enum Asked {
         range: ByteRange,
         write: u64,
     },
-    /// A change to `file`; the serial it had afterwards.
+    /// A change to `file`; its serial after the change.
     Change {
         file: FileIndex,
         range: ByteRange,
@@ -142,7 +141,7 @@ struct Request {
     id: RequestId,
     asked: Asked,
     at: Instant,
-    /// Slots in the client's hands, once answered with data.
+    /// Slots that the client has, once the answer has data.
     slots: [u32; REPLY_SLOTS_MAX],
     slot_count: u8,
     answered: bool,
@@ -172,17 +171,17 @@ struct Flight {
 #[derive(Default)]
 struct Acknowledged {
     changes: Vec<(ByteRange, u64)>,
-    /// The serial whose size everybody must see.
+    /// The serial whose size every client must see.
     size_serial: u64,
-    /// Changes by strangers of which nobody tells, and from when on: a client that asked before may
-    /// see the file as it was when it asked.
+    /// Changes by strangers that no client reports, and the instant from which they must be seen: a
+    /// client that asked before may see the file as it was then.
     seen: Vec<(ByteRange, u64, Instant)>,
-    /// The same of sizes: (from when on, serial), each later than the one before.
+    /// The same for sizes: instant and serial, each later than the one before.
     seen_sizes: Vec<(Instant, u64)>,
 }
 
 impl Acknowledged {
-    /// The serial whose size somebody must see who asked then.
+    /// The serial whose size a client must see that asked at that instant.
     fn size_serial_of(&self, asked: Instant) -> u64 {
         let count = self.seen_sizes.partition_point(|(at, _)| *at <= asked);
         let seen = self.seen_sizes[..count]
@@ -191,12 +190,13 @@ impl Acknowledged {
         self.size_serial.max(seen)
     }
 
-    /// Where changes end that somebody told of.
+    /// The ends of reported changes.
     fn ends(&self) -> impl Iterator<Item = u64> + '_ {
         self.changes.iter().map(|(range, _)| range.end())
     }
 
-    /// A change of these bytes later than `serial` that somebody must see who asked then.
+    /// A change of these bytes later than `serial` that a client must see that asked at that
+    /// instant.
     fn newer(&self, serial: u64, bytes: ByteRange, asked: Instant) -> Option<(ByteRange, u64)> {
         let seen = self.seen.iter().filter(|(.., at)| *at <= asked);
         let seen = seen.map(|&(range, at, _)| (range, at));
@@ -208,7 +208,7 @@ impl Acknowledged {
 /// The books.
 pub struct Checker {
     limits: Limits,
-    /// Nobody may wait longer for an answer.
+    /// The longest wait for an answer.
     pub patience: Duration,
     slots: Vec<Slot>,
     sessions: Vec<Session>,
@@ -219,7 +219,7 @@ pub struct Checker {
     /// Files that are written through lanes.
     pub written: Written,
     handle_count: u64,
-    /// Told violations.
+    /// Violations reported.
     pub told: Vec<String>,
     /// All violations.
     pub violation_count: u64,
@@ -266,7 +266,7 @@ impl Checker {
         }
     }
 
-    /// Something is wrong.
+    /// Reports a violation.
     pub fn wrong(&mut self, now: Instant, what: impl FnOnce() -> String) {
         self.violation_count += 1;
         if self.told.len() < TOLD_MAX {
@@ -291,10 +291,11 @@ impl Checker {
         ((from / PAGE_BYTES) as u16, to.div_ceil(PAGE_BYTES) as u16)
     }
 
-    /// A file was changed and everybody must see it from now on (a foreign change that was told).
+    /// A file was changed, and every client must see that from now on; also a foreign change that
+    /// was reported.
     pub fn acknowledge(&mut self, file: FileIndex, range: ByteRange, serial: u64, size_too: bool) {
         let books = self.acknowledged.entry(file).or_default();
-        // A later change over the same bytes says more.
+        // A later change of the same bytes replaces an earlier one.
         let says_more = |old: ByteRange, at: u64| {
             old.start.0 < range.start.0 || old.end() > range.end() || at > serial
         };
@@ -306,7 +307,7 @@ impl Checker {
         }
     }
 
-    /// A client that asks from now on must see a change of which nobody told.
+    /// A client that asks from now on must see a change that no client reports.
     pub fn seen(&mut self, now: Instant, file: FileIndex, range: ByteRange, serial: u64) {
         let books = self.acknowledged.entry(file).or_default();
         books.seen.push((range, serial, now));
@@ -330,8 +331,7 @@ impl Checker {
         }
     }
 
-    /// A client that wrote `range` of a file on its own descriptor asks for that to be
-    /// acknowledged.
+    /// A client that wrote `range` of a file on its own descriptor asks for the acknowledgement.
     pub fn native_asked(
         &mut self,
         now: Instant,
@@ -343,8 +343,9 @@ impl Checker {
         self.ask(now, session, request, Asked::Told { file, range, write });
     }
 
-    /// A client asks for a change to be acknowledged: `serial` is the file's after the change. A
-    /// size that another changed behind the server's back before is not made known by it.
+    /// A client asks for the acknowledgement of a change: `serial` is the file's after the change.
+    /// It does not publish a size that another program changed before without the server's
+    /// knowledge.
     pub fn change_asked(
         &mut self,
         now: Instant,
@@ -362,7 +363,7 @@ impl Checker {
             file,
             range,
             serial,
-            // A name that goes says nothing of what others did to its file.
+            // A removed name says nothing about other programs' changes of its file.
             size_too: range.length.0 > 0 && is_size(serial) && !is_hidden,
         };
         self.ask(now, session, request, asked);
@@ -383,7 +384,7 @@ impl Checker {
         });
     }
 
-    /// Before a step.
+    /// Called before a step.
     pub fn event(&mut self, now: Instant, event: &Event) {
         match event {
             Event::SessionOpened { session, .. } => self.session(*session).open = true,
@@ -486,7 +487,7 @@ impl Checker {
         }
     }
 
-    /// A client wants to write, or waits for what it has written.
+    /// A client asks for pages, or waits for the acknowledgement of a write.
     fn write_event(&mut self, now: Instant, event: &Event) {
         let write = self.written.last();
         match *event {
@@ -605,7 +606,7 @@ impl Checker {
         self.spare.push(flight.slots);
     }
 
-    /// After a step.
+    /// Called after a step.
     pub fn actions(&mut self, now: Instant, actions: &Actions, files: &Files) {
         for action in &actions.list {
             match action {
@@ -675,7 +676,7 @@ impl Checker {
         self.tell_of_writes(now);
     }
 
-    /// Sentences of the books of writes are violations like any other.
+    /// Sentences from the books of writes are violations like any other.
     fn tell_of_writes(&mut self, now: Instant) {
         for sentence in std::mem::take(&mut self.written.found) {
             self.wrong(now, || sentence);
@@ -697,7 +698,7 @@ impl Checker {
         self.written.action(now, action, actions, file, files);
     }
 
-    /// Bytes of a slot are changed at once. `owner`: the block of a file that they belong to.
+    /// Bytes of a slot change at once. `owner`: the block of the file to which they belong.
     fn overlay(
         &mut self,
         now: Instant,
@@ -943,7 +944,7 @@ impl Checker {
         handles.iter().find(|(known, _)| *known == handle)?.1
     }
 
-    /// A client that wants to write is answered.
+    /// A client that asked for pages gets its answer.
     fn begun(
         &mut self,
         now: Instant,
@@ -964,7 +965,7 @@ impl Checker {
         }
     }
 
-    /// A client that waits for stable storage is answered.
+    /// A client that waits for stable storage gets its answer.
     fn synced(
         &mut self,
         now: Instant,
@@ -1053,15 +1054,15 @@ impl Checker {
         }
         let known = files.get(file);
         let books = self.acknowledged.get(&file);
-        // A change by a stranger of which nobody tells is not seen yet: nobody has asked.
+        // A stranger's change that no client reports cannot be seen yet: no client has asked.
         let asked = match files.seen_by(file, asked) > asked {
             true => Instant::ZERO,
             false => asked,
         };
         let oldest = books.map_or(0, |books| books.size_serial_of(asked));
         let is_it = |size: u64| size.saturating_sub(range.start.0).min(range.length.0) == length;
-        // A client's write makes the file as long as the server knew it without what a stranger did
-        // before.
+        // A client's write makes the file as long as the server knew it, without an earlier
+        // stranger's change.
         let mut ends = books.into_iter().flat_map(Acknowledged::ends);
         if !known.lengths_since(oldest, range).any(|l| l == length)
             && (known.untold.is_empty() || !ends.any(is_it))
@@ -1101,7 +1102,7 @@ impl Checker {
         None
     }
 
-    /// The same of a file that is written through lanes.
+    /// The same for a file that is written through lanes.
     fn written_contents(
         &self,
         (file, range): (FileIndex, ByteRange),
@@ -1159,7 +1160,8 @@ impl Checker {
         (next < pages.1).then(|| format!("page {next} was never read"))
     }
 
-    /// Now and then: nobody waits for ever, and the server holds no more files than it may.
+    /// Called now and then: no client waits for ever, and the server holds no more files than it
+    /// may.
     pub fn audit(&mut self, now: Instant, files: &Files) {
         let patience = self.patience;
         let mut told = None;
@@ -1167,7 +1169,7 @@ impl Checker {
             for request in &mut it.requests {
                 if !request.answered && now.since(request.at) > patience {
                     told = Some((session, request.id, now.since(request.at)));
-                    // Once is enough.
+                    // One report is enough.
                     request.at = Instant::NEVER;
                 }
             }
@@ -1194,8 +1196,8 @@ impl Checker {
         self.flights.len() + self.written.flight_count()
     }
 
-    /// At the end, when everybody had time: nothing is in flight, nobody waits, and nothing that
-    /// was acknowledged is missing. `is_excused`: the device of that file never gets well.
+    /// At the end, when all had time: nothing is in flight, no client waits, and no acknowledged
+    /// byte is missing. `is_excused`: the device of that file never recovers.
     pub fn finish(&mut self, now: Instant, files: &Files, is_excused: impl Fn(FileIndex) -> bool) {
         self.written.finish(files, is_excused);
         self.tell_of_writes(now);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Those who use the server: one session, one thing to do.
+//! Users of the server: each has one session and one kind of work.
 //!
-//! A client knows nothing of the server but messages and answers. The part that all have in common
-//! is the [`Hand`]; what they do with it is in [`crate::player`] and [`crate::others`].
+//! A client knows nothing of the server but messages and answers. All share the [`Hand`]; their
+//! work is in [`crate::player`] and [`crate::others`].
 
 use crate::files::{FileIndex, Files};
 use crate::op_atom::OpAtom;
@@ -17,7 +17,7 @@ use crate::world::What;
 use rushes_core::server::{Errno, Outcome};
 use rushes_core::units::*;
 
-/// How long things take between a client and the server.
+/// Latencies between a client and the server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Latency {
     /// From client to server, and back.
@@ -28,18 +28,18 @@ pub struct Latency {
     pub submit: Duration,
     /// From the disk to the server.
     pub complete: Duration,
-    /// Finding out about a file.
+    /// Looking up a file.
     pub open: Duration,
-    /// Small reads of the file's disk that finding out takes (names, inode, extents that no cache
-    /// holds).
+    /// Small reads of the file's disk for that look-up: names, inode and extents that are in no
+    /// cache.
     pub open_reads: u32,
-    /// Small reads that it takes to find out that a name does not exist, the first time.
+    /// Small reads to find that a name does not exist, the first time.
     pub absent_reads: u32,
-    /// The server's timer comes so much late.
+    /// Lateness of the server's timer.
     pub timer: Duration,
     /// Reserving blocks for a file.
     pub reserve: Duration,
-    /// How fast a client takes bytes out of the cache, or puts them into a lane.
+    /// The rate at which a client copies bytes out of the cache, or into a lane.
     pub copy_rate: BytesPerSecond,
 }
 
@@ -70,13 +70,13 @@ pub const FIRST_HANDLE: HandleId = HandleId(1);
 pub enum Message {
     /// Connects.
     Hello,
-    /// Is gone.
+    /// Leaves.
     Bye,
     /// Opens a file.
     Open { handle: HandleId, file: FileIndex },
     /// Closes it.
     Close { handle: HandleId },
-    /// Wants bytes.
+    /// Asks for bytes.
     Read {
         handle: HandleId,
         request: RequestId,
@@ -94,7 +94,7 @@ pub enum Message {
     },
     /// Has removed a name.
     Gone { request: RequestId, file: FileIndex },
-    /// Wants pages of its lane.
+    /// Asks for pages of its lane.
     WriteBegin {
         handle: HandleId,
         request: RequestId,
@@ -103,14 +103,14 @@ pub enum Message {
     },
     /// Has put its bytes there.
     WriteEnd { request: RequestId },
-    /// Waits until the medium has what was acknowledged.
+    /// Waits until the medium has all acknowledged bytes.
     Sync {
         handle: HandleId,
         request: RequestId,
     },
-    /// Wants to write on its own descriptor.
+    /// Asks for a hold, to write on its own descriptor.
     Hold { request: RequestId, file: FileIndex },
-    /// Has done so; `write` is its number in the checker's books.
+    /// Has done so; `write` is the number in the checker's books.
     Wrote {
         request: RequestId,
         file: FileIndex,
@@ -119,7 +119,7 @@ pub enum Message {
     },
 }
 
-/// The answer that a client gets.
+/// The answer to a client.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Answer {
     /// So many bytes, copied by now.
@@ -128,9 +128,9 @@ pub enum Answer {
     Done,
     /// An error.
     Failed(Errno),
-    /// Do it yourself.
+    /// The client must do it itself.
     Plain,
-    /// Pages for so many bytes, which are there by now.
+    /// Pages for so many bytes, which the client has filled by now.
     Granted(u64),
 }
 
@@ -154,24 +154,24 @@ pub enum Stage {
     Asked,
     /// A write through a lane: the client waits for pages, then for the acknowledgement.
     Write,
-    /// It is left to the client, which waits for leave to write.
+    /// Left to the client, which waits for a hold.
     Held,
     /// A sync.
     Sync,
 }
 
-/// Whose answer is awaited.
+/// A request that waits for its answer.
 #[derive(Clone, Copy, Debug)]
 pub struct Waiting {
-    /// Which request.
+    /// The request.
     pub request: RequestId,
-    /// On which file.
+    /// Its file.
     pub file: FileIndex,
-    /// Which bytes.
+    /// Its bytes.
     pub range: ByteRange,
-    /// Which frame, in a player.
+    /// The frame, for a player.
     pub ordinal: u64,
-    /// Sent when.
+    /// The instant when it was sent.
     pub sent: Instant,
     /// How far it has come.
     pub stage: Stage,
@@ -191,7 +191,7 @@ pub enum Kind {
     OpAtom(OpAtom),
     /// Writes beside the cache.
     Write(Writer),
-    /// Writes, and tells nobody; no session.
+    /// Writes, and reports to no server; no session.
     Foreign(Foreign),
     /// Records, or copies files in.
     Record(Recorder),
@@ -205,23 +205,23 @@ pub struct Hand {
     pub index: u32,
     /// Its session, while it has one.
     pub session: Option<SessionId>,
-    /// Raised when a session ends, so that what is still on its way is known to be void.
+    /// Increases when a session ends, which makes messages still on their way void.
     pub life: u32,
-    /// When it begins.
+    /// The instant when it begins.
     pub begin: Instant,
-    /// When it stops at the latest.
+    /// The instant when it stops at the latest.
     pub end: Instant,
     /// Requests without an answer.
     pub waiting: Vec<Waiting>,
     /// Finished, or dead.
     pub over: bool,
-    /// How long it keeps what it was given before it lets go.
+    /// How long it holds slots before it releases them.
     pub hold: Duration,
-    /// A read of it has come to the server.
+    /// A read of it has reached the server.
     pub has_read: bool,
-    /// Of its first read and its first open, one has come to the server.
+    /// One of its first read and its first open has reached the server.
     pub half_taken: bool,
-    /// Its chance.
+    /// Its random numbers.
     pub prng: Prng,
     next_request: u64,
     next_handle: u32,
@@ -240,9 +240,9 @@ pub struct Client {
 pub struct Scene<'a> {
     /// Now.
     pub now: Instant,
-    /// Where to put what follows.
+    /// The queue for its next events.
     pub queue: &'a mut Queue<What>,
-    /// How long things take.
+    /// The latencies.
     pub latency: &'a Latency,
     /// The files.
     pub files: &'a mut Files,
@@ -274,14 +274,14 @@ impl Client {
         }
     }
 
-    /// The instant it waited for has come.
+    /// The instant for which it waited has come.
     pub fn wake(&mut self, scene: &mut Scene<'_>) {
         self.hand.alarm = None;
         if self.hand.over {
             return;
         }
         if self.hand.session.is_none() && !matches!(self.kind, Kind::Foreign(_)) {
-            // The world sets the session when the server hears of it; work begins then.
+            // The world sets the session when the server gets the message; work begins then.
             self.hand.say(scene, Message::Hello, Duration::ZERO);
             return;
         }
@@ -313,7 +313,7 @@ impl Client {
             return;
         };
         if answer == Answer::Plain {
-            // Stays in the list: the bytes come from the client's own read.
+            // It stays in the list: the bytes come from the client's own read.
             if let Kind::Play(player) = &mut self.kind {
                 player.count.plain_count += 1;
             }
@@ -334,7 +334,7 @@ impl Client {
         self.act(scene);
     }
 
-    /// Its work is done or cut short: what was due and never came is late.
+    /// Its work is done or cut short: frames that were due and never came are late.
     pub fn close_books(&mut self, now: Instant) {
         match &mut self.kind {
             Kind::Play(player) => player.close_books(&self.hand, now),
@@ -349,7 +349,7 @@ impl Client {
         }
     }
 
-    /// True while it is at something.
+    /// True while it has work.
     pub fn is_busy(&self) -> bool {
         self.hand.session.is_some() && !self.hand.over
     }
@@ -402,7 +402,7 @@ impl Hand {
         handle
     }
 
-    /// The handle of a file of those that are kept open; it is opened if it is none of them.
+    /// The handle of a file that is kept open; opens the file if it is not.
     pub fn keep_open(
         &mut self,
         scene: &mut Scene<'_>,
@@ -422,7 +422,7 @@ impl Hand {
         self.say(scene, Message::Close { handle }, scene.latency.reorder);
     }
 
-    /// Goes away, whatever is outstanding.
+    /// Leaves, also with requests outstanding.
     pub fn leave(&mut self, scene: &mut Scene<'_>) {
         self.over = true;
         if self.session.is_some() {
@@ -430,7 +430,7 @@ impl Hand {
         }
     }
 
-    /// A new request is awaited.
+    /// Adds a request that waits for its answer.
     pub fn expect(
         &mut self,
         now: Instant,
@@ -479,7 +479,7 @@ impl Hand {
         self.say(scene, Message::Sync { handle, request }, Duration::ZERO);
     }
 
-    /// A request has come so far.
+    /// A request has reached this stage.
     pub fn set_stage(&mut self, request: RequestId, stage: Stage) {
         let mut waiting = self.waiting.iter_mut();
         if let Some(waiting) = waiting.find(|waiting| waiting.request == request) {

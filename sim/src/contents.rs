@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The origins of a memory's bytes: the write and the file that each byte belongs to.
+//! The origins of a memory's bytes: the write and the file of each byte.
 //!
-//! No byte itself is kept. A byte that was copied keeps its origin, so that a misplaced byte, an
-//! old byte and a byte of another file are told from the right one, whichever way it went.
+//! It keeps no byte itself. A copied byte keeps its origin, so that a misplaced byte, an old byte
+//! and a byte of another file differ from the right one on every path.
 
 use crate::files::FileIndex;
 use rushes_core::units::ByteRange;
@@ -11,23 +11,23 @@ use std::collections::BTreeMap;
 /// The origin of contiguous bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Nobody's bytes: whatever lay there.
+    /// No file's bytes: any old content.
     Garbage,
     /// Zeros.
     Zero,
     /// Bytes of a file.
     Of {
-        /// Which file.
+        /// The file.
         file: FileIndex,
         /// The place of the first of them in the file.
         at: u64,
-        /// The write that made them; 0: they were there before the run began.
+        /// The write that made them; 0: they existed before the run began.
         write: u64,
     },
 }
 
 impl Origin {
-    /// The origin of the byte so far behind the first.
+    /// The origin of the byte that is `bytes` behind the first.
     fn skip(self, bytes: u64) -> Origin {
         match self {
             Origin::Of { file, at, write } => Origin::Of {
@@ -40,7 +40,7 @@ impl Origin {
     }
 
     /// The write that made the bytes, if they are bytes of `file` that belong at `at`. Zeros belong
-    /// everywhere and are older than every write.
+    /// anywhere and are older than every write.
     pub fn write_at(self, expected: FileIndex, place: u64) -> Option<u64> {
         match self {
             Origin::Of { file, at, write } => (file == expected && at == place).then_some(write),
@@ -50,19 +50,19 @@ impl Origin {
     }
 }
 
-/// So many bytes of one origin.
+/// A number of bytes of one origin.
 pub type Part = (u64, Origin);
 
 /// A memory: of a file, a buffer, a lane or a drive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Contents {
-    /// By first byte: the end, and the origin of the first byte. Runs do not overlap; what lies
-    /// between them is garbage.
+    /// By first byte: the end, and the origin of the first byte. Runs do not overlap; bytes between
+    /// them are garbage.
     runs: BTreeMap<u64, (u64, Origin)>,
 }
 
 impl Contents {
-    /// Bytes of one origin come here.
+    /// Puts bytes of one origin here.
     pub fn put(&mut self, range: ByteRange, origin: Origin) {
         let (start, end) = (range.start.0, range.end());
         if start >= end {
@@ -74,7 +74,7 @@ impl Contents {
         }
     }
 
-    /// Bytes of several origins come here, one part behind the other.
+    /// Puts bytes of several origins here, one part after the other.
     pub fn put_parts(&mut self, start: u64, parts: &[Part]) {
         let mut at = start;
         for &(bytes, origin) in parts {
@@ -83,7 +83,7 @@ impl Contents {
         }
     }
 
-    /// Nobody knows any more what lies there.
+    /// Makes the content unknown.
     pub fn clear(&mut self, range: ByteRange) {
         let (start, end) = (range.start.0, range.end());
         let before = self.runs.range(..start).next_back();
@@ -143,7 +143,7 @@ impl Contents {
     }
 }
 
-/// The same of two lists of parts that begin at `start` and are equally long.
+/// The same for two equally long lists of parts that begin at `start`.
 pub fn compare(
     start: u64,
     one: &[Part],

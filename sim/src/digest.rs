@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A fingerprint of a whole run: every instant, event and action, in order.
 //!
-//! Two runs of one seed must have the same; a difference means that something reads a clock, an
+//! Two runs of one seed must have the same; a difference means that some code reads a clock, an
 //! address or an unordered map. Not a checksum of anything stored.
 //!
-//! The fields that are mixed are those that the types themselves say they are made of
-//! (`#[derive(Hash)]`), so that none is left out. The hasher is our own and takes each number as 64
-//! bits: the standard one may be another in the next release, and the width of a `usize` is the
-//! machine's.
+//! `#[derive(Hash)]` on the types chooses the fields, so that none is left out. The hasher is our
+//! own and takes each number as 64 bits: the standard one may differ in the next release, and the
+//! width of a `usize` depends on the machine.
 
 use rushes_core::server::{Actions, Event};
 use rushes_core::units::Instant;
@@ -35,7 +34,7 @@ impl Digest {
         (now, event).hash(self);
     }
 
-    /// Adds what the server wants done.
+    /// Adds the actions that the server requests.
     pub fn actions(&mut self, actions: &Actions) {
         actions.hash(self);
     }
@@ -133,8 +132,8 @@ mod tests {
         assert_ne!(event(RateSource::Header), event(RateSource::Rule));
     }
 
-    /// Kept seeds and a replay elsewhere are told apart by it: what is mixed must not depend on the
-    /// machine or the compiler.
+    /// It tells a kept seed from a replay on another machine: the mixed values must not depend on
+    /// the machine or the compiler.
     #[test]
     fn the_fingerprint_of_a_known_run_stays() {
         let mut digest = Digest::default();

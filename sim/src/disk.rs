@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk of the simulated world: one request in service, the nearest ahead next, and trouble.
+//! A disk of the simulated world: one request in service, the nearest ahead next, and faults.
 //!
-//! The model is FACTS §2's, the same that the lab's real device follows: positioning by distance,
-//! none when a request starts where the last one ended; among pending requests the nearest ahead is
-//! taken (C-SCAN), but one that has waited 100 ms goes first; a drive goes on reading while it is
-//! idle, so that a contiguous request after a pause has up to 8 MB for nothing. The model that the
-//! server was told may differ from what is true here: that is what [`Faults`] are for.
+//! The model is that of FACTS §2, which the lab's real device also follows: positioning by
+//! distance, none when a request starts where the last one ended. Among pending requests the disk
+//! takes the nearest ahead (C-SCAN), but first one that has waited 100 ms. A drive goes on reading
+//! while it is idle, so that a contiguous request after a pause gets up to 8 MB at no cost. The
+//! server's model may differ from the truth here: that is the purpose of [`Faults`].
 
 pub mod volatile;
 
@@ -15,14 +15,14 @@ use rushes_core::server::{DeviceModel, IoClass, ServiceModel};
 use rushes_core::units::*;
 use serde::{Deserialize, Serialize};
 
-/// A request that has waited so long goes before nearer ones.
+/// A request that has waited so long is served before nearer ones.
 const IMPATIENCE: Duration = Duration::from_ms(100);
 
-/// The bytes that a drive reads ahead into its own memory while nobody asks. Units: bytes.
+/// The bytes that a drive reads ahead into its own memory while it has no request. Units: bytes.
 const READ_AHEAD_BYTES: u64 = 8 << 20;
 
 /// A scheduler of classes turns to a lower one so long after the last real-time request has ended:
-/// until then another one may come, and goes first.
+/// until then another real-time request may come, and goes first.
 const CLASS_RESTART: Duration = Duration::from_us(300);
 
 /// The array of rt-Samba's Table 5: 15.2 ms and 172 MB/s for reads, 8 ms and 145 MB/s for writes,
@@ -40,7 +40,7 @@ pub fn table5() -> DeviceModel {
     }
 }
 
-/// How a disk departs from the model that the server was told.
+/// How a disk departs from the server's model of it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
@@ -50,18 +50,18 @@ pub struct Faults {
     pub slow: Vec<SlowPhase>,
     /// So many requests in a thousand take `stall_ms` longer.
     pub stall_permille: u64,
-    /// How much longer.
+    /// The length of a stall.
     pub stall_ms: u64,
     /// Ranges that cannot be read.
     pub bad: Vec<BadRange>,
-    /// Others' small reads and writes all over the disk, so many a second: a storm of metadata.
+    /// Small reads and writes by others all over the disk, so many per second: a metadata storm.
     pub storm_per_second: u64,
     /// First instant of the storm. Units: ms.
     pub storm_from_ms: u64,
-    /// Its last; 0: it never ends. Units: ms.
+    /// Its last instant; 0: it never ends. Units: ms.
     pub storm_to_ms: u64,
-    /// The disk takes real-time requests before best effort ones, as mq-deadline does: nothing of a
-    /// lower class is in service beside them, nor within a moment after the last one.
+    /// The disk serves real-time requests before best effort ones, as mq-deadline does: it serves
+    /// no lower class beside them, nor within a moment after the last one.
     pub honours_class: bool,
 }
 
@@ -95,7 +95,7 @@ pub struct SlowPhase {
 pub struct BadRange {
     /// First byte on the device.
     pub start: u64,
-    /// How many.
+    /// Their number.
     pub bytes: u64,
     /// Begin.
     pub from_ms: u64,
@@ -103,31 +103,31 @@ pub struct BadRange {
     pub to_ms: u64,
 }
 
-/// Whose request.
+/// The owner of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
     /// The server's.
     Server(IoId),
-    /// A client's own (plain reads, native writes).
+    /// A client's own: plain reads, native writes.
     Client {
-        /// Which.
+        /// The client.
         client: u32,
-        /// In which of its lives.
+        /// The number of its life.
         life: u32,
         /// Its request.
         serial: u64,
     },
-    /// The kernel's, for somebody who opens a file.
+    /// The kernel's, for a client that opens a file.
     Open {
         /// The client.
         client: u32,
-        /// In which of its lives.
+        /// The number of its life.
         life: u32,
-        /// As what.
+        /// The handle.
         handle: HandleId,
-        /// Which file.
+        /// The file.
         file: FileIndex,
-        /// How many more follow.
+        /// How many more requests follow.
         left: u32,
     },
     /// The driver's, for the header of a file.
@@ -135,24 +135,24 @@ pub enum Owner {
         /// How many more places of it follow.
         left: u32,
     },
-    /// Nobody's that matters.
+    /// No one that matters.
     Storm,
 }
 
 /// A request to a disk.
 #[derive(Clone, Copy, Debug)]
 pub struct Job {
-    /// Whose.
+    /// Its owner.
     pub owner: Owner,
-    /// Of which file; without one, `range` is on the device itself.
+    /// Its file; without one, `range` is on the device itself.
     pub file: Option<FileIndex>,
-    /// Which bytes.
+    /// Its bytes.
     pub range: ByteRange,
     /// True: they are written.
     pub write: bool,
     /// Its priority.
     pub class: IoClass,
-    /// When it came.
+    /// The instant when it came.
     pub arrived: Instant,
 }
 
@@ -163,9 +163,9 @@ pub struct DiskCount {
     pub request_count: u64,
     /// Their bytes.
     pub request_bytes: u64,
-    /// Its requests that write, and their bytes.
+    /// Its requests that write.
     pub write_count: u64,
-    /// See there.
+    /// Bytes of the server's requests that write.
     pub write_bytes: u64,
     /// Time spent on all of these.
     pub request_ns: u64,
@@ -186,7 +186,7 @@ struct Service {
 
 /// A disk.
 pub struct Disk {
-    /// How long things really take.
+    /// The true service times.
     pub truth: DeviceModel,
     /// Requests and bytes of others since the driver last looked.
     pub others: (u64, u64),
@@ -194,7 +194,7 @@ pub struct Disk {
     pub sampled: bool,
     /// The server had a request here since the driver last looked.
     pub served: bool,
-    /// Its troubles.
+    /// Its faults.
     pub faults: Faults,
     /// Its work so far.
     pub count: DiskCount,
@@ -212,7 +212,7 @@ pub struct Disk {
 /// A request that ended.
 #[derive(Clone, Copy, Debug)]
 pub struct Done {
-    /// Which.
+    /// The request.
     pub job: Job,
     /// It gave an error.
     pub failed: bool,
@@ -240,7 +240,7 @@ impl Disk {
         }
     }
 
-    /// Takes a request. Returns when to call [`Disk::finish`], if that is not known yet.
+    /// Takes a request. Returns when to call [`Disk::finish`], unless a call is due already.
     pub fn submit(&mut self, now: Instant, job: Job, files: &Files) -> Option<Instant> {
         if job.write && self.volatile.is_some() {
             self.submit_to_memory(now, job, files);
@@ -260,8 +260,8 @@ impl Disk {
         self.begin(now, files)
     }
 
-    /// The request in service ends, or it is time to turn to those of a lower class. Returns the
-    /// request that has ended, and when to call again.
+    /// The request in service ends, or it is time for requests of a lower class. Returns the ended
+    /// request, and when to call again.
     pub fn finish(&mut self, now: Instant, files: &Files) -> (Option<Done>, Option<Instant>) {
         let Some(service) = self.service.take_if(|service| service.ends <= now) else {
             let next = match self.service {
@@ -308,7 +308,7 @@ impl Disk {
                 positioning += positioning_ns(&model, self.truth.size, *head, at);
                 transfer += model.rate.time_for(ByteCount(bytes)).0;
             } else {
-                // Nothing is written ahead of time.
+                // A drive writes nothing ahead of time.
                 let ahead = match job.owner {
                     Owner::Server(_) if job.write => 0,
                     _ => model.rate.bytes_in(now.since(idle_since)).0,
@@ -378,7 +378,7 @@ impl Disk {
         ns
     }
 
-    /// Only requests of a lower class are there, and it is too early for them.
+    /// Whether only requests of a lower class wait, and it is too early for them.
     fn waits_for_others(&self, now: Instant) -> bool {
         let is_real_time = |(_, job): &(u64, Job)| job.class == IoClass::RealTime;
         self.faults.honours_class
@@ -498,8 +498,8 @@ mod tests {
             order.push(done.unwrap().job.range.start.0 >> 30);
             now = next;
         }
-        // 24 MiB take 0.16 s: after the second, the one behind the head has waited longest with the
-        // other, and came first among equals by its arrival.
+        // 24 MiB take 0.16 s: after the second, the one behind the head has waited as long as the
+        // other, and is first among equals by its arrival.
         assert_eq!(order, [1, 5, 20, 0]);
     }
 

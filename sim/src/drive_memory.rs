@@ -16,7 +16,7 @@ pub const DESTAGE_BYTES: u64 = 4 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Run {
     bytes: u64,
-    /// The number of flushes that were asked for before these bytes came.
+    /// The number of flushes requested before these bytes came.
     flushes: u64,
 }
 
@@ -29,7 +29,7 @@ pub struct DriveMemory {
     pub bytes: u64,
     /// By position on the medium. Runs do not overlap.
     runs: BTreeMap<u64, Run>,
-    /// Flushes that were asked for so far.
+    /// Flushes requested so far.
     flushes: u64,
 }
 
@@ -42,14 +42,13 @@ impl DriveMemory {
         }
     }
 
-    /// True when a write of `bytes` has to wait. A longer write than the memory fits when it is
+    /// True when a write of `bytes` has to wait. A write longer than the memory fits when it is
     /// empty.
     pub fn is_full_for(&self, bytes: u64) -> bool {
         self.bytes > 0 && self.bytes + bytes > self.capacity
     }
 
-    /// True when the drive destages although somebody wants to read: little room is left, or a
-    /// flush waits.
+    /// True when the drive destages although a read waits: little room is left, or a flush waits.
     pub fn is_pressing(&self) -> bool {
         self.bytes >= self.capacity / 4 * 3 || self.has_of(self.flushes)
     }
@@ -60,12 +59,12 @@ impl DriveMemory {
         self.flushes
     }
 
-    /// True while bytes are here that the flush with this number covers.
+    /// True while the memory has bytes that the flush with this number covers.
     pub fn has_of(&self, flush: u64) -> bool {
         self.runs.values().any(|run| run.flushes < flush)
     }
 
-    /// Takes bytes; they replace what was at the same place.
+    /// Takes bytes; they replace those at the same place.
     pub fn put(&mut self, start: u64, bytes: u64) {
         self.remove(start, bytes);
         let flushes = self.flushes;
@@ -73,7 +72,7 @@ impl DriveMemory {
         self.bytes += bytes;
     }
 
-    /// Forgets bytes: the medium gets them now, or others take their place.
+    /// Forgets bytes: the medium gets them now, or other bytes replace them.
     pub fn remove(&mut self, start: u64, bytes: u64) {
         let end = start + bytes;
         let touched: Vec<(u64, Run)> = self

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The files of the simulated world: where they lie, how long they are, what was written when.
+//! The files of the simulated world: their places, lengths and changes.
 //!
-//! Content is abstract: a file has a serial that every change raises, and what is read carries the
+//! Content is abstract: every change raises a file's serial, and bytes that are read carry the
 //! serial of the instant of reading. Bytes are right when they come from the right file and place
 //! and are no older than the last change that was acknowledged there.
 
@@ -10,13 +10,13 @@ use rushes_core::units::*;
 use std::collections::BTreeMap;
 
 impl FileIndex {
-    /// The file that stat knows as `key`.
+    /// The file with this key in stat.
     pub fn of(key: FileKey) -> FileIndex {
         FileIndex((key.inode - INODE_BASE) as u32)
     }
 }
 
-/// As the driver has it (engine/sys/src/file.rs).
+/// As in the driver (engine/sys/src/file.rs).
 const FRESH: Duration = Duration::from_s(2);
 /// Inode of the first file.
 const INODE_BASE: u64 = 12;
@@ -32,17 +32,17 @@ pub struct WorldFile {
     pub folder: String,
     /// Name in it.
     pub name: String,
-    /// The key that stat gives.
+    /// The key from stat.
     pub key: FileKey,
-    /// On which device.
+    /// Its device.
     pub device: DeviceId,
     /// Its length.
     pub size: u64,
-    /// Its ctime, so to speak.
+    /// In place of its ctime.
     pub version: u64,
-    /// When it became so.
+    /// The instant of that version.
     pub version_at: Instant,
-    /// When a client who tells of it changed it last. None: none did.
+    /// The last change by a client that reports its changes. None: there was none.
     pub told_at: Option<Instant>,
     /// How often its content changed.
     pub serial: u64,
@@ -50,27 +50,27 @@ pub struct WorldFile {
     pub sizes: Vec<(u64, u64)>,
     /// Changes that the server may not know of yet: (bytes, serial).
     pub untold: Vec<(ByteRange, u64)>,
-    /// Where it is.
+    /// Its extents on the device.
     pub extents: Vec<Extent>,
-    /// False: the driver could not find out where it lies.
+    /// False: the driver could not find its extents.
     pub tells_extents: bool,
     /// From a rule, or a header that was read.
     pub hint: Option<RateHint>,
-    /// The rate in its header, and how many places of it are read for that. None: it has none, or
-    /// that is known already.
+    /// The rate in its header, and how many places of the file have to be read for it. None: it has
+    /// none, or the rate is known already.
     pub header: Option<(Option<RateHint>, u32)>,
-    /// How the driver calls it now.
+    /// The driver's present id of it.
     pub id: Option<FileId>,
     /// False: no longer served (unlinked).
     pub linked: bool,
     /// How clients write to it.
     pub way: WriteWay,
-    /// Nobody but clients of the server writes to it.
+    /// Only clients of the server write to it.
     pub is_exclusive: bool,
 }
 
 impl WorldFile {
-    /// How many bytes a read of `range` may give that sees the file as of change `oldest` or a
+    /// The possible lengths of a read of `range` that sees the file as of change `oldest` or a
     /// later one.
     pub fn lengths_since(&self, oldest: u64, range: ByteRange) -> impl Iterator<Item = u64> + '_ {
         let later = self.sizes.iter().skip(1).map(|(serial, _)| *serial);
@@ -97,8 +97,8 @@ impl WorldFile {
     }
 }
 
-/// A stranger who changes a file beside a client of ours, and of whom nobody tells, is seen so long
-/// after that client's last change (decision 0038).
+/// The change of a stranger that writes to a file beside one of our clients, and reports nothing,
+/// is seen so long after that client's last change (decision 0038).
 const BEHIND_A_CLIENT: Duration = Duration::from_s(3);
 
 /// All files.
@@ -151,7 +151,7 @@ impl Files {
         self.get(index).linked.then_some(index)
     }
 
-    /// The file a driver's id stands for.
+    /// The file with this id in the driver.
     pub fn by_id(&self, id: FileId) -> Option<FileIndex> {
         *self.by_id.get(id.0 as usize)?
     }
@@ -161,28 +161,27 @@ impl Files {
         self.by_id.len() - self.free_ids.len()
     }
 
-    /// Somebody begins to change it: its version says so from now on, its bytes when they are
-    /// there.
+    /// A change begins: the version shows it from now on, the bytes when they are there.
     pub fn stamp(&mut self, index: FileIndex, now: Instant) {
         let file = self.get_mut(index);
         file.version += 1;
         file.version_at = now;
     }
 
-    /// Whether somebody began to change it so short a time before `now` that it may not be over.
+    /// Whether a change began so short a time before `now` that it may not be over.
     pub fn is_fresh(&self, index: FileIndex, now: Instant) -> bool {
         let file = self.get(index);
         file.version > 1 && now.since(file.version_at) < FRESH
     }
 
-    /// By then everybody sees what a stranger does to it now of whom nobody tells: a second, and
-    /// three behind a client's last change (0038).
+    /// By then every client sees a present change by a stranger that reports nothing: a second, and
+    /// three after a client's last change (0038).
     pub fn seen_by(&self, index: FileIndex, now: Instant) -> Instant {
         let told = self.get(index).told_at.map(|told| told + BEHIND_A_CLIENT);
         told.map_or(now, |told| told.max(now))
     }
 
-    /// Writes bytes, as far as the file has room. Returns which.
+    /// Writes bytes, as far as the file has room. Returns the changed range.
     pub fn write(&mut self, index: FileIndex, range: ByteRange) -> ByteRange {
         let file = self.get_mut(index);
         let end = range.end().min(file.room().max(file.size));
@@ -194,7 +193,7 @@ impl Files {
         changed
     }
 
-    /// Cuts a file. Returns which bytes are no more.
+    /// Truncates a file. Returns the range that is gone.
     pub fn truncate(&mut self, index: FileIndex, size: u64) -> ByteRange {
         let file = self.get_mut(index);
         let range = ByteRange::new(size, u64::MAX);
@@ -202,7 +201,7 @@ impl Files {
         range
     }
 
-    /// Changes up to number `last` that the server was not told of so far; now it is.
+    /// Takes changes up to number `last` of which the server does not know; now it does.
     pub fn take_untold(&mut self, index: FileIndex, last: u64) -> Vec<(ByteRange, u64)> {
         let untold = &mut self.get_mut(index).untold;
         let told = untold.iter().copied().filter(|&(_, serial)| serial <= last);
@@ -216,8 +215,8 @@ impl Files {
         self.get(index).serial
     }
 
-    /// The driver's answer when it is asked to open it. An id is given out that was freed last, so
-    /// that a server that still uses it is found out.
+    /// The driver's answer to an open. It gives the id that was freed last, which exposes a server
+    /// that still uses it.
     pub fn facts(&mut self, index: FileIndex) -> FileFacts {
         let id = match self.get(index).id {
             Some(id) => id,
@@ -265,7 +264,7 @@ impl Files {
         true
     }
 
-    /// Where a byte is on its device; of a hole, where the next byte is.
+    /// The place of a byte on its device; for a hole, the place of the next byte.
     pub fn physical(&self, index: FileIndex, offset: ByteOffset) -> u64 {
         let extents = &self.get(index).extents;
         let at = extents.partition_point(|e| e.logical.0 + e.length.0 <= offset.0);
@@ -314,7 +313,7 @@ pub fn contiguous(
         sizes: vec![(0, size)],
         told_at: None,
         untold: Vec::new(),
-        // Blocks of 4 KiB, as a file system gives them out.
+        // Blocks of 4 KiB, as file systems allocate them.
         extents: vec![Extent {
             logical: ByteOffset(0),
             physical: ByteOffset(physical & !4095),

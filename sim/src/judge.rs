@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Streams with a promise, and whether it was kept, by the players' own measure.
 //!
-//! A stream counts as promised when the ledger says *contract* right after its first read was taken
-//! (where nothing is decided then, of a sequence, and in worlds too large to look that often: at
-//! the first look after its first frame). From then on every late frame of it is a broken promise,
-//! except after a pause or jump of its own (counted apart). A contract that is withdrawn while the
-//! player plays is counted as shed. A contract that comes later is none by this measure: the
-//! player's clock has run since its open.
+//! A stream counts as promised if the ledger says *contract* right after the server took its first
+//! read. If nothing is decided then, as for a sequence, and in worlds too large for so many looks,
+//! the first look after its first frame counts. From then on every late frame of it is a broken
+//! promise, except after a pause or jump of its own, which is counted apart. A contract that is
+//! withdrawn while the player plays counts as shed. A contract that comes later does not count
+//! here: the player's clock has run since its open.
 
 use crate::client::Kind;
 use crate::player::{Player, PlayerCount, Source};
@@ -23,21 +23,21 @@ pub struct Seen {
     pub first: Option<Standing>,
     /// At the last look.
     pub last: Option<Standing>,
-    /// The contract it had from the first frame on was withdrawn then.
+    /// When the contract that it had from the first frame on was withdrawn.
     pub shed_at: Option<Instant>,
 }
 
 impl Seen {
-    /// It had a contract from its first frame on.
+    /// Whether it had a contract from its first frame on.
     pub fn promised(&self) -> bool {
         self.first == Some(Standing::Contract)
     }
 }
 
-/// In worlds of more clients the ledger is not looked at for each first read.
+/// In worlds of more clients there is no look at the ledger for each first read.
 const LOOKED_AT_MAX: usize = 300;
 
-/// Closed streams that the ledger keeps, as it says of itself.
+/// Closed streams that the ledger keeps, by its own documentation.
 const CLOSED_KEPT: usize = 256;
 
 /// Looks at the ledger from time to time.
@@ -48,7 +48,7 @@ pub struct Watch {
     unseen_first: usize,
 }
 
-/// The client a line of the ledger is about.
+/// The client of a line of the ledger.
 pub fn client_of(record: &StreamRecord) -> Option<usize> {
     record.label.client.strip_prefix("client")?.parse().ok()
 }
@@ -62,7 +62,8 @@ fn rank(standing: Standing) -> u8 {
 }
 
 impl Watch {
-    /// Plays until `end`, looking at the ledger every `every`; and when there is news of a player.
+    /// Plays until `end`, and looks at the ledger every `every`, and when a player has its first
+    /// frame.
     pub fn run(&mut self, world: &mut World, end: Instant, every: Duration) {
         world.stop_at_first_reads = world.clients.len() <= LOOKED_AT_MAX;
         let short = Duration((every.0 / 10).max(1));
@@ -102,8 +103,8 @@ impl Watch {
                     standing = record.standing;
                 }
             }
-            // Nothing decided yet (its pattern is not clear, or no rule tells its rate): look again
-            // after its first frame.
+            // Nothing is decided yet, since its pattern is not clear, or no rule has its rate: look
+            // again after its first frame.
             if standing != Standing::BestEffort {
                 self.seen[index].first = Some(standing);
             }
@@ -181,9 +182,9 @@ pub struct Report {
     pub scenario: String,
     /// Seed of the run.
     pub seed: u64,
-    /// Players that asked.
+    /// Players that started.
     pub players: u64,
-    /// Promised from their first frame on.
+    /// Players promised from their first frame on.
     pub promised: u64,
     /// Promises withdrawn.
     pub shed: u64,
@@ -191,8 +192,8 @@ pub struct Report {
     pub frames: u64,
     /// Late frames of all.
     pub late: u64,
-    /// Late frames of promised players, before any pause or jump of theirs and before they were
-    /// shed.
+    /// Late frames of promised players, before any pause or jump of theirs and before their
+    /// contract was withdrawn.
     pub late_promised: u64,
     /// Promised players with such frames.
     pub late_promised_streams: u64,
@@ -206,7 +207,7 @@ pub struct Report {
     pub first_frame_ms_max: f64,
     /// Cuts of timelines.
     pub cuts: u64,
-    /// From a cut to its first frame: the median, 19 of 20, the slowest. Units: ms.
+    /// Time from a cut to its first frame: the median, 19 of 20, the slowest. Units: ms.
     pub cut_ms_p50: f64,
     /// See there.
     pub cut_ms_p95: f64,
@@ -214,7 +215,7 @@ pub struct Report {
     pub cut_ms_max: f64,
     /// Frames that gave an error.
     pub failed: u64,
-    /// Reads that clients had to do themselves.
+    /// Reads that the server left to clients.
     pub plain: u64,
     /// Bytes a second of all copies. Units: MB/s.
     pub copy_mb_per_second: f64,
@@ -222,12 +223,12 @@ pub struct Report {
     pub copy_wait_ms_max: f64,
     /// Requests of copies that failed.
     pub copy_failed: u64,
-    /// Single frames that were looked at, and from asking for one until it came, for 19 of 20.
-    /// Units: ms.
+    /// Single frames of scrubbing, and the time from the request for one until it came, for 19 of
+    /// 20. Units: ms.
     pub scrub_frames: u64,
     /// See there.
     pub scrub_ms_p95: f64,
-    /// Frames of editors whose clips are several files, late ones, and the worst behind its time.
+    /// Frames of editors whose clips are several files, late ones, and the longest delay of one.
     /// Units: ms.
     pub op_atom_frames: u64,
     /// See there.
@@ -246,11 +247,11 @@ pub struct Report {
     pub request_mb_mean: f64,
     /// Part of the time that disks worked for the server, mean.
     pub busy: f64,
-    /// Lines of the ledger that disagree with what players saw.
+    /// Lines of the ledger that disagree with the players' measure.
     pub ledger_wrong: Vec<String>,
-    /// Violations found by the checker, told.
+    /// Violations that the checker reported.
     pub violations: Vec<String>,
-    /// All of them.
+    /// The number of all violations.
     pub violation_count: u64,
     /// Events of the world.
     pub events: u64,
@@ -263,7 +264,7 @@ pub struct Report {
     pub recorded: Option<Recorded>,
     /// Fingerprint.
     pub digest: String,
-    /// Expectations that were not met, as sentences. Empty: all is well.
+    /// Expectations that were not met, as sentences. Empty: the run passed.
     pub failures: Vec<String>,
 }
 
@@ -371,7 +372,7 @@ impl Report {
         let first_ms = count.first_frame_ns.map_or(f64::INFINITY, ms);
         self.first_frame_ms_max = self.first_frame_ms_max.max(first_ms);
         if let Some(shed_at) = seen.shed_at {
-            // A client that jumps asks anew, and may be refused.
+            // A client that jumps asks again, and may be refused.
             let asked_anew = count.wrapped_at.is_some_and(|wrapped| wrapped <= shed_at);
             self.shed += u64::from(!asked_anew);
             if count.first_late_at.is_none_or(|late| late >= shed_at) {
@@ -386,7 +387,7 @@ impl Report {
     }
 }
 
-/// Compares the ledger with what players saw.
+/// Compares the ledger with the players' measure.
 fn ledger(world: &World, watch: &Watch, report: &mut Report) {
     let records = world.server.streams(world.now);
     let closed_count = records.iter().filter(|record| !record.open).count();
@@ -400,8 +401,8 @@ fn ledger(world: &World, watch: &Watch, report: &mut Report) {
         let Kind::Play(player) = &client.kind else {
             continue;
         };
-        // Streams may have been split by jumps or forgotten; the ledger is bounded. An editor has
-        // one of each clip.
+        // Jumps may have split streams, or the bounded ledger may have forgotten them. An editor
+        // has one for each clip.
         let cuts = matches!(player.plan.source, Source::Timeline(_));
         let record = match lines[index].as_slice() {
             [record] => StreamRecord::clone(record),
@@ -412,7 +413,7 @@ fn ledger(world: &World, watch: &Watch, report: &mut Report) {
             continue;
         }
         // A jump begins a new line, and so does the second frame of a sequence without a rule; the
-        // ledger keeps so many closed ones.
+        // ledger keeps a limited number of closed ones.
         let many_lines = player.count.jump_count > 0 || record.sequence || cuts;
         if many_lines && closed_count >= CLOSED_KEPT {
             continue;
@@ -446,7 +447,7 @@ fn together(lines: &[&StreamRecord]) -> StreamRecord {
         for (sum, count) in all.guilty.iter_mut().zip(line.guilty) {
             *sum += count;
         }
-        // A rate that is not known of one is not known of all.
+        // If the rate of one line is unknown, that of all is.
         if line
             .rate
             .is_none_or(|(_, source)| source == RateSource::Cadence)
@@ -488,11 +489,11 @@ fn disagree(count: &PlayerCount, record: &StreamRecord, seen: &Seen) -> Option<S
             record.promised_late_count, record.promised_count
         ));
     }
-    // A client that jumps has lines that are closed.
+    // A client that jumps has closed lines.
     if count.jump_count > 0 {
         return None;
     }
-    // Before the rate is known nothing is due; and what a copy is given is in time.
+    // Before the rate is known no read is due; and a copy's reads are always on time.
     let known = matches!(record.rate, Some((_, source)) if source != RateSource::Cadence);
     let steady = seen.promised() && seen.shed_at.is_none();
     if (known || steady) && count.clearly_late_count > 0 && record.late_count == 0 {

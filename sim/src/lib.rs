@@ -2,8 +2,8 @@
 //! The simulated world: disks, players and faults around [`rushes_core::server::Server`], from a
 //! seed.
 //!
-//! Time here is virtual, chance comes from a seed, and the same seed tells the same story. Nothing
-//! in this crate touches a real disk or a socket, and nobody imports it.
+//! Time here is virtual, random numbers come from a seed, and the same seed gives the same run.
+//! Nothing in this crate touches a real disk or a socket, and no crate imports it.
 #![forbid(unsafe_code)]
 
 pub mod admission;

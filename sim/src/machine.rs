@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The server that the world drives: the real one, or a naive one to compare with and to test the
-//! checkers on.
+//! The server that the world drives: the real one, or a naive one, for comparison and as a test of
+//! the checkers.
 //!
-//! The naive one has no pattern, no deadline and no cache worth the name: every read goes to the
-//! disk as it comes. It can be told to make mistakes, each of which a checker must find.
+//! The naive one has no pattern, no deadline and hardly a cache: every read goes to the disk as it
+//! comes. It can make mistakes on purpose, each of which a checker must find.
 
 use rushes_core::server::*;
 use rushes_core::units::*;
 use std::collections::{BTreeMap, VecDeque};
 
-/// Something that answers events.
+/// A machine that answers events.
 pub trait Machine {
     /// As [`Server::step`].
     fn step(&mut self, now: Instant, event: Event, actions: &mut Actions);
@@ -81,17 +81,17 @@ pub enum Mistake {
     LosesRead,
     /// Answers every hundredth read twice.
     AnswersTwice,
-    /// Names slots that hold something else.
+    /// Names slots with other bytes.
     WrongSlots,
     /// Refills slots that a client still has.
     RefillsPinned,
-    /// Answers before the disk has.
+    /// Answers before the disk does.
     AnswersEarly,
-    /// Acknowledges a change and serves what it read before.
+    /// Acknowledges a change and serves bytes from before it.
     ServesOld,
     /// Answers a client that is gone.
     AnswersTheDead,
-    /// Says it has a contract with everybody.
+    /// Claims a contract with every client.
     PromisesAll,
     /// Has books that contradict themselves.
     ContradictsItself,
@@ -273,7 +273,7 @@ impl Naive {
             return;
         }
         if run.stale {
-            // Read before a change that is now acknowledged: once more.
+            // Read before a change that is acknowledged by now: read again.
             self.free.extend(run.slots);
             self.waiting.push_front(run.wanted);
             return;
@@ -467,7 +467,7 @@ impl Machine for Naive {
                 key,
             } => {
                 self.changed(key);
-                // Done when everybody sees the new size as well.
+                // Done when all clients see the new size as well.
                 match self.files.values().find(|facts| facts.key == key) {
                     Some(facts) => {
                         let file = facts.file;

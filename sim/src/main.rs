@@ -33,13 +33,13 @@ enum What {
     Torture(Torture),
 }
 
-/// A reader of the output may stop when it has seen enough (`| head`): then nothing is left to be
-/// done, and nothing is wrong.
+/// A reader of the output may stop when it has seen enough (`| head`): that is no error, and no
+/// work is left.
 fn end_with_the_reader() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         let said = panic.payload().downcast_ref::<String>();
-        // As println! says it.
+        // The text of println!.
         let is_it = |said: &String| {
             said.starts_with("failed printing to stdout") && said.contains("Broken pipe")
         };

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Editors who work Avid's way: each clip is one file of picture and several of sound, and a cut
+//! Editors that work Avid's way: each clip is one file of picture and several of sound, and a cut
 //! goes to all of them at once.
 //!
-//! Such a program reads one file after the other: a frame of picture when its time has come, and a
-//! second of each sound where one begins. The frame is there when the last of them is. Handles stay
-//! open.
+//! Such a program reads one file after the other: a frame of picture when it is due, and a second
+//! of each sound at the start of that second. The frame is complete when the last of them has come.
+//! Handles stay open.
 
 use crate::client::{Answer, Hand, Scene};
 use crate::files::FileIndex;
@@ -37,28 +37,28 @@ pub struct OpAtom {
     pub frame_count: u64,
     /// Of those, late ones.
     pub late_count: u64,
-    /// The worst of them, behind their time. Units: ns.
+    /// The longest delay of a frame. Units: ns.
     pub worst_ns: u64,
     /// Requests that gave an error.
     pub failed_count: u64,
     /// Bytes that came.
     pub bytes: u64,
-    /// From each cut until its first frame was whole. Units: ns.
+    /// Time from each cut until its first frame was complete. Units: ns.
     pub cut_ns: Vec<u64>,
     open: Vec<(FileIndex, HandleId)>,
     clip: usize,
-    /// Where in the clip the run began, and how long it is. Units: frames.
+    /// The first frame of the run in the clip, and the length of the run. Units: frames.
     origin: u64,
     run: u64,
-    /// The frame of the run that is read, and which of its files.
+    /// The present frame of the run, and the file of it that is read now.
     nth: u64,
     part: usize,
-    /// When the run's first frame was asked for.
+    /// The instant of the request for the run's first frame.
     begun: Instant,
 }
 
 impl OpAtom {
-    /// One that has seen nothing yet.
+    /// An editor that has read nothing yet.
     pub fn new(plan: OpAtomPlan) -> OpAtom {
         OpAtom {
             plan,
@@ -78,7 +78,7 @@ impl OpAtom {
         }
     }
 
-    /// Asks for what is next, or sets the alarm for it.
+    /// Asks for the next bytes, or sets the alarm for them.
     pub fn act(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
         if !hand.waiting.is_empty() {
             return;
@@ -113,7 +113,7 @@ impl OpAtom {
         self.run = least + hand.prng.below(most.saturating_sub(least) + 1);
         let size = scene.files.get(self.plan.clips[self.clip][0]).size;
         let frames = (size / self.plan.frame_bytes).saturating_sub(self.run);
-        // Whole seconds, so that all files of a clip are cut in their first frame.
+        // Whole seconds, so that a cut reads all files of a clip in its first frame.
         let seconds = frames / self.plan.sound_frames;
         self.origin = hand.prng.below(seconds.max(1)) * self.plan.sound_frames;
         (self.nth, self.part) = (0, 0);

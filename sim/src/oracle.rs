@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Promises that could have been made: known policies played offline, with the true device,
-//! knowing it all.
+//! Promises that could have been made: known policies played offline, with the true device and full
+//! knowledge.
 //!
-//! A set of streams is servable when one of the policies keeps every frame in time. The policies
-//! are earliest deadline first, rounds in position order (C-SCAN), and what lies between (grouped
-//! sweeping: among those due within a window, the nearest ahead), each with several lengths of
-//! round, two ways to share the buffers and two ways to start; and least slack first. No delays of
-//! daemon or door are counted, so the oracle is a little better than any server can be.
+//! A set of streams is servable if one of the policies keeps every frame in time. The policies are
+//! earliest deadline first, rounds in position order (C-SCAN), and mixtures of both: grouped
+//! sweeping takes the nearest ahead among those due within a window. Each comes with several
+//! lengths of round, two ways to share the buffers and two ways to start. One more policy is least
+//! slack first. Delays of daemon and door do not count, so the oracle is a little better than any
+//! server can be.
 
 use crate::disk::positioning_ns;
 use rushes_core::server::DeviceModel;
 use rushes_core::units::*;
 
-/// A stream as the oracle sees it.
+/// A stream in a question to the oracle.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask {
     /// When it starts.
     pub start: Instant,
     /// Its rate.
     pub rate: BytesPerSecond,
-    /// Where its file begins on the device.
+    /// The position of its file on the device.
     pub position: u64,
     /// Time from frame to frame.
     pub period: Duration,
@@ -27,13 +28,13 @@ pub struct Ask {
     pub preroll: Duration,
 }
 
-/// How requests are ordered.
+/// The order of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
     /// Nearest ahead among those due within so many thousandths of a round; 0: earliest deadline
     /// first.
     Window(u64),
-    /// Least slack: deadline less the time its visit takes.
+    /// Least slack: deadline less the duration of its visit.
     Slack,
 }
 
@@ -42,13 +43,13 @@ enum Order {
 struct Plan {
     round: Duration,
     order: Order,
-    /// Buffers by the root of the rate, instead of by the rate.
+    /// Divides the buffers by the root of the rate, instead of by the rate.
     root: bool,
     /// First visit to a newcomer; it doubles until the full size.
     first_bytes: u64,
 }
 
-/// Longest request that cannot be called back, as the server's. Units: bytes.
+/// Longest request that cannot be taken back, like the server's. Units: bytes.
 const CHUNK_BYTES: u64 = 4 << 20;
 
 #[derive(Clone, Copy)]
@@ -84,7 +85,7 @@ pub struct Oracle {
     horizon: Instant,
     plans: Vec<Plan>,
     flows: Vec<Flow>,
-    /// Sets it looked at, for the report.
+    /// Sets that it has checked, for the report.
     pub set_count: u64,
 }
 
@@ -126,7 +127,7 @@ impl Oracle {
         let same = asks.windows(2).all(|two| two[0].rate == two[1].rate);
         for index in 0..self.plans.len() {
             let plan = self.plans[index];
-            // Among equals these are the same as others.
+            // With equal rates these give the same result as others.
             if same && (plan.root || plan.order == Order::Slack) {
                 continue;
             }
@@ -148,8 +149,8 @@ impl Oracle {
             transfer += ask.rate.0 as f64 / model.rate.0 as f64;
             roots += (ask.rate.0 as f64).sqrt();
         }
-        // Buffers split best are proportional to roots; visits are at most twice what is held on
-        // average.
+        // The best split of buffers is proportional to the roots; a visit fetches at most twice the
+        // average buffer.
         let positioning = roots * roots * model.fixed.0 as f64 / 1e9 / (2.0 * self.cache as f64);
         // Over a finite time the preroll helps by its share.
         let span = self.horizon.0.max(1) as f64;
@@ -196,7 +197,7 @@ impl Oracle {
         true
     }
 
-    /// Nobody has room: when somebody will.
+    /// No stream has room: the instant when one will.
     fn next_chance(&self, now: Instant) -> Option<Instant> {
         let mut next: Option<Instant> = None;
         for flow in &self.flows {
@@ -303,7 +304,7 @@ impl Oracle {
         first_come
     }
 
-    /// Those kept when each is taken in its turn if it can be kept with those before.
+    /// The streams kept if each is admitted in its turn, provided it fits with those before.
     pub fn first_come(&mut self, asks: &[Ask]) -> Vec<bool> {
         let mut set: Vec<Ask> = Vec::new();
         asks.iter()

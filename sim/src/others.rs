@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Those who do not play: copies, readers here and there, writers, strangers.
+//! Clients that do not play: copies, random readers, writers, strangers.
 
 use crate::client::{Answer, Hand, Kind, Message, Scene};
 use crate::disk::{Job, Owner};
@@ -10,7 +10,7 @@ use rushes_core::units::*;
 
 /// A copy: a file from its first to its last byte, requests back to back; then the next.
 pub struct Copy {
-    /// The files that are copied, and again from the first.
+    /// The files to copy, and again from the first.
     pub files: Vec<FileIndex>,
     /// Longest request.
     pub request_bytes: u64,
@@ -20,7 +20,7 @@ pub struct Copy {
     pub bytes: u64,
     /// Requests that gave an error.
     pub failed_count: u64,
-    /// When bytes came last.
+    /// The last instant when bytes came.
     pub progress_at: Instant,
     /// Longest time without progress.
     pub longest_wait: Duration,
@@ -97,9 +97,9 @@ impl Copy {
     }
 }
 
-/// Reads here and there, aligned or not, past the end too; opens and closes as it likes.
+/// Reads anywhere, aligned or not, also past the end; opens and closes at random.
 pub struct Rambler {
-    /// Among these files.
+    /// The files.
     pub files: Vec<FileIndex>,
     /// Longest read.
     pub request_bytes: u64,
@@ -109,9 +109,9 @@ pub struct Rambler {
     pub think: Duration,
     /// So many reads in a thousand name a handle that is not open.
     pub wrong_permille: u64,
-    /// So many in a thousand are closed behind.
+    /// After so many reads in a thousand it closes the file.
     pub close_permille: u64,
-    /// It dies with reads outstanding, before so many in ten thousand.
+    /// It dies with reads outstanding, before so many reads in ten thousand.
     pub die_per_10k: u64,
     /// Reads answered with data.
     pub data_count: u64,
@@ -147,7 +147,7 @@ impl Rambler {
         }
     }
 
-    /// Reads something.
+    /// Sends reads.
     pub fn act(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
         while hand.waiting.len() < self.in_flight {
             if self.next_at > scene.now {
@@ -205,17 +205,18 @@ impl Rambler {
     }
 }
 
-/// Writes through the door: natively, then says so and waits until nobody sees older bytes.
+/// Writes through the door: natively, then reports the change and waits until no client sees older
+/// bytes.
 pub struct Writer {
-    /// To these files.
+    /// The files.
     pub files: Vec<FileIndex>,
     /// Longest write.
     pub bytes: u64,
     /// Longest pause.
     pub think: Duration,
-    /// So many in a thousand cut the file.
+    /// So many in a thousand truncate the file.
     pub truncate_permille: u64,
-    /// So many in a thousand make it longer, where it has room.
+    /// So many in a thousand make it longer, if it has room.
     pub extend_permille: u64,
     /// So many in a thousand remove its name.
     pub unlink_permille: u64,
@@ -239,7 +240,7 @@ impl Writer {
         }
     }
 
-    /// Writes something, when the last change is acknowledged.
+    /// Makes a change, when the last one is acknowledged.
     pub fn act(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
         if !hand.waiting.is_empty() {
             return;
@@ -309,20 +310,21 @@ fn write_to_disk(hand: &Hand, scene: &mut Scene<'_>, file: FileIndex, range: Byt
     scene.queue.push(scene.now, What::Job { disk, job });
 }
 
-/// Changes files behind the server's back; it is told some time later.
+/// Changes files behind the server's back; the server learns of it some time later.
 pub struct Foreign {
-    /// These files.
+    /// The files.
     pub files: Vec<FileIndex>,
     /// Longest pause.
     pub think: Duration,
-    /// Longest time until the server is told; or, if nobody tells it, until what was begun is done.
+    /// Longest time until the server learns of it; or, if no client reports it, until the change is
+    /// done.
     pub delay: Duration,
-    /// Nobody tells the server: the files' versions alone show it, from when it is begun.
+    /// No client reports it: only the files' versions show it, from its beginning on.
     pub silent: bool,
 }
 
 impl Foreign {
-    /// Changes something.
+    /// Makes a change.
     pub fn act(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
         let next_at = scene.now + Duration(1 + hand.prng.below(self.think.0.max(1)));
         hand.set_alarm(scene, next_at);

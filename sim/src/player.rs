@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Players, and what they measured of themselves.
+//! Players, and their own measurements.
 //!
 //! The lab's rule: a player asks for frame *n* not before `start + n·period`, and the frame is late
-//! past `start + preroll + n·period`, where `start` is when its open returned. After a pause or a
-//! jump it starts anew.
+//! past `start + preroll + n·period`, where `start` is the return of its open. After a pause or a
+//! jump it starts again.
 
 use crate::client::{Answer, Hand, Kind, Scene, Waiting};
 use crate::files::FileIndex;
 use rushes_core::units::*;
 
-/// In which order a player wants its frames.
+/// The order in which a player wants its frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// One after another, from the first.
@@ -20,7 +20,7 @@ pub enum Pattern {
     Strided(u64),
 }
 
-/// The source that is played.
+/// The source of a player.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// One file of many frames.
@@ -36,9 +36,9 @@ pub enum Source {
 pub struct Shot {
     /// Number of its first frame in the order of playing; ascending in a cut list, the first is 0.
     pub first: u64,
-    /// File that it is taken from.
+    /// The file of the piece.
     pub file: FileIndex,
-    /// Frame of that file with which it begins.
+    /// The frame of that file with which it begins.
     pub frame: u64,
 }
 
@@ -55,16 +55,16 @@ pub struct PlayerPlan {
     pub preroll: Duration,
     /// Frames to play.
     pub frame_count: u64,
-    /// Longest single request; a frame is asked for in such pieces.
+    /// Longest single request; the player asks for a frame in such pieces.
     pub request_bytes: u64,
     /// Requests outstanding at once.
     pub in_flight: usize,
-    /// Closes each clip of a timeline with its last frame, and opens the next with its first; else
-    /// all stay open.
+    /// Closes each clip of a timeline with its last frame, and opens the next with its first;
+    /// otherwise all stay open.
     pub closes_first: bool,
     /// Order.
     pub pattern: Pattern,
-    /// Asks up to so much later than it might.
+    /// Asks up to so much later than it may.
     pub jitter: Duration,
     /// Pauses before so many frames in ten thousand, from 0.1 to 3 s.
     pub pause_per_10k: u64,
@@ -79,9 +79,9 @@ pub struct PlayerPlan {
 pub struct PlayerCount {
     /// Frames that came.
     pub frame_count: u64,
-    /// Late ones; or not come though due.
+    /// Late frames; also those that were due and never came.
     pub late_count: u64,
-    /// Of those, after a pause or jump.
+    /// Those of them that were after a pause or jump.
     pub late_after_jump_count: u64,
     /// Late by more than a period and 5 ms: the ledger must know of these.
     pub clearly_late_count: u64,
@@ -89,13 +89,14 @@ pub struct PlayerCount {
     pub nearly_late_count: u64,
     /// Frames that gave an error.
     pub failed_count: u64,
-    /// By how much the worst was late.
+    /// The lateness of the latest frame.
     pub worst_late_ns: u64,
-    /// Least time that a frame came before it was due (0 when one was late).
+    /// The shortest time between a frame and its due instant; 0 if a frame was late.
     pub slack_ns_min: u64,
     /// From open to first frame.
     pub first_frame_ns: Option<u64>,
-    /// From asking for the first frame of a shot until it came, for each cut of a timeline.
+    /// Time from the request for the first frame of a shot until it came, for each cut of a
+    /// timeline.
     pub cut_ns: Vec<u64>,
     /// Bytes that came.
     pub bytes: u64,
@@ -103,13 +104,13 @@ pub struct PlayerCount {
     pub read_count: u64,
     /// Reads answered.
     pub answered_count: u64,
-    /// Reads the server told it to do itself.
+    /// Reads that the server left to it.
     pub plain_count: u64,
     /// When the first late frame was due.
     pub first_late_at: Option<Instant>,
     /// Times it paused or jumped.
     pub jump_count: u64,
-    /// When it first came to the end of its source and went on at the other end, which is a jump
+    /// When it first reached the end of its source and went on at the other end, which is a jump,
     /// too.
     pub wrapped_at: Option<Instant>,
 }
@@ -117,14 +118,14 @@ pub struct PlayerCount {
 /// Slack of all players over time, for tables.
 #[derive(Clone, Debug, Default)]
 pub struct SlackLog {
-    /// By second: least slack (negative: late) in ns of frames that came then, and how many were
-    /// late.
+    /// By second: the least slack in ns of frames that came then (negative: late), and the number
+    /// of late ones.
     pub seconds: Vec<(i64, u64)>,
-    /// The first late frames: client, its frame, when it was due, by how much it was late.
+    /// The first late frames: client, its frame, its due instant, and its lateness.
     pub late: Vec<(u32, u64, Instant, Duration)>,
 }
 
-/// Late frames told one by one.
+/// Late frames reported one by one.
 const LATE_TOLD_MAX: usize = 200;
 
 impl SlackLog {
@@ -149,7 +150,7 @@ struct Frame {
     missing: u64,
     unasked: u64,
     failed: bool,
-    /// It is the first of its shot, and was asked for then.
+    /// When it was requested, if it is the first of its shot.
     cut_at: Option<Instant>,
 }
 
@@ -159,15 +160,15 @@ pub struct Player {
     pub plan: PlayerPlan,
     /// Its times and counts.
     pub count: PlayerCount,
-    /// It died in the middle of a read: what did not come is nobody's fault.
+    /// It died in the middle of a read: frames that did not come then do not count.
     pub died: bool,
-    /// When the present stretch began; frame `stretch_ordinal` may be asked for then.
+    /// When the present stretch began; the player may then ask for frame `stretch_ordinal`.
     stretch_start: Instant,
     stretch_ordinal: u64,
-    /// Where in the source the stretch began.
+    /// The frame of the source with which the stretch began.
     stretch_frame: u64,
     after_jump: bool,
-    /// Next frame to ask for, and when.
+    /// The next frame to ask for, and the instant.
     ordinal: u64,
     ask_at: Instant,
     frames: Vec<Frame>,
@@ -177,7 +178,7 @@ pub struct Player {
 }
 
 impl Player {
-    /// A player that has seen nothing yet.
+    /// A player that has read nothing yet.
     pub fn kind(plan: PlayerPlan) -> Kind {
         let stretch_frame = match plan.pattern {
             Pattern::Reverse => plan.frame_count.saturating_sub(1),
@@ -212,7 +213,7 @@ impl Player {
         self.ask_at = scene.now;
     }
 
-    /// Asks for all that may be asked for now.
+    /// Asks for all frames that it may ask for now.
     pub fn act(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
         while hand.waiting.len() < self.plan.in_flight {
             if self.frames.last().is_none_or(|frame| frame.unasked == 0) {
@@ -232,7 +233,7 @@ impl Player {
                 }
                 self.begin_frame(hand, scene);
                 if self.dies(hand) {
-                    // In the middle of a read: nobody will be there for its answer.
+                    // In the middle of a read: no client will get its answer.
                     self.ask_piece(hand, scene);
                     self.died = true;
                     hand.leave(scene);
@@ -303,12 +304,12 @@ impl Player {
         hand.read(scene, frame.handle, file, range, frame.ordinal);
     }
 
-    /// When a frame may be asked for.
+    /// When the player may ask for a frame.
     fn earliest(&self, ordinal: u64) -> Instant {
         self.stretch_start + self.plan.period.times(ordinal - self.stretch_ordinal)
     }
 
-    /// Which frame of the source is the `ordinal`-th played.
+    /// The frame of the source that is played as the `ordinal`-th.
     fn frame_index(&self, ordinal: u64) -> u64 {
         let step = ordinal - self.stretch_ordinal.min(ordinal);
         let count = self.plan.frame_count.max(1);
@@ -346,7 +347,7 @@ impl Player {
         }
     }
 
-    /// True for the first frame of a shot, but the very first.
+    /// True for the first frame of a shot, except the very first.
     fn is_cut(&self, ordinal: u64) -> bool {
         match &self.plan.source {
             Source::Timeline(shots) => shots
@@ -381,7 +382,7 @@ impl Player {
         }
         let frame = self.frames.remove(at);
         self.note_frame(&frame, scene.now);
-        // A frame that gave an error is no frame in time, but nobody's promise either.
+        // A frame that gave an error is no frame in time, but breaks no promise either.
         if !frame.failed {
             let slack = frame.due.0 as i64 - scene.now.0 as i64;
             scene.slack.note(scene.now, slack);
@@ -404,7 +405,7 @@ impl Player {
         }
     }
 
-    /// Between frames: pauses or jumps, if its plan and chance say so.
+    /// Between frames: pauses or jumps, by its plan and at random.
     fn meddle(&mut self, hand: &mut Hand, now: Instant) {
         let plan = &self.plan;
         if plan.pause_per_10k + plan.jump_per_10k == 0 {
@@ -435,8 +436,8 @@ impl Player {
         if self.died || (hand.session.is_none() && !hand.over) {
             return;
         }
-        // At its end it stops asking. Frames that it had not asked for by then, a preroll behind at
-        // most, could still have been in time.
+        // At its end it stops asking. Frames that it had not asked for by then could still have
+        // been in time, since they are at most a preroll behind.
         let stopped = now.min(hand.end);
         for frame in std::mem::take(&mut self.frames) {
             // Part of it may have come late although the rest was never asked for.
@@ -446,8 +447,8 @@ impl Player {
                 self.note_late(frame.due, known, frame.after_jump);
             }
         }
-        // Those it never came to ask for, since earlier ones were missing: of these nobody else can
-        // know.
+        // Frames that it never asked for, since earlier ones were missing: only the player knows of
+        // these.
         let clearly_late_count = self.count.clearly_late_count;
         while self.ordinal < self.plan.frame_count {
             let due = self.earliest(self.ordinal) + self.plan.preroll;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Chance from a seed: xoshiro256++ seeded by splitmix64.
+//! Random numbers from a seed: xoshiro256++ seeded by splitmix64.
 //!
 //! Own code on purpose: a library may change its algorithm with a version, and then every kept seed
-//! would tell another story.
+//! would give another run.
 
-/// A stream of chance.
+/// A stream of random numbers.
 #[derive(Clone, Debug)]
 pub struct Prng {
     state: [u64; 4],
@@ -20,7 +20,7 @@ fn splitmix(state: &mut u64) -> u64 {
 }
 
 impl Prng {
-    /// The stream that belongs to `seed`.
+    /// The stream of `seed`.
     pub fn new(seed: u64) -> Prng {
         let mut s = seed;
         Prng {
@@ -33,8 +33,8 @@ impl Prng {
         }
     }
 
-    /// An independent stream for the part of the world called `tag`, so that one part's draws never
-    /// shift another's.
+    /// An independent stream for the part of the world with this `tag`, so that one part's draws
+    /// never shift another's.
     pub fn fork(seed: u64, tag: u64) -> Prng {
         let mut s = tag.wrapping_mul(0xD1B5_4A32_D192_ED03);
         Prng::new(seed ^ splitmix(&mut s))
@@ -74,7 +74,7 @@ impl Prng {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// From `low` to `high`, every order of magnitude as likely as another.
+    /// From `low` to `high`, every order of magnitude equally likely.
     pub fn log_between(&mut self, low: f64, high: f64) -> f64 {
         // No ln/exp: they may differ in the last bit between machines. Halving is exact.
         let mut scale = low;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Coming events, in order of time; at one instant, in the order they were put in.
+//! Coming events, in order of time; at one instant, in the order of their arrival.
 //!
 //! A binary heap of small keys over a slab; nothing is allocated once both have reached their
 //! greatest size.
@@ -8,8 +8,8 @@ use rushes_core::units::Instant;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Bits of a key that name the place in the slab; the others are the order. So 2^24 things may be
-/// to happen at once, and 2^40 in a run.
+/// Bits of a key that name the place in the slab; the others are the order. So 2^24 events may wait
+/// at once, and 2^40 in a run.
 const PLACE_BITS: u32 = 24;
 
 /// The queue.
@@ -32,7 +32,7 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// `what` is to happen at `at`.
+    /// `what` will happen at `at`.
     pub fn push(&mut self, at: Instant, what: T) {
         let place = match self.free.pop() {
             Some(place) => {
@@ -50,7 +50,7 @@ impl<T> Queue<T> {
         self.heap.push(Reverse((at.0, key)));
     }
 
-    /// The next thing to happen.
+    /// The next event.
     pub fn pop(&mut self) -> Option<(Instant, T)> {
         let Reverse((at, key)) = self.heap.pop()?;
         let place = (key & ((1 << PLACE_BITS) - 1)) as u32;
@@ -59,17 +59,17 @@ impl<T> Queue<T> {
         Some((Instant(at), what))
     }
 
-    /// When the next thing happens.
+    /// The instant of the next event.
     pub fn next_at(&self) -> Option<Instant> {
         self.heap.peek().map(|Reverse((at, _))| Instant(*at))
     }
 
-    /// How many things are to happen.
+    /// The number of coming events.
     pub fn len(&self) -> usize {
         self.heap.len()
     }
 
-    /// True when nothing is to happen.
+    /// True when no event is left.
     pub fn is_empty(&self) -> bool {
         self.heap.is_empty()
     }

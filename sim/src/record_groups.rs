@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients of a scenario that write through lanes: how a scenario names them, puts their files on
-//! its disks and counts what came of it.
+//! Clients of a scenario that write through lanes: their names in a scenario, their files on its
+//! disks, and the sums of their results.
 
 use crate::client::Kind;
 use crate::disk::volatile::JOURNAL_BYTES;
@@ -32,9 +32,9 @@ pub struct RecordGroup {
     pub every_ms: u64,
     /// How long each records; 0: to the end.
     pub seconds: u64,
-    /// A rule tells the rate of the files.
+    /// A rule has the rate of the files.
     pub ruled: bool,
-    /// A sync is asked for behind so many frames; 0: none.
+    /// The client asks for a sync after so many frames; 0: none.
     pub sync_every: u64,
     /// Deaths, before so many frames in ten thousand.
     pub die_per_10k: u64,
@@ -57,7 +57,7 @@ impl Default for RecordGroup {
     }
 }
 
-/// Some copies that come in: each writes one file as fast as it is let.
+/// Some copies in: each writes one file as fast as the server lets it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CopyInGroup {
@@ -71,11 +71,11 @@ pub struct CopyInGroup {
     pub request_kib: u64,
     /// Size of each file. Units: MiB.
     pub file_mib: u64,
-    /// They say first how long a file will be, a byte a request, as Windows does.
+    /// They first announce the length of a file, a byte a request, as Windows does.
     pub announce: bool,
-    /// They all come by one session, as the clients of a pool's mount do.
+    /// They share one session, as the clients of a pool's mount do.
     pub one_session: bool,
-    /// A sync is asked for behind the last byte.
+    /// The client asks for a sync after the last byte.
     pub sync_at_end: bool,
 }
 
@@ -94,8 +94,8 @@ impl Default for CopyInGroup {
     }
 }
 
-/// Some clients that read one file, each its own part, and then write here and there in all of it,
-/// as much together as it is long.
+/// Some clients that read one file, each its own part, and then write at random places in all of
+/// it, together as much as it is long.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScatterGroup {
@@ -132,15 +132,15 @@ pub struct WrittenExpect {
     pub frames_min: u64,
     /// Requests of writers that give an error.
     pub failed_max: u64,
-    /// Writes that are left to clients.
+    /// Writes that the server leaves to clients.
     pub plain_max: u64,
     /// All copies in together. Units: MB/s.
     pub copy_mb_min: f64,
-    /// The slowest copy in beside the mean of them.
+    /// The slowest copy in, as a part of their mean.
     pub copy_even_min: f64,
     /// Extents of one file.
     pub fragments_max: Option<u64>,
-    /// Times that a drive is told to flush before it is read from.
+    /// Times that a drive must flush before a read.
     pub flushes_min: u64,
     /// See there.
     pub flushes_max: Option<u64>,
@@ -168,7 +168,7 @@ impl Default for WrittenExpect {
 pub struct Recorded {
     /// Frames of recorders that were acknowledged.
     pub frames: u64,
-    /// Frames of recorders that were acknowledged late, or not although they were due.
+    /// Frames of recorders that were acknowledged late, or not at all although they were due.
     pub late: u64,
     /// The worst of those. Units: ms.
     pub worst_ms: f64,
@@ -180,18 +180,18 @@ pub struct Recorded {
     pub missing_bytes: u64,
     /// Most of the write buffer that was in use at once. Units: bytes.
     pub dirty_bytes_max: u64,
-    /// From the last acknowledgement until the devices had everything.
+    /// Time from the last acknowledgement until the devices had everything.
     pub final_write_s: f64,
     /// All copies in together, while there was work. Units: MB/s.
     pub copy_mb_per_second: f64,
-    /// The slowest copy in beside the mean of them, from when the last one has begun until the end;
+    /// The slowest copy in, as a part of their mean, from the start of the last one until the end;
     /// 1 without them.
     pub copy_even: f64,
     /// Longest time that a copy in made no progress. Units: ms.
     pub copy_wait_ms_max: f64,
     /// Requests that gave an error.
     pub failed: u64,
-    /// Writes that were left to clients.
+    /// Writes that the server left to clients.
     pub plain: u64,
     /// Syncs that were answered.
     pub syncs: u64,
@@ -203,10 +203,10 @@ pub struct Recorded {
     pub write_mb_mean: f64,
     /// Bytes that were written and that the devices had already. Units: bytes.
     pub bridged_bytes: u64,
-    /// Bytes of scatterers to their devices, from their first write until all was there. Units:
+    /// Bytes of scatterers to their devices, from their first write until all were there. Units:
     /// MB/s.
     pub scatter_mb_per_second: f64,
-    /// Times that drives were told to flush before they were read from.
+    /// Times that drives had to flush before a read.
     pub flushes: u64,
     /// Memory of the write buffer that went from one lane to another. Units: bytes.
     pub moved_bytes: u64,
@@ -221,12 +221,12 @@ pub struct Writers {
 }
 
 impl Scenario {
-    /// Some clients write through lanes.
+    /// Whether some clients write through lanes.
     pub fn has_lanes(&self) -> bool {
         !self.record.is_empty() || !self.copy_in.is_empty() || !self.scatter.is_empty()
     }
 
-    /// The lanes of a world, and where new files go: behind `used` of each disk.
+    /// The lanes of a world, and the place of new files: behind `used` of each disk.
     pub(crate) fn add_lanes(&self, world: &mut World, used: &[u64]) {
         let limits = self.server.limits();
         world.lane_pages = (limits.write_buffer_bytes / PAGE_BYTES) as u32;
@@ -360,7 +360,7 @@ impl Scenario {
 }
 
 impl Writers {
-    /// The clients begin when it is their time.
+    /// Adds the clients, each at its time.
     pub(crate) fn join(self, world: &mut World, end: Instant) {
         for (kind, begin) in self.clients {
             world.add_client(kind, begin, end);
@@ -474,7 +474,7 @@ impl Recorded {
 }
 
 impl WrittenExpect {
-    /// Sentences about what is not as it must be.
+    /// Sentences about unmet expectations.
     pub fn judge(&self, got: &Recorded) -> Vec<String> {
         let mut failures = Vec::new();
         let most = [

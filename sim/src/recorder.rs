@@ -2,34 +2,34 @@
 //! Clients that write through lanes: recorders, and copies that come in.
 //!
 //! A recorder writes frame *n* not before `start + n·period`, and the frame is late when it is
-//! acknowledged past `start + preroll + n·period`. A copy in writes as fast as it is let, one
-//! request at a time. Both are a track that is written; a client of a pool's mount has several.
+//! acknowledged past `start + preroll + n·period`. A copy in writes as fast as the server lets it,
+//! one request at a time. Both write a track; a client of a pool's mount writes several.
 
 use crate::client::{Answer, Hand, Scene, Stage, Waiting};
 use crate::files::FileIndex;
 use rushes_core::units::*;
 
-/// The way that a file is written from its first byte to its last.
+/// How a file is written from its first byte to its last.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TrackPlan {
-    /// Which file.
+    /// The file.
     pub file: FileIndex,
     /// Bytes of a frame, or of a request.
     pub frame_bytes: u64,
-    /// How many.
+    /// Their number.
     pub frame_count: u64,
-    /// Time from frame to frame; zero: as fast as it is let.
+    /// Time from frame to frame; zero: as fast as the server lets it.
     pub period: Duration,
     /// How late a frame may be acknowledged.
     pub preroll: Duration,
     /// The first frame comes so long after the client's begin.
     pub delay: Duration,
-    /// It says first how long the file will be, with a byte at the end of each request, as Windows
-    /// does.
+    /// It first announces the length of the file, with a byte at the end of each request, as
+    /// Windows does.
     pub announces: bool,
-    /// A sync is asked for behind so many frames; 0: none.
+    /// The client asks for a sync after so many frames; 0: none.
     pub sync_every: u64,
-    /// A sync is asked for behind the last frame.
+    /// The client asks for a sync after the last frame.
     pub syncs_at_end: bool,
 }
 
@@ -38,9 +38,9 @@ pub struct TrackPlan {
 pub struct TrackCount {
     /// When frames were acknowledged.
     pub acknowledged: Vec<Instant>,
-    /// Frames that were acknowledged late, or not although they were due.
+    /// Frames that were acknowledged late, or not at all although they were due.
     pub late_count: u64,
-    /// By how much the worst was late.
+    /// The lateness of the latest frame.
     pub worst_late: Duration,
     /// Frames and syncs that gave an error.
     pub failed_count: u64,
@@ -88,7 +88,7 @@ impl Track {
         }
     }
 
-    /// When frame `ordinal` may be written.
+    /// When the client may write frame `ordinal`.
     fn earliest(&self, start: Instant, ordinal: u64) -> Instant {
         start + self.plan.period.times(ordinal)
     }
@@ -105,7 +105,7 @@ impl Track {
         due && !self.is_writing && self.next > self.synced_at
     }
 
-    /// Does what may be done now. True: a write was sent.
+    /// Does all that it may do now. True: a write was sent.
     fn act(&mut self, number: u64, hand: &mut Hand, scene: &mut Scene<'_>) -> bool {
         let start = *self.start.get_or_insert(scene.now + self.plan.delay);
         if self.is_closed || self.is_writing {
@@ -144,7 +144,7 @@ impl Track {
         true
     }
 
-    /// The bytes that are written next.
+    /// The next bytes to write.
     fn range(&self) -> ByteRange {
         let bytes = self.plan.frame_bytes;
         match self.plan.announces && self.announced < self.plan.frame_count {
@@ -169,7 +169,7 @@ impl Track {
         let due = self.earliest(self.start.unwrap_or(now), self.next) + self.plan.preroll;
         self.next += 1;
         if self.plan.period == Duration::ZERO {
-            // The first ones wait for what the file system does once.
+            // The first ones wait for one-time work of the file system.
             if self.next > 8 {
                 let wait = now.since(self.progress_at);
                 self.count.longest_wait = self.count.longest_wait.max(wait);
@@ -225,7 +225,7 @@ impl Recorder {
         }
     }
 
-    /// Writes all that may be written now.
+    /// Writes all that it may write now.
     pub fn act(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
         for (number, track) in self.tracks.iter_mut().enumerate() {
             let has_written = track.act(number as u64, hand, scene);

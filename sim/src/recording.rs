@@ -29,7 +29,7 @@ pub struct Recording {
     /// Clients that write a file as fast as they are let.
     #[arg(long, default_value_t = 0)]
     pub copies_in: u64,
-    /// They say first how long a file will be, a byte a MiB, as Windows does.
+    /// They first announce the length of a file, a byte a MiB, as Windows does.
     #[arg(long)]
     pub announce: bool,
     /// Size of their files. Units: MiB.
@@ -60,7 +60,7 @@ pub struct Recording {
     /// Write buffer. Units: MiB.
     #[arg(long, default_value_t = 1024)]
     pub buffer: u64,
-    /// True times of the disk, in hundredths of what the server is told.
+    /// True times of the disk, in hundredths of those that the server knows.
     #[arg(long, default_value_t = 100)]
     pub truth_percent: u64,
     /// Players do not begin before this.
@@ -106,7 +106,7 @@ impl Default for Recording {
 }
 
 impl Recording {
-    /// The scenario that the flags ask for. It expects nothing.
+    /// The scenario for the flags. It expects nothing.
     pub fn scenario(&self) -> Scenario {
         let mut scenario = Scenario {
             goal: "Recordings on the lab's disk.".to_owned(),

@@ -8,7 +8,7 @@ use clap::Args;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Of how many seeds one is run twice, to see whether the second run is the same.
+/// One of so many seeds runs twice, to see whether the second run is the same.
 const TWICE_EVERY: u64 = 8;
 
 /// Runs a scenario.
@@ -120,7 +120,7 @@ impl Run {
     }
 }
 
-/// Runs it once more and notes if it was not the same.
+/// Runs it once more and notes a difference.
 pub fn again(scenario: &Scenario, report: &mut Report) {
     let second = scenario.run(&report.scenario, report.seed);
     if second.digest != report.digest {

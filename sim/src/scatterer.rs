@@ -9,15 +9,15 @@ use rushes_core::units::*;
 /// How a client reads and scatters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ScatterPlan {
-    /// Which file.
+    /// The file.
     pub file: FileIndex,
-    /// Where its part begins.
+    /// The first byte of its part.
     pub first: u64,
     /// Length of a read.
     pub read_bytes: u64,
-    /// How many of them.
+    /// Number of reads.
     pub read_count: u64,
-    /// How many writes follow.
+    /// Number of writes after them.
     pub write_count: u64,
     /// Longest write. Units: pages.
     pub pages_max: u64,
@@ -34,7 +34,7 @@ pub struct Scatterer {
     pub bytes: u64,
     /// Requests that gave an error.
     pub failed_count: u64,
-    /// When it wrote first.
+    /// When it first wrote.
     pub writes_from: Instant,
     /// When it last got an answer.
     pub progress_at: Instant,
@@ -57,7 +57,7 @@ impl Scatterer {
         }
     }
 
-    /// Asks for the next thing when the last one is answered.
+    /// Sends the next request when the last one is answered.
     pub fn act(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
         if !hand.waiting.is_empty() {
             return;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A scenario: workload plus troublemakers plus expectations, as a small text file.
+//! A scenario: workload, faults and expectations, as a small text file.
 //!
-//! Every key has a default, so that a file says only what matters to it; an unknown key is an
-//! error. With a seed a scenario is one run, the same for ever.
+//! Every key has a default, so that a file has only the keys that matter to it; an unknown key is
+//! an error. With a seed a scenario is one run, always the same.
 
 use crate::client::{Kind, Latency};
 use crate::disk::volatile::{INTO_MEMORY, MemoryPlan};
@@ -31,11 +31,11 @@ pub struct Scenario {
     pub goal: String,
     /// How long there is work.
     pub seconds: u64,
-    /// Look at the ledger so often. Units: ms; 0: 1000.
+    /// Time between two looks at the ledger. Units: ms; 0: 1000.
     pub look_ms: u64,
     /// The server's bounds and policy.
     pub server: ServerPlan,
-    /// How long things take between.
+    /// The latencies.
     pub latency: LatencyPlan,
     /// Disks.
     pub disk: Vec<DiskPlan>,
@@ -43,9 +43,9 @@ pub struct Scenario {
     pub player: Vec<PlayerGroup>,
     /// Copies.
     pub copy: Vec<CopyGroup>,
-    /// Readers here and there.
+    /// Random readers.
     pub ramble: Vec<RambleGroup>,
-    /// Those who look at single frames.
+    /// Readers of single frames.
     pub scrub: Vec<ScrubGroup>,
     /// Editors whose clips are several files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -58,7 +58,7 @@ pub struct Scenario {
     /// Copies that come in.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub copy_in: Vec<CopyInGroup>,
-    /// Clients that write here and there.
+    /// Clients that write at random places.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub scatter: Vec<ScatterGroup>,
     /// Strangers that write.
@@ -85,13 +85,13 @@ pub struct ServerPlan {
     pub sequence_ahead: u32,
     /// Preroll of contracts. Units: ms.
     pub preroll_ms: u64,
-    /// Kept free by admission.
+    /// The margin of admission.
     pub margin_permille: Option<u32>,
     /// Without the analyser.
     pub no_analyser: bool,
     /// The write buffer. Units: MiB.
     pub write_buffer_mib: u64,
-    /// It goes over no gap.
+    /// The server bridges no gap.
     pub no_coalesce: bool,
 }
 
@@ -105,11 +105,11 @@ pub struct LatencyPlan {
     pub reorder_us: u64,
     /// Server to disk, and back. Units: µs.
     pub disk_us: Option<u64>,
-    /// Finding out about a file. Units: µs.
+    /// Looking up a file. Units: µs.
     pub open_us: u64,
-    /// Small reads of the disk that it takes.
+    /// Small reads of the disk for that look-up.
     pub open_reads: u32,
-    /// Small reads of the disk that a name takes which does not exist, the first time.
+    /// Small reads of the disk for a name that does not exist, the first time.
     pub absent_reads: u32,
     /// Bytes out of the cache. Units: MB/s.
     pub copy_mb: u64,
@@ -129,16 +129,16 @@ pub struct DiskPlan {
     pub rate_mb: u64,
     /// Size. Units: GB.
     pub size_gb: u64,
-    /// True times as a percentage of what the server is told.
+    /// True times as a percentage of those that the server knows.
     pub truth_percent: u64,
-    /// Of the disk of Table 5: positioning of a write, in the mean; 0: 8000. Units: µs.
+    /// Of the disk of Table 5: mean positioning of a write; 0: 8000. Units: µs.
     pub write_way_us: u64,
     /// Of the disk of Table 5: it moves so many times fewer bytes a second, and positions as
     /// quickly; 0: 1.
     pub slower: u64,
     /// Its memory.
     pub memory: MemoryPlan,
-    /// Trouble.
+    /// Its faults.
     pub faults: Faults,
 }
 
@@ -183,14 +183,14 @@ pub struct PlayerGroup {
     pub in_flight: usize,
     /// One file a frame.
     pub sequence: bool,
-    /// Of a pool, whose members are the disks: its frames lie on one after the other. Then all
+    /// From a pool with the disks as members: its frames lie on one after the other. Then all
     /// players are clients of its door.
     pub pool: bool,
     /// From the last frame to the first.
     pub reverse: bool,
     /// Every so many-th frame only; 0 and 1: each.
     pub stride: u64,
-    /// No rule tells the rate.
+    /// No rule has the rate.
     pub unruled: bool,
     /// All play the same file.
     pub shared: bool,
@@ -202,18 +202,19 @@ pub struct PlayerGroup {
     pub jump_per_10k: u64,
     /// Deaths.
     pub die_per_10k: u64,
-    /// Keeps what it got for so long before it lets go. Units: ms.
+    /// Holds its slots so long before it releases them. Units: ms.
     pub hold_ms: u64,
     /// Length of extents, scattered; 0: in one piece. Units: MB.
     pub extent_mb: u64,
-    /// The driver does not know where the file lies.
+    /// The driver cannot find the file's extents.
     pub unknown_extents: bool,
-    /// They play a timeline each: cuts, so far apart at least, between clips that all of them have.
-    /// 0: no cuts. Units: ms.
+    /// Each plays a timeline: cuts, so far apart at least, between clips that all of them share. 0:
+    /// no cuts. Units: ms.
     pub cut_ms_min: u64,
     /// And so far apart at most. Units: ms.
     pub cut_ms_max: u64,
-    /// They play what recorders record, each another one's, at its rate. Units: ms behind; 0: no.
+    /// They play files while recorders record them, each another recorder's, at its rate. Units: ms
+    /// behind; 0: no.
     pub behind_ms: u64,
     /// They close each clip before they open the next.
     pub closes_first: bool,
@@ -290,7 +291,7 @@ impl Default for CopyGroup {
     }
 }
 
-/// Some readers here and there, on the players' files and on some of their own.
+/// Some random readers, on the players' files and on some of their own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RambleGroup {
@@ -310,7 +311,7 @@ pub struct RambleGroup {
     pub file_kib: u64,
     /// Also the players' files.
     pub players_files: bool,
-    /// Keeps what it got for so long. Units: ms.
+    /// Holds its slots so long. Units: ms.
     pub hold_ms: u64,
     /// Deaths.
     pub die_per_10k: u64,
@@ -333,7 +334,7 @@ impl Default for RambleGroup {
     }
 }
 
-/// Some who look at single frames: a hand on the mouse, a conform.
+/// Some readers of single frames: a hand on the mouse, a conform.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScrubGroup {
@@ -341,9 +342,9 @@ pub struct ScrubGroup {
     pub count: u64,
     /// They start then. Units: ms.
     pub start_ms: u64,
-    /// No frame sooner after the last; 0: as soon as that has come. Units: ms.
+    /// Least time from one frame to the request for the next; 0: none. Units: ms.
     pub every_ms: u64,
-    /// From one frame to the next, at most.
+    /// Longest step from one frame to the next.
     pub step_frames_max: u64,
     /// So many steps in a thousand change direction.
     pub turn_permille: u64,
@@ -351,11 +352,11 @@ pub struct ScrubGroup {
     pub elsewhere_permille: u64,
     /// Rate of the clips, in frames of 40 ms. Units: Mb/s.
     pub megabits: f64,
-    /// No rule tells the rate.
+    /// No rule has the rate.
     pub unruled: bool,
     /// Longest request; 0: a frame, at most 8 MiB. Units: KiB.
     pub request_kib: u64,
-    /// Clips that all of them look at.
+    /// Clips that all of them use.
     pub clips: u64,
 }
 
@@ -376,7 +377,7 @@ impl Default for ScrubGroup {
     }
 }
 
-/// Some editors who work Avid's way: a clip is a file of picture and several of sound.
+/// Some editors that work Avid's way: a clip is a file of picture and several of sound.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OpAtomGroup {
@@ -390,13 +391,13 @@ pub struct OpAtomGroup {
     pub megabits: f64,
     /// Sounds of a clip, 144 kB a second each.
     pub sounds: u64,
-    /// Their headers tell that.
+    /// Their headers have that rate.
     pub sound_told: bool,
     /// Shortest and longest run between two cuts. Units: ms.
     pub cut_ms_min: u64,
     /// See there.
     pub cut_ms_max: u64,
-    /// Clips that all of them cut from.
+    /// Clips from which all of them cut.
     pub clips: u64,
 }
 
@@ -416,7 +417,7 @@ impl Default for OpAtomGroup {
     }
 }
 
-/// Some writers, on the ramblers' and copies' files and, if wanted, the players'.
+/// Some writers, on the ramblers' and copies' files and, if set, the players'.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct WriterGroup {
@@ -449,9 +450,10 @@ pub struct ForeignGroup {
     pub count: u64,
     /// Longest pause. Units: ms.
     pub think_ms: u64,
-    /// Longest time until the server is told, or until what nobody tells of is done. Units: ms.
+    /// Longest time until the server learns of a change, or until an unreported change is done.
+    /// Units: ms.
     pub delay_ms: u64,
-    /// Nobody tells of them.
+    /// No client reports their changes.
     pub silent: bool,
     /// Also the players' files.
     pub players_files: bool,
@@ -469,8 +471,8 @@ impl Default for ForeignGroup {
     }
 }
 
-/// The results that a run must have. Violations of the seam and disagreement of the ledger are
-/// always failures.
+/// The results that a run must have. Violations of the seam and a ledger that disagrees are always
+/// failures.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Expect {
@@ -484,13 +486,13 @@ pub struct Expect {
     pub promised_min: u64,
     /// Streams promised.
     pub promised_max: Option<u64>,
-    /// Late frames of everybody.
+    /// Late frames of all players.
     pub late_max: Option<u64>,
     /// Late frames of promised streams after pauses and jumps of theirs.
     pub late_after_jump_max: Option<u64>,
     /// Slowest first frame of a promised stream. Units: ms.
     pub first_frame_ms_max: Option<f64>,
-    /// From a cut to its first frame, of all players: 19 of 20 come within. Units: ms.
+    /// Time from a cut to its first frame, of all players: 19 of 20 come within it. Units: ms.
     pub cut_ms_p95_max: Option<f64>,
     /// Of 20 single frames 19 come sooner. Units: ms.
     pub scrub_ms_p95_max: Option<f64>,
@@ -512,11 +514,11 @@ pub struct Expect {
     pub failed_max: u64,
     /// Reads left to the client.
     pub plain_max: u64,
-    /// Nobody waits longer for an answer; 0: 60.
+    /// Longest wait for an answer; 0: 60.
     pub patience_seconds: u64,
     /// Frames that must come.
     pub frames_min: u64,
-    /// The ledger is compared with what players saw.
+    /// Compares the ledger with the players' measure.
     pub ledger: bool,
     /// Results of clients that write through lanes.
     pub written: WrittenExpect,
@@ -648,7 +650,7 @@ impl LatencyPlan {
 }
 
 impl DiskPlan {
-    /// The model that the server is told.
+    /// The model that the server gets.
     pub fn told(&self) -> DeviceModel {
         match self.memory.mb {
             0 => self.nominal(),
@@ -699,10 +701,10 @@ impl DiskPlan {
     }
 }
 
-/// Where the next file goes.
+/// The place of the next file.
 struct Layout {
     disk_count: u64,
-    /// By disk: places taken, and how many there are.
+    /// By disk: places taken, and the number of places.
     taken: Vec<u64>,
     places: u64,
     turn: u64,
@@ -711,7 +713,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// The disk the next file goes to, where on it, and how much room it has there.
+    /// The disk of the next file, its position there, and its room.
     fn next(&mut self) -> (DeviceId, u64, u64) {
         let disk = self.turn % self.disk_count;
         self.turn += 1;
@@ -722,7 +724,7 @@ impl Layout {
     }
 }
 
-/// Cuts a file into extents of `bytes`, in any order within the room it has.
+/// Splits a file into extents of `bytes`, in any order within its room.
 fn scatter(file: &mut WorldFile, bytes: u64, room: u64, prng: &mut Prng) {
     let Some(first) = file.extents.first().copied() else {
         return;
@@ -743,9 +745,9 @@ fn scatter(file: &mut WorldFile, bytes: u64, room: u64, prng: &mut Prng) {
 }
 
 impl Scenario {
-    /// From its text.
+    /// Reads a scenario from its text.
     ///
-    /// Errors   a sentence: what the parser read and what it expected.
+    /// Errors   a sentence: the text that the parser found, and the text that it expected.
     pub fn parse(text: &str) -> Result<Scenario, String> {
         toml::from_str(text).map_err(|error| format!("not a scenario: {error}"))
     }
@@ -755,7 +757,7 @@ impl Scenario {
         toml::to_string(self).unwrap_or_else(|error| format!("# cannot be written: {error}\n"))
     }
 
-    /// The world before anything happened.
+    /// The world before the first event.
     pub fn world(&self, seed: u64) -> World {
         let server = Server::new(self.server.limits(), self.server.policy());
         self.world_of(seed, Box::new(server))
@@ -784,7 +786,7 @@ impl Scenario {
             + self.op_atom.iter().map(|g| g.clips).sum::<u64>();
         let disk_count = sizes.len() as u64;
         if self.has_lanes() {
-            // Files that are read lie in the first half, files that are written in the other.
+            // Files for reading lie in the first half, files for writing in the other.
             let part = if files > 0 { 2 } else { u64::MAX };
             let used: Vec<u64> = sizes.iter().map(|size| size / part).collect();
             self.add_lanes(&mut world, &used);
@@ -891,7 +893,7 @@ impl Scenario {
                 .max(4096);
             let folder = format!("ramble{number}");
             let mut file = contiguous(&folder, &format!("r{index}"), device, at, size, None);
-            // Room to grow, as an allocator that reserves ahead leaves it.
+            // Room to grow, as an allocator leaves it that reserves ahead.
             file.extents[0].length = ByteCount((size + (1 << 20)).next_multiple_of(4096));
             files.push(world.files.add(file));
         }
@@ -974,7 +976,7 @@ impl Scenario {
             for sound in 0..group.sounds {
                 let name = format!("a{sound}.mxf");
                 let mut file = contiguous(&folder, &name, device, next, sound_size, None);
-                // Of one without a rate only the beginning is read.
+                // Without a rate only the beginning of the file is read.
                 file.header = Some(match group.sound_told {
                     true => (Some(sound_rate), 3),
                     false => (None, 1),
@@ -1092,7 +1094,7 @@ impl Scenario {
         }
     }
 
-    /// The clips of a group's timelines, and how many frames each has.
+    /// The clips of a group's timelines, and the number of frames of each.
     fn clips(
         &self,
         world: &mut World,
@@ -1147,7 +1149,7 @@ impl Scenario {
             .map(|k| {
                 let place = at + k * frame_bytes.next_multiple_of(4096);
                 let device = match group.pool {
-                    // The members are alike, and so is where it lies on each.
+                    // The members are alike, and so is its place on each.
                     true => DeviceId(((u64::from(device.0) + k) % layout.disk_count) as u16),
                     false => device,
                 };
@@ -1170,12 +1172,12 @@ impl Scenario {
         self.play_in(name, seed, &mut world)
     }
 
-    /// Plays it in `world` and leaves that as it is at the end.
+    /// Plays it in `world`, which stays as it is at the end.
     pub fn play_in(&self, name: &str, seed: u64, world: &mut World) -> Report {
         let mut watch = Watch::default();
         let every = Duration::from_ms(or(self.look_ms, 1000));
         watch.run(world, self.end(), every);
-        // Everybody has time to get an answer and go.
+        // All clients have time to get an answer and leave.
         let patience = world.checker.patience;
         let last = world.now + patience;
         while world.is_busy() && world.now < last {
@@ -1183,12 +1185,12 @@ impl Scenario {
         }
         let until = world.now + Duration::from_s(5);
         world.run_until(until);
-        // Blocks that were fetched ahead for those who have gone may still be in a long queue.
+        // Blocks that were fetched ahead for clients that have left may still be in a long queue.
         let last = world.now + Duration::from_s(60);
         while world.checker.flight_count() > 0 && world.now < last {
             world.run_until(world.now + Duration::from_s(1));
         }
-        // Acknowledged bytes go to their device, if that ever gets well.
+        // Acknowledged bytes go to their device, if that ever recovers.
         let last = world.now + Duration::from_s(600);
         while world.checker.written.is_dirty() && world.now < last {
             world.run_until(world.now + Duration::from_s(1));
@@ -1209,7 +1211,7 @@ impl Scenario {
 }
 
 impl Expect {
-    /// Writes down what is not as it must be.
+    /// Enters unmet expectations.
     fn judge(&self, report: &mut Report) {
         let mut failures = Vec::new();
         let mut most = |what: &str, got: f64, limit: f64| {

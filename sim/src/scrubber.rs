@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Readers of single frames: a hand on the mouse, and a conform.
 //!
-//! Both ask for one frame, wait until it is there, and ask for another, forwards or backwards, near
-//! or elsewhere. A hand is no faster than its period; a conform asks at once, and always elsewhere.
-//! Nothing of theirs is played, so nothing behind a frame is worth fetching.
+//! Both ask for one frame, wait for it, and ask for another, forwards or backwards, near or far. A
+//! hand is no faster than its period; a conform asks at once, and always for another place. Neither
+//! plays, so a fetch of bytes behind a frame is never worth it.
 
 use crate::client::{Answer, Hand, Scene, Waiting};
 use crate::files::FileIndex;
 use rushes_core::units::*;
 
-/// How single frames are looked at.
+/// How a client reads single frames.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScrubPlan {
-    /// Clips that all of the group look at.
+    /// Clips that all of the group use.
     pub files: Vec<FileIndex>,
     /// Bytes of a frame.
     pub frame_bytes: u64,
-    /// Longest single request; a frame is asked for in such pieces, one after the other.
+    /// Longest single request; the client asks for a frame in such pieces, one after the other.
     pub request_bytes: u64,
-    /// No frame is asked for sooner after the last; 0: as soon as that has come.
+    /// Least time from one frame to the request for the next; zero: none.
     pub every: Duration,
-    /// From one frame to the next, at most.
+    /// Longest step from one frame to the next.
     pub step_frames_max: u64,
     /// So many steps in a thousand change direction.
     pub turn_permille: u64,
@@ -38,20 +38,20 @@ pub struct Scrubber {
     pub failed_count: u64,
     /// Bytes that came.
     pub bytes: u64,
-    /// From asking for a frame until it came. Units: ns.
+    /// Time from the request for a frame until it came. Units: ns.
     pub frame_ns: Vec<u64>,
     open: Vec<(FileIndex, HandleId)>,
     clip: usize,
     frame: u64,
     is_forward: bool,
-    /// Bytes of the frame in hand that were not asked for yet.
+    /// Bytes of the present frame for which no request was sent yet.
     unasked: u64,
     asked_at: Instant,
     next_at: Instant,
 }
 
 impl Scrubber {
-    /// One that has seen nothing yet.
+    /// A client that has read nothing yet.
     pub fn new(plan: ScrubPlan) -> Scrubber {
         Scrubber {
             plan,
@@ -69,7 +69,7 @@ impl Scrubber {
         }
     }
 
-    /// Asks for the rest of its frame, or for the next.
+    /// Asks for the rest of its frame, or for the next one.
     pub fn act(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
         if !hand.waiting.is_empty() {
             return;

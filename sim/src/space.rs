@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The blocks of a disk that no file has, and how a file system gives them out.
+//! The free blocks of a disk, and a file system's allocation of them.
 //!
-//! An allocator in small: a file goes on behind its last block as long as that is free, else where
-//! the whole reservation fits, else anywhere.
+//! A small allocator: a file continues behind its last block as long as that is free, otherwise
+//! where the whole reservation fits, otherwise anywhere.
 
 use crate::files::WorldFile;
 use rushes_core::server::{Extent, PAGE_BYTES};
@@ -23,7 +23,7 @@ impl Space {
         }
     }
 
-    /// These blocks are nobody's for ever.
+    /// No file ever gets these blocks.
     pub fn withhold(&mut self, start: u64, bytes: u64) {
         let (from, to) = (start / PAGE_BYTES * PAGE_BYTES, start + bytes);
         let to = to.next_multiple_of(PAGE_BYTES);
@@ -35,7 +35,7 @@ impl Space {
     }
 
     /// Gives blocks to a file: all of `needed`, and onward to `wished_end` as far as at least half
-    /// of the rest stays free. False: there are not enough, and the file has those that there were.
+    /// of the rest stays free. False: there are too few, and the file has all that there were.
     pub fn reserve(&mut self, file: &mut WorldFile, needed: ByteRange, wished_end: u64) -> bool {
         let start = needed.start.0 / PAGE_BYTES * PAGE_BYTES;
         let end = needed.end().next_multiple_of(PAGE_BYTES);
@@ -45,7 +45,7 @@ impl Space {
         self.map(file, start, wished.max(end)) >= end
     }
 
-    /// Maps a file from `start` on. Returns up to where it is mapped now.
+    /// Maps a file from `start` on. Returns the end of its mapped range.
     fn map(&mut self, file: &mut WorldFile, start: u64, end: u64) -> u64 {
         let mut at = start;
         while at < end {
@@ -118,7 +118,7 @@ impl Space {
     }
 }
 
-/// Whether all blocks of a range are the file's.
+/// Whether the file has all blocks of a range.
 pub fn is_mapped(extents: &[Extent], range: ByteRange) -> bool {
     let mut at = range.start.0;
     for extent in extents {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The real server with one mistake about writes, to test the checker on: each mistake changes the
-//! actions that the server asked for, and the checker must find it.
+//! The real server with one mistake about writes, as a test of the checker: each mistake changes
+//! the server's actions, and the checker must find it.
 
 use crate::machine::Machine;
 use rushes_core::server::*;
 use rushes_core::units::*;
 
-/// One in so many of the actions in question is changed.
+/// Changes one of so many of the actions concerned.
 const EVERY: u64 = 40;
 
 /// A mistake that a [`Spoiled`] server makes on purpose.
@@ -26,7 +26,7 @@ pub enum WriteMistake {
     SyncedEarly,
     /// Two writes get the same pages.
     SamePages,
-    /// Pages that are in use are given back.
+    /// The server frees pages that are in use.
     GivenBackUsed,
     /// A request to a device is not sent.
     NotSent,
@@ -34,15 +34,15 @@ pub enum WriteMistake {
     Misplaced,
     /// A request is sent twice.
     SentTwice,
-    /// The length that doors are told is wrong.
+    /// The doors get a wrong length.
     WrongLength,
-    /// A file is said to be clean at once.
+    /// A file is declared clean at once.
     CleanEarly,
-    /// Blocks past the end are not given back.
+    /// Blocks past the end are not freed.
     BlocksKept,
-    /// A lane is done with pieces in it.
+    /// A lane ends with pieces in it.
     LaneDoneEarly,
-    /// Bytes of a lane are not laid over those of the device.
+    /// The bytes of a lane do not replace those of the device.
     NotFilled,
     /// A read of bytes that the device lacks is left to the client.
     ReadLeft,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A scenario from a seed alone: which troubles exist varies, not only their order.
+//! A scenario from a seed alone: the kinds of faults vary, not only their order.
 //!
-//! Every kind of client and trouble is switched off as often as on, and its weight is drawn wildly,
-//! so that rare combinations are met. Where nothing in the world breaks the promise's premises (the
-//! disk is as told, nobody else uses it), no promised stream may ever be late; everywhere else all
-//! but the lateness must hold.
+//! Every kind of client and fault is switched off as often as on, and its weight varies wildly, so
+//! that rare combinations occur. If nothing in the world breaks the premises of the promise (the
+//! disk is as the server knows it, no other program uses it), no promised stream may ever be late;
+//! otherwise everything but lateness must hold.
 
 use crate::disk::volatile::MemoryPlan;
 use crate::disk::{BadRange, Faults, SlowPhase};
@@ -12,7 +12,7 @@ use crate::prng::Prng;
 use crate::record_groups::{CopyInGroup, RecordGroup, ScatterGroup, WrittenExpect};
 use crate::scenario::*;
 
-/// The scenario that belongs to `seed`.
+/// The scenario of `seed`.
 pub fn scenario(seed: u64) -> Scenario {
     let mut p = Prng::fork(seed, 77);
     let calm = p.chance(400);
@@ -62,7 +62,7 @@ pub fn scenario(seed: u64) -> Scenario {
     if !calm {
         trouble(&mut p, &mut scenario);
     }
-    // From numbers of their own: what a seed brought before it still brings.
+    // From random numbers of their own: older parts of a seed's scenario stay as they were.
     editors(&mut Prng::fork(seed, 78), &mut scenario, read_kib);
     writers(&mut Prng::fork(seed, 79), &mut scenario);
     for group in &mut scenario.player {
@@ -166,7 +166,8 @@ fn disk(p: &mut Prng, calm: bool) -> DiskPlan {
     if p.chance(250) {
         faults.storm_per_second = p.between(1, 60);
         faults.storm_from_ms = p.below(10_000);
-        // A disk that stalls has it all the longer, and one that never gets over it answers nobody.
+        // A disk that stalls has the storm for longer, and one that never gets over it answers no
+        // request.
         if faults.stall_permille > 0 {
             faults.storm_to_ms = faults.storm_from_ms + 10_000;
         }
@@ -228,7 +229,7 @@ fn players(p: &mut Prng, calm: bool, read_kib: u64) -> PlayerGroup {
     }
 }
 
-/// Those who cut, who look for a frame, and whose clips are several files.
+/// Clients that cut, that scrub, and whose clips are several files.
 fn editors(p: &mut Prng, scenario: &mut Scenario, read_kib: u64) {
     if p.chance(500) {
         let cut_ms_min = p.between(200, 4000);
@@ -379,15 +380,15 @@ impl PlayerGroup {
         (self.megabits * self.frame_ms / 8.0 * 1000.0 / 1024.0).ceil() as u64
     }
 
-    /// Requests that are shorter the wire does not carry fast enough, whatever the server does:
-    /// each goes there and back. Units: KiB.
+    /// Shorter requests go too slowly over the wire, whatever the server does: each goes there and
+    /// back. Units: KiB.
     fn least_kib(&self, wire: &LatencyPlan) -> u64 {
         let way_us = 2 * (2 * wire.door_us + wire.reorder_us + self.jitter_us);
         let bytes = self.megabits / 8.0 * way_us as f64 / self.in_flight.max(1) as f64;
         (bytes / 1024.0).ceil() as u64
     }
 
-    /// Of its longest request, where one of `most` may be sent. Units: KiB.
+    /// Its longest request, if one of `most` may be sent. Units: KiB.
     fn request_kib(&self, most: u64) -> u64 {
         match self.request_kib {
             0 => most.min(8192),
@@ -396,14 +397,14 @@ impl PlayerGroup {
     }
 }
 
-/// The results that may be expected: lateness only where the premises of promises hold.
+/// The results to expect: lateness counts only if the premises of promises hold.
 fn expect(scenario: &mut Scenario, calm: bool) {
     let many = u64::MAX / 2;
     let read_kib = scenario.server.limits().read_bytes_max >> 10;
-    // Reads pinned for long, jumps and readers that guess are not in any contract; but what is
-    // promised to the others must hold beside them. Nor does a server that sees reads know that
-    // they are pieces of a frame, all of which is due when its first byte is: of frames of half a
-    // second that is much. And a player that cuts to another disk asks there.
+    // Reads pinned for long, jumps and readers that guess are in no contract; but the others'
+    // promises must hold beside them. Nor does a server that sees reads know that they are pieces
+    // of a frame, which is due as a whole with its first byte: for frames of half a second that is
+    // much. And a player that cuts to another disk asks for a contract there.
     let is_whole =
         |g: &PlayerGroup| g.frame_ms <= 100.0 || g.frame_kib() <= g.request_kib(read_kib);
     let premises = calm
@@ -420,7 +421,7 @@ fn expect(scenario: &mut Scenario, calm: bool) {
         // Each of twelve readers may have twelve reads of 8 MB before one on a disk at its slowest.
         patience_seconds: if calm { 120 } else { 600 },
         ledger: !scenario.player.iter().any(|g| g.shared || g.behind_ms > 0),
-        // How fast writers get on is nobody's promise; what is acknowledged is.
+        // Nothing promises the speed of writers; acknowledged bytes are promised.
         written: WrittenExpect {
             late_max: many,
             device_late_bytes_max: many,

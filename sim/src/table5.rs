@@ -27,7 +27,7 @@ pub enum Start {
     Staggered,
 }
 
-/// What to play.
+/// The run to play.
 #[derive(Clone, Debug, Args)]
 pub struct Table5 {
     /// Players.
@@ -87,21 +87,21 @@ pub struct Result5 {
     pub streams: u64,
     /// Under contract, by the ledger.
     pub streams_admitted: u64,
-    /// Of all players.
+    /// Frames of all players.
     pub frames: u64,
-    /// Of all players.
+    /// Late frames of all players.
     pub late_frames: u64,
-    /// Of players under contract.
+    /// Late frames of players under contract.
     pub late_frames_admitted: u64,
     /// Players with a late frame.
     pub late_streams: u64,
-    /// By how much.
+    /// The worst lateness.
     pub worst_lateness_ms: f64,
-    /// From open to first frame, the slowest.
+    /// The slowest first frame, from the open on.
     pub first_frame_ms_max: f64,
-    /// The least that a frame came before it was due (0: some were late).
+    /// The shortest time between a frame and its due instant; 0: some were late.
     pub slack_ms_min: f64,
-    /// Copied while players played.
+    /// Bytes copied while players played.
     pub copy_bytes: u64,
     /// A second.
     pub copy_mb_per_second: f64,
@@ -122,7 +122,7 @@ pub struct Result5 {
 }
 
 impl Table5 {
-    /// The world before anything has happened, and when it ends.
+    /// The world before the first event, and its end.
     fn build(&self) -> (World, Instant) {
         let limits = Limits {
             slot_count: self.cache,
@@ -315,7 +315,7 @@ impl Table5 {
         result
     }
 
-    /// Plays it and prints what came of it.
+    /// Plays it and prints the results.
     pub fn print(&self) {
         let began = std::time::Instant::now();
         let (result, world) = self.run();

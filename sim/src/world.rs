@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The world around a [`Machine`]: it does what the daemon does, on a clock of its own.
 //!
-//! One queue of what will happen; whatever the server asks for is carried out with the delays of
-//! [`Latency`]. Nothing here judges; that is the checker's work.
+//! One queue of coming events; the world executes the server's actions with the delays of
+//! [`Latency`]. The checker judges; this does not.
 
 mod lanes;
 
@@ -22,11 +22,11 @@ use rushes_core::server::{
 };
 use rushes_core::units::*;
 
-/// So long after a change of which nobody tells no read may give what was before.
+/// So long after a change that no client reports, no read may give the bytes from before it.
 const PROMISE: Duration = Duration::from_s(1);
 /// The length of one read of a header. Units: bytes.
 const HEADER_BYTES: u64 = 16 << 10;
-/// How often a driver looks at what others do on a device.
+/// Time between two looks of a driver at others' use of a device.
 const SAMPLE: Duration = Duration::from_ms(500);
 
 /// A coming event.
@@ -43,7 +43,7 @@ pub enum What {
         life: u32,
         message: Message,
     },
-    /// The driver looks at a file that a client opened; the server hears of it later.
+    /// The driver looks at a file that a client opened; the server learns of it later.
     Opening {
         client: u32,
         life: u32,
@@ -69,32 +69,32 @@ pub enum What {
     Job { disk: DeviceId, job: Job },
     /// The request in service ends.
     DiskDone { disk: DeviceId },
-    /// The server hears of it.
+    /// The server gets the completion.
     IoDone {
         io: IoId,
         result: Result<ByteCount, Errno>,
     },
     /// The pool's door has looked for a file.
     PoolFile { pool: PoolNumber, path: String },
-    /// A neighbour was opened, or not.
+    /// The opening of a neighbour has succeeded or failed.
     Neighbour { beside: FileId, name: String },
-    /// The driver looks at a file; the server hears of it later.
+    /// The driver looks at a file; the server learns of it later.
     Stat { file: FileId, told_at: Instant },
     /// The result of its look.
     StatTold { file: FileId, look: Look },
-    /// The server is told that a stranger changed a file.
+    /// The server learns that a stranger changed a file.
     ForeignChange { file: FileIndex },
-    /// A stranger's bytes are there, and nobody tells of it.
+    /// A stranger's bytes are there, and no client reports it.
     Silent { file: FileIndex, change: Silent },
-    /// It is so long ago that everybody must see what was changed until then.
+    /// Every client must see by now the changes up to that serial.
     Known { file: FileIndex, serial: u64 },
-    /// Somebody's small read or write.
+    /// A small read or write by another program.
     Storm { disk: DeviceId },
-    /// A worker has done what the server asked for.
+    /// A worker has done the server's request.
     Worked { file: FileId, work: Work },
     /// A drive with a memory goes on.
     Drive { disk: DeviceId, wake: Wake },
-    /// The server hears of something.
+    /// The server gets an event.
     Told(Box<Event>),
 }
 
@@ -104,33 +104,33 @@ pub enum What {
 pub enum Work {
     /// Blocks for these bytes.
     Reserve { needed: ByteRange, wished_end: u64 },
-    /// Blocks past the end are given back.
+    /// Frees blocks past the end.
     Trim { size: ByteCount },
-    /// Its times are set.
+    /// Sets its times.
     Settle,
-    /// The kernel's part is with the drive, which is to bring all of it to the medium.
+    /// The kernel has written its pages to the drive, which must bring all of them to the medium.
     Sync,
-    /// The kernel's part is with the drive.
+    /// The kernel has written its pages to the drive.
     WriteOut,
 }
 
-/// A change by a stranger of which nobody tells.
+/// A change by a stranger that no client reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Silent {
-    /// These bytes are others.
+    /// These bytes change.
     Write(ByteRange),
-    /// It is so long now.
+    /// The file gets this length.
     Cut(u64),
 }
 
-/// A file as the driver saw it at some moment. Much may happen before the server hears of it.
+/// A file at the time of the driver's look. Much may happen before the server learns of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Look {
     file: FileIndex,
     size: ByteCount,
     version: u64,
     is_fresh: bool,
-    /// Number of its last change then.
+    /// Number of its last change at that time.
     serial: u64,
 }
 
@@ -139,7 +139,7 @@ pub struct Look {
 pub struct WorldCount {
     /// Steps of the server.
     pub step_count: u64,
-    /// Things that happened in the world.
+    /// Events of the world.
     pub event_count: u64,
     /// Timer steps.
     pub timer_count: u64,
@@ -153,9 +153,9 @@ pub struct World {
     pub server: Box<dyn Machine>,
     /// The clients that read.
     pub clients: Vec<Client>,
-    /// From what.
+    /// The disks.
     pub disks: Vec<Disk>,
-    /// And which.
+    /// The files.
     pub files: Files,
     /// The clients' sessions are those of one pool's door.
     pub is_pool: bool,
@@ -167,9 +167,9 @@ pub struct World {
     pub lane_bytes_max: u64,
     /// When a device last wrote for the server.
     pub wrote_at: Instant,
-    /// How long things take.
+    /// The latencies.
     pub latency: Latency,
-    /// Names, by folder, that somebody has looked for in vain.
+    /// Names, by folder, that were looked up in vain.
     absent: std::collections::BTreeSet<(String, String)>,
     /// The events so far.
     pub count: WorldCount,
@@ -177,14 +177,14 @@ pub struct World {
     pub slack: SlackLog,
     /// Watches the seam.
     pub checker: Checker,
-    /// Fingerprint of all that happened.
+    /// Fingerprint of the whole run.
     pub digest: Digest,
     /// Print every event and action.
     pub trace: bool,
-    /// Stop when a client's first read was taken, so that somebody can look at the ledger right
-    /// then.
+    /// Stop after the server took a client's first read, so that the caller can look at the ledger
+    /// right then.
     pub stop_at_first_reads: bool,
-    /// Clients whose first read was taken since somebody looked.
+    /// Clients whose first read was taken since the last look.
     pub first_reads: Vec<u32>,
     queue: Queue<What>,
     actions: Actions,
@@ -196,10 +196,10 @@ pub struct World {
     prng: Prng,
 }
 
-/// Whether the server's own state is looked at after this step: after each at first, then after one
-/// in so many, and in worlds of millions of steps seldom: a look takes as long as all that the
-/// server remembers, a step much less. The numbers are primes, so that no rhythm of clients hides
-/// behind them.
+/// Whether to check the server's own state after this step: after each at first, then after one in
+/// so many, and in worlds of millions of steps seldom. A check takes as long as the whole state of
+/// the server needs, a step much less. The numbers are primes, so that no rhythm of clients stays
+/// hidden.
 pub(crate) fn is_checked(step: u64) -> bool {
     match step {
         0..=300 => true,
@@ -242,7 +242,7 @@ impl World {
         }
     }
 
-    /// Adds a disk that really is as `truth` says; the server is told `told`.
+    /// Adds a disk that behaves like `truth`; the server gets the model `told`.
     pub fn add_disk(&mut self, told: DeviceModel, truth: DeviceModel, faults: Faults) -> DeviceId {
         let device = DeviceId(self.disks.len() as u16);
         let prng = Prng::fork(self.seed, 1_000_000 + u64::from(device.0));
@@ -281,7 +281,7 @@ impl World {
         index
     }
 
-    /// Lets everything happen until `end`, or until a first read if that is wanted.
+    /// Runs the world until `end`, or until a first read if the caller wants that.
     pub fn run_until(&mut self, end: Instant) {
         loop {
             let queued = self.queue.next_at();
@@ -307,7 +307,7 @@ impl World {
         }
     }
 
-    /// True while a client is at something.
+    /// True while a client has work.
     pub fn is_busy(&self) -> bool {
         self.clients.iter().any(Client::is_busy)
     }
@@ -374,8 +374,8 @@ impl World {
                     self.client_answered(client, life, request, answer);
                 }
             }
-            // Bytes that others write stay in their page cache, and they are held back, while a
-            // disk has its hands full: else a world may write for ever more than the disk can.
+            // Other programs' writes stay in the page cache and are dropped here while a disk is
+            // overloaded: otherwise a world could write for ever more than its disk can take.
             What::Job { disk, job }
                 if job.write
                     && !matches!(job.owner, Owner::Server(_))
@@ -393,8 +393,8 @@ impl World {
             }
             What::StatTold { file, look } => {
                 if self.files.by_id(file) == Some(look.file) {
-                    // The size is told; which bytes a newer version means is not, until it is
-                    // opened or a second has passed.
+                    // The server learns the size; it does not learn the bytes of a newer version
+                    // until the file is opened or a second has passed.
                     self.checker.size_seen(self.now, look.file, look.serial);
                     self.step(Event::Stat {
                         file,
@@ -438,8 +438,8 @@ impl World {
         }
     }
 
-    /// A client's first read was taken when both it and what was found out about its file have
-    /// come.
+    /// A client's first read counts as taken when both the read and the result of the look at its
+    /// file have come.
     fn taken(&mut self, client: u32) {
         let hand = &mut self.clients[client as usize].hand;
         if hand.half_taken {
@@ -459,8 +459,8 @@ impl World {
         }
     }
 
-    /// A file was opened: its version tells of all changes until it was looked at, so nobody may
-    /// see older bytes or sizes now.
+    /// A file was opened: its version shows all changes up to the look, so no client may see older
+    /// bytes or sizes now.
     fn facts(&mut self, look: Look) -> FileFacts {
         if self.files.seen_by(look.file, self.now) == self.now {
             for (range, serial) in self.files.take_untold(look.file, look.serial) {
@@ -718,7 +718,7 @@ impl World {
         }
     }
 
-    /// The next place that a header is read at, or what it says.
+    /// The next place at which the header is read, or its result.
     fn read_header(&mut self, file: FileIndex, left: u32) {
         let it = self.files.get_mut(file);
         let Some((hint, count)) = it.header else {
@@ -748,7 +748,7 @@ impl World {
         }
     }
 
-    /// A file is opened: the next small read for it, or the end of that.
+    /// A file is being opened: the next small read for it, or the end of that.
     fn find_out(&mut self, disk: DeviceId, owner: Owner) {
         let Owner::Open {
             client,
@@ -814,7 +814,7 @@ impl World {
         });
     }
 
-    /// The folder's blocks in which the name would be; they are in memory afterwards.
+    /// Reads the folder's blocks that would have the name; they are in memory afterwards.
     fn look_in_vain(&mut self, beside: FileId, name: &str) {
         let Some(index) = self.files.by_id(beside) else {
             return;
@@ -839,10 +839,10 @@ impl World {
         self.step(Event::PoolFileOpened { pool, path, facts });
     }
 
-    /// A driver's look at the kernel's counters: the work of others since its last look.
+    /// A driver's look at the kernel's counters: other programs' requests since its last look.
     fn sample(&mut self, device: DeviceId) {
         let it = &mut self.disks[device.0 as usize];
-        // As the daemon: only a sample in which the server read nothing tells what others do.
+        // As in the daemon: only a sample without a read by the server shows the others' use.
         let idle = !std::mem::take(&mut it.served);
         let (count, bytes) = std::mem::take(&mut it.others);
         let per_second = NS_PER_S / SAMPLE.0;
@@ -877,7 +877,7 @@ impl World {
         }
     }
 
-    /// One step of the server, and all it asks for.
+    /// One step of the server, and all its actions.
     fn step(&mut self, event: Event) {
         self.count.step_count += 1;
         let mut actions = std::mem::take(&mut self.actions);
@@ -908,7 +908,7 @@ impl World {
         }
     }
 
-    /// The server's books agree with themselves.
+    /// Checks that the server's books agree with themselves.
     pub fn check_server(&mut self) {
         for odd in self.server.check() {
             let what = || format!("the server's state contradicts itself: {odd}");
@@ -951,7 +951,7 @@ impl World {
                 );
             }
             Action::AskPool { pool, path } => {
-                // There and back, and two files opened.
+                // There and back, and two opens.
                 let span = 2 * self.latency.open.0;
                 let at = self.now + Duration(span / 2 + self.prng.below(span + 1));
                 let path = path.clone();

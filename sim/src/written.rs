@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The checker's books of written bytes: those that were acknowledged, and those that a lane, a
-//! buffer, a device and its medium have.
+//! The checker's books of written bytes: the acknowledged ones, and those in lanes, buffers,
+//! devices and their media.
 //!
-//! Each acknowledged write has a number. The books follow every byte of a file that is written
-//! through lanes from the lane to buffers, the device and its medium, by the words of events and
-//! actions alone. The driver tells them what a device did and when ([`Written::device_wrote`] and
+//! Each acknowledged write has a number. The books track every byte of a file that is written
+//! through lanes from the lane to buffers, the device and its medium, by events and actions alone.
+//! The driver reports the instant and the result of a device's work ([`Written::device_wrote`] and
 //! its neighbours).
 //!
 //! These rules must hold:
-//! - a piece is published, on blocks that were reserved for it, before its client is answered;
-//! - it is struck when the server was told that the device has its bytes or newer ones, or when a
-//!   newer piece hides it, and not before;
-//! - pages of a lane belong to one write at a time, and a device writes what was put there;
+//! - a piece is published, on blocks that were reserved for it, before its client gets the answer;
+//! - it is struck when the server has learned that the device has its bytes or newer ones, or when
+//!   a newer piece hides it, and not before;
+//! - pages of a lane belong to one write at a time, and a device writes the bytes that the client
+//!   put there;
 //! - a read gives each byte as it was acknowledged when the read came, or newer;
-//! - a sync is answered when the medium has all that was acknowledged before it was asked for;
-//! - at the end every acknowledged byte is on its device, and blocks past the end are given back.
+//! - a sync is answered when the medium has all bytes acknowledged before its request;
+//! - at the end every acknowledged byte is on its device, and blocks past the end are free.
 
 use crate::contents::{Contents, Origin, Part, compare};
 use crate::files::{FileIndex, Files};
@@ -23,7 +24,7 @@ use rushes_core::server::*;
 use rushes_core::units::*;
 use std::collections::BTreeMap;
 
-/// Acknowledged bytes that a device lacks are late from here on.
+/// Acknowledged bytes that a device lacks are late after this time.
 const DEVICE_LATE: Duration = Duration::from_s(5);
 
 /// An acknowledged write.
@@ -43,11 +44,11 @@ struct Book {
     original: u64,
     /// Length on the device.
     device_size: u64,
-    /// Each byte as it was acknowledged last.
+    /// Each byte as acknowledged last.
     known: Contents,
-    /// The bytes that the device gives when it is read.
+    /// The bytes that a read of the device gives.
     device: Contents,
-    /// Of those, what the server was told of.
+    /// Those of them of which the server knows.
     told: Contents,
     /// The bytes that survive a power cut.
     medium: Contents,
@@ -61,7 +62,7 @@ struct Book {
     synced: u64,
     /// Clients are changing it on their own descriptors.
     natives: u64,
-    /// Bytes that the device got late, and the oldest that it got.
+    /// Bytes that the device got late, and the greatest age of one.
     late_bytes: u64,
     worst_age: Duration,
 }
@@ -83,7 +84,7 @@ struct Lane {
     taken: BTreeMap<u32, u32>,
 }
 
-/// Pages that a client was given.
+/// The pages of a grant.
 struct Grant {
     lane: LaneId,
     file: FileIndex,
@@ -111,7 +112,7 @@ struct Drive {
     destaging: Vec<Part>,
 }
 
-/// The delays of a device, of one file.
+/// The delays of a device, for one file.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceLate {
     /// Bytes that reached the device more than 5 s after their acknowledgement.
@@ -123,9 +124,9 @@ pub struct DeviceLate {
 /// The books.
 #[derive(Default)]
 pub struct Written {
-    /// Sentences about what was wrong since somebody looked.
+    /// Sentences about violations since the last look.
     pub found: Vec<String>,
-    /// Memory of lanes that was given back. Units: bytes.
+    /// Memory of lanes that was freed. Units: bytes.
     pub given_back_bytes: u64,
     slot_bytes: u64,
     is_used: bool,
@@ -221,7 +222,7 @@ impl Book {
         self.writes.insert(at, write);
     }
 
-    /// The bytes of a range as they were when write `number` was the last one.
+    /// The bytes of a range at the time when write `number` was the last one.
     fn as_of(&self, file: FileIndex, range: ByteRange, number: u64) -> Contents {
         let mut then = Contents::default();
         then.put(range, Origin::Zero);
@@ -241,8 +242,8 @@ impl Book {
         then
     }
 
-    /// The first byte of `parts`, which begin at `start`, that is older than it was when write
-    /// `number` was the last, or none of this file's.
+    /// The first byte of `parts`, which begin at `start`, that is older than at the time when write
+    /// `number` was the last, or that is not of this file.
     fn stale(&self, file: FileIndex, start: u64, parts: &[Part], number: u64) -> Option<String> {
         let bytes = parts.iter().map(|(bytes, _)| bytes).sum();
         let range = ByteRange::new(start, bytes);
@@ -266,8 +267,8 @@ impl Book {
         found
     }
 
-    /// The first byte of a piece that the server may not take for written: it was not told that the
-    /// device has it, and no newer piece hides it.
+    /// The first byte of a piece that the server may not consider written: it does not know that
+    /// the device has it, and no newer piece hides it.
     fn owed(&self, piece: &Piece) -> Option<String> {
         let start = piece.range.start.0;
         let told = self.told.parts(piece.range);
@@ -278,7 +279,7 @@ impl Book {
                 Origin::Of { write, .. } => write,
                 Origin::Zero | Origin::Garbage => 0,
             };
-            // Hidden bytes are owed by nobody.
+            // Hidden bytes need not be written.
             let owed = if number(newest) > number(own) {
                 Origin::Zero
             } else {
@@ -341,7 +342,7 @@ impl Written {
             })
     }
 
-    /// Acknowledged bytes of a file that its device does not have.
+    /// Acknowledged bytes of a file that its device lacks.
     pub fn missing(&self, file: FileIndex) -> u64 {
         let Some(book) = self.files.get(&file) else {
             return 0;
@@ -362,7 +363,7 @@ impl Written {
 
     // ---- Events ----
 
-    /// A file is known to be written through lanes.
+    /// A file is written through lanes.
     pub fn learn(&mut self, file: FileIndex, size: u64) {
         self.files
             .entry(file)
@@ -388,7 +389,7 @@ impl Written {
         }
     }
 
-    /// A client does not want its pages.
+    /// A client returns its pages unused.
     pub fn aborted(&mut self, session: SessionId, request: RequestId) {
         if let Some(grant) = self.grants.remove(&(session, request))
             && let Some(lane) = self.lanes.get_mut(&grant.lane)
@@ -479,7 +480,7 @@ impl Written {
         }
     }
 
-    /// A drive begins to bring a run of its memory to the medium.
+    /// A drive begins to destage a run of its memory.
     pub fn destage_begins(&mut self, disk: DeviceId, run: ByteRange) {
         let drive = self.drives.entry(disk).or_default();
         drive.destaging = drive.memory.parts(run);
@@ -501,7 +502,7 @@ impl Written {
         }
     }
 
-    /// The server hears of the end of `io`. False: it is no request that writes.
+    /// The server gets the completion of `io`. False: it is no request that writes.
     pub fn write_done(&mut self, io: IoId, result: Result<ByteCount, Errno>) -> bool {
         let Some(flight) = self.flights.remove(&io) else {
             return false;
@@ -512,8 +513,8 @@ impl Written {
         true
     }
 
-    /// The server hears of the end of a read into `slot`, from `offset` on; `into`: which of the
-    /// bytes that were read these are.
+    /// The server gets the completion of a read into `slot`, from `offset` on; `into`: the part of
+    /// the read's bytes that goes there.
     pub fn read_done(&mut self, io: IoId, slot: u32, offset: u64, into: ByteRange) {
         if let Some(parts) = self.reads.get(&io) {
             let mut whole = Contents::default();
@@ -523,12 +524,12 @@ impl Written {
         }
     }
 
-    /// All of the read is where it belongs.
+    /// All of the read is in its places.
     pub fn read_over(&mut self, io: IoId) {
         self.reads.remove(&io);
     }
 
-    /// A device writes into a slot: nobody knows what is there meanwhile.
+    /// A device writes into a slot: its content is unknown meanwhile.
     pub fn slot_lost(&mut self, slot: u32, range: ByteRange) {
         if let Some(slot) = self.slots.get_mut(&slot) {
             slot.clear(range);
@@ -537,7 +538,8 @@ impl Written {
 
     // ---- Clients that write on their own descriptors ----
 
-    /// A client writes by itself. Returns the number of that write, which is told later.
+    /// A client writes on its own descriptor. Returns the number of that write, which is reported
+    /// later.
     pub fn native_write(&mut self, file: FileIndex, range: ByteRange) -> u64 {
         self.last += 1;
         let number = self.last;
@@ -558,7 +560,7 @@ impl Written {
         number
     }
 
-    /// The server has answered that it knows of that write.
+    /// The server has acknowledged its report of that write.
     pub fn native_told(&mut self, now: Instant, file: FileIndex, range: ByteRange, number: u64) {
         if let Some(book) = self.files.get_mut(&file) {
             book.natives -= 1;
@@ -568,7 +570,7 @@ impl Written {
 
     // ---- Answers ----
 
-    /// A write may have these pages.
+    /// A write gets these pages.
     pub fn granted(
         &mut self,
         (session, request): (SessionId, RequestId),
@@ -634,7 +636,7 @@ impl Written {
         }
     }
 
-    /// A sync is answered that was asked for when write `number` was the last.
+    /// A sync is answered whose request came when write `number` was the last.
     pub fn synced(&mut self, file: FileIndex, number: u64) {
         let Some(book) = self.files.get_mut(&file) else {
             return;
@@ -659,8 +661,8 @@ impl Written {
         }
     }
 
-    /// Clients do by themselves what they asked for when write `number` was the last: the device
-    /// has to have all of it.
+    /// Clients do a request themselves that came when write `number` was the last: the device must
+    /// have all its bytes.
     pub fn left_to_client(&mut self, what: &str, file: FileIndex, range: ByteRange, number: u64) {
         let Some(book) = self.files.get(&file) else {
             return;
@@ -709,7 +711,7 @@ impl Written {
 
     // ---- Actions ----
 
-    /// One of the actions that are about writes. `file`: which file it names, if it names one.
+    /// An action about writes. `file`: the file that it names, if it names one.
     pub fn action(
         &mut self,
         now: Instant,
@@ -775,7 +777,7 @@ impl Written {
         }
     }
 
-    /// The server was not told that the device has all of the file.
+    /// Whether the server does not know yet that the device has all of the file.
     fn owes(&self, file: FileIndex) -> bool {
         let Some(book) = self.files.get(&file).filter(|book| book.natives == 0) else {
             return false;
@@ -949,7 +951,7 @@ impl Written {
         }
     }
 
-    /// Where the bytes of a request come from.
+    /// The origins of a request's bytes.
     fn origins(&self, parts: &[WritePart]) -> Vec<Part> {
         let mut origins = Vec::new();
         for part in parts {
@@ -982,7 +984,7 @@ impl Written {
         slot.put_parts(u64::from(offset), &parts);
     }
 
-    /// The block of a file that bytes of a lane belong to.
+    /// The block of a file to which bytes of a lane belong.
     pub fn block_of(&self, from: &LanePart) -> Option<(FileIndex, u64)> {
         let lane = self.lanes.get(&from.lane)?;
         let parts = lane.contents.parts(ByteRange::new(from.offset, 1));
@@ -1025,8 +1027,8 @@ impl Written {
 
     // ---- The end ----
 
-    /// When everybody had time: nothing that was acknowledged is missing. `is_excused`: the device
-    /// of that file never gets well.
+    /// When all had time: no acknowledged byte is missing. `is_excused`: the device of that file
+    /// never recovers.
     pub fn finish(&mut self, files: &Files, is_excused: impl Fn(FileIndex) -> bool) {
         let all: Vec<FileIndex> = self.files.keys().copied().collect();
         for file in all.into_iter().filter(|file| !is_excused(*file)) {
@@ -1051,14 +1053,14 @@ impl Written {
     }
 }
 
-/// Some of a lane's bytes lie in these pages.
+/// Whether some of a lane's bytes lie in these pages.
 fn is_within(part: &LanePart, run: PageRun) -> bool {
     let start = u64::from(run.first) * PAGE_BYTES;
     let end = start + u64::from(run.count) * PAGE_BYTES;
     part.offset < end && part.offset + part.length > start
 }
 
-/// The bytes that no write ever put there are zeros to the file system.
+/// Bytes that no write put there are zeros to the file system.
 fn with_holes(parts: Vec<Part>) -> Vec<Part> {
     let hole = |origin| match origin {
         Origin::Garbage => Origin::Zero,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The checkers find what they are there for: a server that makes one mistake on purpose.
+//! The checkers find the faults for which they exist: a server makes one mistake on purpose.
 
 use rushes_core::server::Server;
 use rushes_sim::machine::{Machine, Mistake, Naive};
@@ -42,13 +42,13 @@ patience_seconds = 30
 ledger = false
 "#;
 
-/// The violations told of a run with this server.
+/// The violations reported of a run with this server.
 fn violations(scenario: &Scenario, server: Box<dyn Machine>) -> Vec<String> {
     let world = scenario.world_of(3, server);
     scenario.play("mistakes", 3, world).violations
 }
 
-/// The violations told of a run with a server that makes `mistake`.
+/// The violations reported of a run with a server that makes `mistake`.
 fn told(mistake: Mistake) -> Vec<String> {
     let scenario = Scenario::parse(SCENARIO).expect("the scenario above is one");
     let server = Naive::new(scenario.server.limits(), mistake);
@@ -158,7 +158,7 @@ file_mib = 48
 announce = true
 "#;
 
-/// The violations told of a run with the real server and one mistake about writes.
+/// The violations reported of a run with the real server and one mistake about writes.
 fn told_of_writes(mistake: WriteMistake) -> Vec<String> {
     let scenario = Scenario::parse(WRITERS).expect("the scenario above is one");
     let server = Server::new(scenario.server.limits(), scenario.server.policy());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whoever reads what the simulator prints may stop when they have seen enough.
+//! A reader of the simulator's output may stop when it has seen enough.
 
 use std::process::{Command, Stdio};
 

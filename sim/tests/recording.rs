@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Recorders, copies in both directions and scatterers on the lab's disk: their times, and what
-//! they do to each other. The checker looks at their bytes in each of these runs.
+//! Recorders, copies in both directions and scatterers on the lab's disk: their times, and their
+//! effect on each other. The checker looks at their bytes in each of these runs.
 
 use rushes_sim::judge::Report;
 use rushes_sim::record_groups::Recorded;
 use rushes_sim::recording::Recording;
 
-/// Plays it. Nothing may be wrong with any byte.
+/// Plays it. No byte may be wrong.
 #[track_caller]
 fn play(recording: &Recording) -> (Report, Recorded) {
     let report = recording.run();
@@ -52,7 +52,7 @@ fn lanes_that_are_written_to_keep_their_memory() {
         seconds: 100,
         ..Recording::default()
     });
-    // The bytes of the first have to move: it had most of the buffer. Without shares 3.8 GB do.
+    // The bytes of the first have to move: it had most of the buffer. Without shares 3.8 GB move.
     assert!(out.moved_bytes < 1200 << 20, "{out:?}");
 }
 
@@ -101,8 +101,8 @@ fn gaps_that_are_bridged_make_no_promise_late() {
         readers: 6,
         writers: 2,
         scatterers: 4,
-        // As much of it stays in the cache beside what is played and recorded that there are gaps
-        // to go over.
+        // So much of it stays in the cache beside players and recorders that there are gaps to
+        // bridge.
         scatter_mib: 192,
         ..Recording::default()
     });
@@ -164,7 +164,7 @@ fn a_flush_that_never_ends_stops_nobody() {
 
 #[test]
 fn a_drive_that_was_idle_meanwhile_answers_too() {
-    // Nobody reads for a while: what was written is on the medium long before somebody does.
+    // No reads for a while: the written bytes are on the medium long before the first read.
     let (report, _) = play(&Recording {
         readers: 4,
         copies_in: 1,

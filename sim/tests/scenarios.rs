@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Every scenario does what its file says, kept seeds stay fixed, and a seed tells one story only.
+//! Every scenario does what its file says, kept seeds stay fixed, and a seed gives one run only.
 
 use rushes_sim::catalogue::{self, Kept, SCENARIOS};
 use rushes_sim::run::again;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whatever a seed brings: no violation, and no promise broken where its premises hold. The binary
-//! plays thousands (`rushes-sim run swarm --count 5000`), this some.
+//! For any seed: no violation, and no promise broken where its premises hold. The binary plays
+//! thousands (`rushes-sim run swarm --count 5000`), this some.
 
 use rushes_sim::admission::Admission;
 use rushes_sim::run::again;

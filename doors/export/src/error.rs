@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why something cannot be exported.
+//! Errors of an export.
 
 use std::fmt;
 use std::io;
 use std::path::Path;
 
-/// Why something is not exported, or not any more.
+/// Why an export did not start, or ended.
 #[derive(Debug)]
 pub enum ExportError {
-    /// As it was asked for it cannot be; the sentence says what was found and what to do.
+    /// The request cannot be served; the sentence says what was found and what to do.
     Refused(String),
-    /// A server of the distribution did not do what it should.
+    /// A server of the distribution misbehaved.
     Server {
         /// Its program.
         program: &'static str,
@@ -19,7 +19,7 @@ pub enum ExportError {
     },
     /// A system call failed.
     System {
-        /// The work that was being done.
+        /// The work that failed.
         what: String,
         /// The kernel's error.
         source: io::Error,

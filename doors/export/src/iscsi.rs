@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! iSCSI by tgt: one file of a pool as one disk of one target.
 //!
-//! tgtd starts without anything to serve and is told by `tgtadm`, over a socket of its own folder.
-//! The list of clients that may log in is told last, so that nobody is let in before everything is
-//! as it should be. It keeps no bytes: a write is in the mount when it is acknowledged, and a flush
-//! is an fsync.
+//! tgtd starts with no target and gets its commands from `tgtadm`, over a socket in its own folder.
+//! The list of clients that may log in comes last, so that no client gets in before the rest is
+//! set. tgtd keeps no bytes: a write is in the mount when it is acknowledged, and a flush is an
+//! fsync.
 
 use crate::error::ExportError;
 use crate::keep::Server;
@@ -23,8 +23,8 @@ use std::time::{Duration, Instant};
 
 /// A disk's sectors. Units: bytes.
 const SECTOR_BYTES: u64 = 512;
-/// Its size is a multiple of it, so that it is of whole sectors for systems that want long ones.
-/// Units: bytes.
+/// A disk's size is a multiple of this, so that it has whole sectors for systems that want long
+/// ones. Units: bytes.
 const SIZE_STEP_BYTES: u64 = 4096;
 /// Longest path of a Unix socket, with its NUL.
 const SOCKET_PATH_BYTES: usize = 108;
@@ -33,9 +33,9 @@ const STOP_WITHIN: Duration = Duration::from_secs(5);
 /// A client that may log in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Initiator {
-    /// From this address or network, by whatever name.
+    /// From this address or network, by any name.
     Address(String),
-    /// By this name (IQN), from wherever.
+    /// By this name (IQN), from any address.
     Name(String),
 }
 
@@ -46,22 +46,22 @@ pub struct DiskExport {
     pub file: PathBuf,
     /// The target's name (IQN).
     pub target: String,
-    /// Where it listens.
+    /// The address on which it listens.
     pub listen: SocketAddr,
     /// Clients that may log in.
     pub initiators: Vec<Initiator>,
-    /// Nobody writes.
+    /// No client may write.
     pub read_only: bool,
     /// Socket of tgtd; goes with a reboot.
     pub runtime: PathBuf,
 }
 
 impl DiskExport {
-    /// Make the file of a new disk, or look at the one that is there.
+    /// Makes the file of a new disk, or checks an existing one.
     ///
     /// Units    size: bytes
     /// Returns  its size
-    /// Errors   Refused: there is none and no size was said, or one of another size; no room for it
+    /// Errors   Refused: there is none and no size was given, or one of another size; no room for it
     pub fn prepare(path: &Path, size: Option<u64>, sparse: bool) -> Result<u64, ExportError> {
         let said = |sentence: &str| ExportError::refused(format!("{}: {sentence}", path.display()));
         if let Ok(found) = std::fs::metadata(path) {
@@ -91,8 +91,8 @@ impl DiskExport {
             ))
         };
         if !sparse {
-            // Asked beforehand: a reservation that fails has taken all room from everybody for a
-            // moment.
+            // Ask first: a reservation that fails has taken all free space from other programs for
+            // a moment.
             let folder = path.parent().unwrap_or(Path::new("/"));
             let free = rustix::fs::statvfs(folder)
                 .map(|found| found.f_bavail.saturating_mul(found.f_frsize));
@@ -102,7 +102,8 @@ impl DiskExport {
                 return Err(no_room(&format!(", {free} are free")));
             }
         }
-        // Under its own name it is whole: the next program takes away what a killed one leaves.
+        // Under its final name a file is complete; the next program removes the remains of a killed
+        // one.
         let (new, fd) = unfinished(path)?;
         let made = ftruncate(&fd, size)
             .and_then(|()| match sparse {
@@ -188,9 +189,9 @@ impl DiskExport {
 
     /// The commands of `tgtadm` to tgtd, one line each, without `tgtadm --lld iscsi`.
     ///
-    /// Two disks with one identity are one disk on two ways to a client that knows multipath, and
-    /// it would mix their bytes: tgt's own identity is the same for all. Ours is made of the pool
-    /// and the file's inode.
+    /// A client with multipath takes two disks of one identity for two paths to one disk, and would
+    /// mix their bytes: tgt's own identity is the same for all. Ours is made of the pool and the
+    /// file's inode.
     ///
     /// `file`   the path by which tgtd opens the file
     fn steps(
@@ -203,7 +204,7 @@ impl DiskExport {
             ExportError::refused(format!("{}: expected a path in UTF-8", file.display()))
         })?;
         let number = identity(mount.pool().0, inode);
-        // The second number of tgt's (NAA, locally assigned) is of target and unit alone.
+        // tgt's second number (NAA, locally assigned) depends on target and unit alone.
         let (identity, tid) = (format!("{number:032x}"), tid(number));
         let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<String>>();
         let mut target = words(&format!("--op new --mode target --tid {tid} -T"));
@@ -249,9 +250,9 @@ impl DiskExport {
         Ok(text)
     }
 
-    /// tgtd for it.
+    /// tgtd for this disk.
     ///
-    /// Errors   Refused: there is no tgt here, or it cannot be told this
+    /// Errors   Refused: there is no tgt here, or it cannot get this configuration
     pub fn server(self, mount: &Mount) -> Result<impl Server + use<>, ExportError> {
         self.check()?;
         Ok(DiskServer {
@@ -265,10 +266,10 @@ impl DiskExport {
     }
 }
 
-/// An empty file beside `path` for what is to be there, locked, and its name. One that is left of
-/// somebody who was killed goes first, with the room that it has.
+/// Makes an empty, locked file beside `path`, and returns its name. Removes one that a killed
+/// process left first, with the space that it has.
 ///
-/// Errors   Refused when somebody makes it at this moment
+/// Errors   Refused when another process makes it at this moment
 fn unfinished(path: &Path) -> Result<(PathBuf, OwnedFd), ExportError> {
     let mut name = std::ffi::OsString::from(".");
     name.push(path.file_name().unwrap_or_default());
@@ -276,7 +277,7 @@ fn unfinished(path: &Path) -> Result<(PathBuf, OwnedFd), ExportError> {
     let new = path.with_file_name(name);
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let failed = |error| ExportError::at("make", &new, error);
-    // The file that is locked may have got another name, or none, while we waited for it.
+    // The locked file may have got another name, or none, during the wait for the lock.
     let is_at = |fd: &OwnedFd| {
         let (own, found) = (fstat(fd)?, lstat(&new)?);
         Ok((own.st_dev, own.st_ino) == (found.st_dev, found.st_ino))
@@ -308,8 +309,8 @@ fn unfinished(path: &Path) -> Result<(PathBuf, OwnedFd), ExportError> {
     }
 }
 
-/// The same for a disk as long as it lives, and another for any other; tgt makes the number of it
-/// that clients go by (NAA 6).
+/// The same for a disk as long as it lives, and different for each disk; tgt makes of it the number
+/// by which clients know the disk (NAA 6).
 fn identity(pool: u128, inode: u64) -> u128 {
     // splitmix64
     let mixed = |seed: u64| {
@@ -332,9 +333,9 @@ struct DiskServer {
     tell: PathBuf,
     mount: Mount,
     export: DiskExport,
-    /// Our lock on the file, and the target's number when tgtd was told of it.
+    /// Our lock on the file, and the target's number once tgtd has it.
     held: Option<(OwnedFd, Option<u128>)>,
-    /// Of its socket, locked.
+    /// The folder of its socket, locked.
     folder: Option<OwnedFd>,
 }
 
@@ -366,7 +367,7 @@ impl Server for DiskServer {
         self.export.listen
     }
 
-    /// Two servers of one disk would each let a client write to it behind the other's back.
+    /// Two servers of one disk would each let a client write to it without the other's knowledge.
     fn start(&mut self) -> Result<Child, ExportError> {
         let file = &self.export.file;
         self.held = None;
@@ -407,7 +408,7 @@ impl Server for DiskServer {
             Some((fd, None)) => {
                 let found = fstat(fd)
                     .map_err(|error| ExportError::at("look at", &self.export.file, error))?;
-                // The file that was looked at and locked, whatever has its name by now.
+                // The file that was checked and locked, even if its name leads to another by now.
                 let file = format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd());
                 (found.st_ino, PathBuf::from(file))
             }
@@ -431,7 +432,7 @@ impl Server for DiskServer {
         Ok(true)
     }
 
-    /// A wish to end by signal it takes as one to wait for its clients.
+    /// tgtd takes a signal to end as one to wait for its clients.
     fn stop(&mut self, mut child: Child) {
         let words = |line: &str| line.split(' ').map(str::to_owned).collect::<Vec<String>>();
         if let Some((_, Some(tid))) = &self.held {
@@ -444,7 +445,7 @@ impl Server for DiskServer {
         while Instant::now() < end && matches!(child.try_wait(), Ok(None)) {
             std::thread::sleep(Duration::from_millis(20));
         }
-        // It has nothing that is not in the mount.
+        // It has no data that is not in the mount.
         let _ = child.kill();
         let _ = child.wait();
         self.held = None;
@@ -458,7 +459,7 @@ mod tests {
 
     const SIZE: u64 = 1 << 20;
 
-    /// A folder that goes with the test.
+    /// A folder that is removed with the test.
     struct Folder(PathBuf);
 
     impl Drop for Folder {
@@ -484,7 +485,7 @@ mod tests {
         let folder = folder("disk-left");
         let path = folder.0.join("a.disk");
         let left = folder.0.join(".a.disk.unfinished");
-        // Killed before it had its room.
+        // Killed before its space was allocated.
         let file = fs::File::create(&left).expect("made");
         file.set_len(SIZE).expect("made longer");
         drop(file);

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Keeps a server running as long as its mount is there, and stops it while it is not.
 //!
-//! A server that has a dead mount open answers with errors until it is started again. One that is
-//! stopped answers nothing: NFS clients and iSCSI initiators wait, try again, and go on when it is
-//! back.
+//! A server that has a dead mount open answers with errors until it is restarted. A stopped one
+//! gives no answer: NFS clients and iSCSI initiators wait, retry, and continue when it is back.
 
 use crate::error::ExportError;
 use crate::mount::Mount;
@@ -13,18 +12,18 @@ use std::process::Child;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Between two looks at server, mount and the wish to stop.
+/// Between two looks at server, mount and the request to stop.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// A server has this long until it answers.
+/// A server must answer within this time.
 const READY_WITHIN: Duration = Duration::from_secs(60);
 
 /// A report of the keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Told {
-    /// Clients are answered.
+    /// The server answers clients.
     Serving,
-    /// The mount is not there; the server was stopped and is started with it.
+    /// The mount is missing; the server was stopped and starts with the mount.
     Waiting,
 }
 
@@ -32,17 +31,17 @@ pub enum Told {
 pub trait Server {
     /// Its program's name.
     fn program(&self) -> &'static str;
-    /// Where it will listen.
+    /// The address on which it will listen.
     fn address(&self) -> SocketAddr;
-    /// Start it. It need not answer yet.
+    /// Starts it. It need not answer yet.
     fn start(&mut self) -> Result<Child, ExportError>;
-    /// Whether it answers; once it can be told what to serve, that is done here.
+    /// Whether it answers; sends it its configuration as soon as it can take that.
     fn is_ready(&mut self) -> Result<bool, ExportError>;
-    /// End it and wait for that.
+    /// Ends it and waits for that.
     fn stop(&mut self, child: Child);
 }
 
-/// Another program that listens there would be taken for ours.
+/// The keeper would take another program that listens there for the server.
 fn must_be_free(address: SocketAddr) -> Result<(), ExportError> {
     let (ip, port) = (address.ip(), address.port());
     match TcpListener::bind(address).map_err(|error| error.kind()) {
@@ -53,12 +52,12 @@ fn must_be_free(address: SocketAddr) -> Result<(), ExportError> {
             "{ip} is not an address of this machine; expected one that `ip address` shows, for \
              --listen"
         ))),
-        // The server reports anything else that may be wrong.
+        // The server reports any other fault.
         _ => Ok(()),
     }
 }
 
-/// Serve until `stop` is set.
+/// Serves until `stop` is set.
 ///
 /// Errors   the server cannot be started, or ended by itself
 pub fn keep(
@@ -109,7 +108,7 @@ pub fn keep(
     Ok(())
 }
 
-/// A child that is not left behind when something fails.
+/// A child that does not outlive an error.
 struct Guard(Option<Child>);
 
 impl Guard {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! NFS and iSCSI from the mount of a pool, by the distribution's own servers: NFS-Ganesha and tgt.
 //!
-//! Here is what they are told, and a keeper that starts them and stops them with the mount. No
-//! protocol and no bytes: those are the servers', which read and write the mount as any program
-//! does. docs/decisions/0024.
+//! This crate has their configuration, and a keeper that starts and stops them with the mount. It
+//! has no protocol and no bytes: the servers have those, and read and write the mount as any
+//! program does. docs/decisions/0024.
 
 mod error;
 mod iscsi;

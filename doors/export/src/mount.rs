@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The mount that is exported, and whether it still is the one that a server has open.
+//! The exported mount, and whether it still is the one that a server has open.
 //!
-//! A mount whose process ended answers every call with an error, for ever; a new one at the same
-//! place is another file system to a server that has the old one open. It is asked from a thread of
-//! its own: a mount that waits for a disk must not keep us from stopping.
+//! A mount whose process ended answers every call with an error, for ever; to a server that has the
+//! old one open, a new mount on the same folder is another file system. A thread of its own asks
+//! the mount: one that waits for a disk must not delay the stop.
 
 use crate::error::ExportError;
 use rushes_pool::{Pool, PoolId};
@@ -31,9 +31,9 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// The mount of a pool that this path is in.
+    /// The mount of the pool in which this path lies.
     ///
-    /// Errors   Refused where no pool is mounted
+    /// Errors   Refused if no pool is mounted there
     pub fn of(path: &Path) -> Result<Mount, ExportError> {
         let real = path
             .canonicalize()
@@ -59,13 +59,13 @@ impl Mount {
         })
     }
 
-    /// Where it is mounted.
+    /// The folder on which it is mounted.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Part of names that are another for anything else that can be exported, also if it is called
-    /// the same: 8 hexadecimal digits.
+    /// A part for names that differs for each exported file or folder, also if their names are the
+    /// same: 8 hexadecimal digits.
     pub fn label(&self, path: &Path) -> String {
         let below = path.strip_prefix(&self.folder).unwrap_or(path);
         // FNV-1a
@@ -76,30 +76,29 @@ impl Mount {
         format!("{:08x}", (hash >> 32) ^ (hash & 0xffff_ffff))
     }
 
-    /// Open the exported file or folder as it was when the export began: a user that may write
-    /// there may have put a link in its place since, to anything that this machine has, and its
-    /// server is root.
+    /// Opens the exported file or folder as it was when the export began: a user with write access
+    /// there may since have replaced it by a link to any file of this machine, and its server is
+    /// root.
     pub(crate) fn open(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, ExportError> {
         open_inside(&self.folder, path, flags)
     }
 
-    /// Of its pool.
+    /// Its pool's id.
     pub fn pool(&self) -> PoolId {
         self.pool
     }
 
-    /// Handles that clients keep are good after a restart only where the catalogue's file system
+    /// Handles that clients keep stay valid over a restart only if the catalogue's file system
     /// finds an inode by its number.
     pub(crate) fn has_lasting_handles(&self) -> bool {
         rustix::fs::statfs(&self.catalogue).is_ok_and(|found| found.f_type == EXT4_MAGIC)
     }
 
-    /// Its device number, which no other mount has as long as somebody has this one open. 0: it is
-    /// not there.
+    /// Its device number, which no other mount has as long as this one is open. 0: it is missing.
     ///
     /// Waits as long as the mount does
     fn device(&self) -> u64 {
-        // A stat is answered from the kernel's memory also when nobody is behind it.
+        // The kernel answers stat from its memory even if no process serves the mount.
         if rustix::fs::statfs(&self.folder).is_err() {
             return 0;
         }
@@ -113,7 +112,7 @@ impl Mount {
         }
     }
 
-    /// Begin to look at it now and then.
+    /// Starts to look at it regularly.
     pub(crate) fn watch(&self) -> Result<Watch, ExportError> {
         let device = Arc::new(AtomicU64::new(self.device()));
         let (seen, mount) = (Arc::downgrade(&device), self.clone());
@@ -139,13 +138,13 @@ impl Mount {
     }
 }
 
-/// The mount as it was last seen.
+/// The mount at the last look.
 pub(crate) struct Watch {
     device: Arc<AtomicU64>,
 }
 
 impl Watch {
-    /// None: nothing is mounted, or nobody answers.
+    /// None: nothing is mounted, or no process serves the mount.
     pub(crate) fn device(&self) -> Option<u64> {
         match self.device.load(Ordering::Acquire) {
             0 => None,
@@ -154,9 +153,9 @@ impl Watch {
     }
 }
 
-/// Open a path without links, of the file system that `folder` is of.
+/// Opens a path without links, on the same file system as `folder`.
 ///
-/// Errors   Refused: a part of it is a link, or it is of another file system
+/// Errors   Refused: a part of it is a link, or it is on another file system
 fn open_inside(folder: &Path, path: &Path, flags: OFlags) -> Result<OwnedFd, ExportError> {
     let failed = |error| match error {
         Errno::LOOP => ExportError::refused(format!(

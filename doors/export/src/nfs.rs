@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! NFS by NFS-Ganesha and its FSAL_VFS: the configuration, and the server.
 //!
-//! Ganesha keeps what it knows of names and attributes for a minute by default, during which a
-//! client would not see what the mount, iSCSI or Samba did. Both memories are off: the kernel's own
-//! below the mount answers as fast, and is right. It also keeps files open that nobody has open any
-//! more, until there are very many: a file that is removed elsewhere would keep its room. It closes
-//! them after seconds here.
+//! By default Ganesha caches names and attributes for a minute, during which a client would not see
+//! changes by the mount, iSCSI or Samba. Both caches are off: the kernel's own below the mount
+//! answers as fast, and is right. Ganesha also keeps files open that no client has open any more,
+//! until there are very many: a file that another program removes would keep its space. Here it
+//! closes them after seconds.
 
 use crate::error::ExportError;
 use crate::keep::Server;
@@ -20,18 +20,18 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// After this it is killed. It has nothing that is not in the kernel.
+/// It is killed after this time. It has no data that the kernel lacks.
 const STOP_WITHIN: Duration = Duration::from_secs(10);
 
 /// The rights that a client's users have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Squash {
-    /// Everybody is who the client says; its root is nobody.
+    /// Users keep the ids that the client sends; its root becomes the anonymous user.
     #[default]
     Root,
-    /// Everybody is the anonymous user.
+    /// All users become the anonymous user.
     All,
-    /// Everybody is who the client says, root too.
+    /// Users keep the ids that the client sends, root too.
     None,
 }
 
@@ -42,33 +42,33 @@ pub struct NfsExport {
     pub folder: PathBuf,
     /// The name that clients mount: `/media`.
     pub name: String,
-    /// Where it listens.
+    /// The address on which it listens.
     pub listen: SocketAddr,
     /// Addresses, networks (`192.168.7.0/24`), host names.
     pub clients: Vec<String>,
-    /// Nobody writes.
+    /// No client may write.
     pub read_only: bool,
-    /// From ports that any program may have: then any user of a client, or of this machine, can
-    /// claim to be another one.
+    /// Accepts clients from ports that any program may use: then any user of a client, or of this
+    /// machine, can claim to be another user.
     pub any_port: bool,
     /// The rights that users have.
     pub squash: Squash,
-    /// User and group of a user that is nobody, or of everybody.
+    /// User and group of the anonymous user.
     pub anonymous: Option<(u32, u32)>,
-    /// Also NFSv3, whose mount protocol is on this port.
+    /// Also NFSv3, with its mount protocol on this port.
     pub v3_mount_port: Option<u16>,
-    /// How long clients have after a restart to claim what they had open. Units: seconds.
+    /// How long clients have after a restart to reclaim their open files. Units: seconds.
     pub grace_s: u32,
     /// Configuration and process id; goes with a reboot.
     pub runtime: PathBuf,
-    /// Which clients had something open; must outlive a reboot.
+    /// The clients that had files open; must outlive a reboot.
     pub state: PathBuf,
 }
 
 impl NfsExport {
     /// The configuration for `ganesha.nfsd`.
     ///
-    /// Errors   Refused for what it cannot be told, or must not
+    /// Errors   Refused: Ganesha cannot get this setting, or must not
     pub fn configuration(&self, mount: &Mount) -> Result<String, ExportError> {
         self.check(mount)?;
         let (high, low) = ((mount.pool().0 >> 64) as u64, mount.pool().0 as u64);
@@ -94,8 +94,8 @@ impl NfsExport {
             self.listen.port(),
             self.v3_mount_port.unwrap_or(0),
         );
-        // Clients renew within the lease, so that it must be shorter than the time they have to
-        // come back.
+        // Clients renew within the lease, so it must be shorter than the time they have to come
+        // back.
         let _ = write!(
             text,
             "NFSv4 {{\n\
@@ -180,7 +180,7 @@ impl NfsExport {
         self.runtime.join("ganesha.conf")
     }
 
-    /// How it is started, by program and arguments.
+    /// The program and arguments that start it.
     fn arguments(&self) -> Vec<PathBuf> {
         let words = ["-F", "-L", "STDERR", "-f"].map(PathBuf::from);
         let mut all = words.to_vec();
@@ -203,7 +203,7 @@ impl NfsExport {
     }
 }
 
-/// As a string of Ganesha's configuration, which knows no escapes.
+/// A string in Ganesha's configuration, which has no escapes.
 fn quoted(path: &Path) -> Result<String, ExportError> {
     match path.to_str() {
         Some(text) if !text.contains(['"', '\\', '\n']) => Ok(format!("\"{text}\"")),
@@ -225,9 +225,9 @@ pub struct NfsServer {
 }
 
 impl NfsServer {
-    /// Ready to be started.
+    /// A server ready to start.
     ///
-    /// Errors   Refused: there is no Ganesha here, or it cannot be told this
+    /// Errors   Refused: there is no Ganesha here, or it cannot get this configuration
     pub fn new(export: NfsExport, mount: &Mount) -> Result<NfsServer, ExportError> {
         Ok(NfsServer {
             program: program::find("ganesha.nfsd", "nfs-ganesha nfs-ganesha-vfs")?,
@@ -238,9 +238,9 @@ impl NfsServer {
         })
     }
 
-    /// Ganesha 4.3 writes the mount's device number into handles and takes none with another. The
-    /// kernel gives the lowest that is free, which after a restart mostly is the same one, and
-    /// cannot be asked for one.
+    /// Ganesha 4.3 writes the mount's device number into handles and refuses those with another.
+    /// The kernel gives the lowest free number, which after a restart mostly is the same, and takes
+    /// no request for one.
     fn compare_device(&self) -> Result<(), ExportError> {
         let file = self.export.state.join("device");
         let folder = self.mount.folder();
@@ -288,7 +288,7 @@ impl Server for NfsServer {
             .args(self.export.arguments())
             .current_dir(&self.export.runtime)
             .stdin(Stdio::null())
-            // Ours is for those who asked us.
+            // Our standard output is for our caller.
             .stdout(Stdio::null())
             .spawn()
             .map_err(|error| ExportError::at("start", &self.program, error))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Programs of the distribution: where they are, and how they are started so that none outlives us.
+//! Programs of the distribution: their paths, and a start so that none outlives this process.
 
 use crate::error::ExportError;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
@@ -10,7 +10,7 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where a program is.
+/// The path of a program.
 ///
 /// Errors   Refused, naming the package that has it
 pub(crate) fn find(name: &str, package: &str) -> Result<PathBuf, ExportError> {
@@ -27,17 +27,17 @@ pub(crate) fn find(name: &str, package: &str) -> Result<PathBuf, ExportError> {
         })
 }
 
-/// A command that gets `signal` when we die, however that happens: nobody would stop it with its
-/// mount then.
+/// A command that gets `signal` when this process dies in any way: after that nothing would stop it
+/// with its mount.
 ///
-/// It is sent when the thread ends that started it, so that must be the one that waits.
+/// The kernel sends it when the thread that started it ends, so that must be the thread that waits.
 pub(crate) fn bound(program: &Path, signal: &str) -> Result<Command, ExportError> {
     let mut command = Command::new(find("setpriv", "util-linux")?);
     command.args(["--pdeathsig", signal, "--"]).arg(program);
     Ok(command)
 }
 
-/// A folder of root alone; those above it are everybody's to pass, as the daemon's own are.
+/// A folder for root alone; all users may pass through those above it, as with the daemon's own.
 pub(crate) fn folder(path: &Path) -> Result<(), ExportError> {
     let above = path.parent().map_or(Ok(()), std::fs::create_dir_all);
     above
@@ -50,10 +50,10 @@ pub(crate) fn folder(path: &Path) -> Result<(), ExportError> {
         .map_err(|error| ExportError::at("make the folder", path, error))
 }
 
-/// The same, for one export alone as long as the descriptor is open: two would write over each
-/// other's configuration and what clients have open.
+/// The same, for one export alone as long as the descriptor is open: two would overwrite each
+/// other's configuration and lists of clients.
 ///
-/// Errors   Refused when another export has it; `option` names another one
+/// Errors   Refused if another export has it; `option` names another one
 pub(crate) fn own_folder(path: &Path, option: &str) -> Result<OwnedFd, ExportError> {
     folder(path)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -70,7 +70,7 @@ pub(crate) fn own_folder(path: &Path, option: &str) -> Result<OwnedFd, ExportErr
     }
 }
 
-/// A file of root alone with this text, whole or not at all.
+/// Writes a file for root alone with this text, whole or not at all.
 pub(crate) fn write(path: &Path, text: &str) -> Result<(), ExportError> {
     let failed = |error: std::io::Error| ExportError::at("write", path, error);
     let new = path.with_extension("new");
@@ -83,7 +83,7 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<(), ExportError> {
         .map_err(failed)
 }
 
-/// As a word of a shell command that somebody may copy.
+/// A word of a shell command that a person may copy.
 pub(crate) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=,@[]".contains(c);
     if !word.is_empty() && word.chars().all(plain) {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A disk that takes writes into a volatile memory and destages them later, as `lab/src/disk` does.
 //!
-//! Writes go into the memory at once, as long as there is room. The head destages when nobody has
-//! read for a while, when a flush waits, and when little room is left. The file system on the disk
+//! Writes go into the memory at once, as long as there is room. The head destages when no read has
+//! come for a while, when a flush waits, and when little room is left. The file system on the disk
 //! commits its journal every five seconds, and until a commit has ended the drive takes no write,
-//! as one that is told by SATA's FLUSH CACHE, or through a loop device.
+//! like one that gets SATA's FLUSH CACHE, or one behind a loop device.
 
 use super::{Disk, Job, Owner};
 use crate::drive_memory::DriveMemory;
@@ -14,7 +14,7 @@ use rushes_core::units::*;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// A drive that nobody has read from for so long begins to destage.
+/// A drive without a read for so long begins to destage.
 const IDLE: Duration = Duration::from_ms(100);
 /// Between two commits of ext4's journal.
 pub const COMMITS: Duration = Duration::from_s(5);
@@ -28,15 +28,15 @@ pub const INTO_MEMORY: ServiceModel = ServiceModel {
     rate: BytesPerSecond(1_900_000_000),
 };
 
-/// The memory of a drive, as a scenario has it.
+/// The memory of a drive in a scenario.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemoryPlan {
     /// Size; 0: the drive has none. Units: MB.
     pub mb: u64,
-    /// The drive cannot be told to flush, and vouches for its memory.
+    /// The drive takes no flush, and vouches for its memory.
     pub no_flush: bool,
-    /// The drive is told, and never says that it has.
+    /// The drive takes a flush, and never answers.
     pub flush_hangs: bool,
 }
 
@@ -58,14 +58,14 @@ pub enum Wake {
     Destaged,
     /// The file system commits its journal.
     Commit,
-    /// Nobody may have read for a while.
+    /// Perhaps no read has come for a while.
     Idle,
 }
 
 /// A message of a drive to the world.
 #[derive(Clone, Debug)]
 pub enum News {
-    /// It is to be woken then.
+    /// The world must wake it then.
     Wake(Instant, Wake),
     /// It takes these bytes of a request into its memory, at these places.
     Takes(IoId, Vec<(u64, u64)>),
@@ -89,9 +89,9 @@ pub struct Volatile {
     is_destaging: bool,
     /// Flushes that have not ended.
     flushes: Vec<(u64, Asker)>,
-    /// When a read last wanted the head.
+    /// The last instant when a read wanted the head.
     wanted_at: Instant,
-    /// It is woken then to see whether it is idle.
+    /// It wakes then to see whether it is idle.
     idle_at: Instant,
     news: Vec<News>,
 }
@@ -112,7 +112,8 @@ impl Volatile {
         }
     }
 
-    /// A commit goes on when what it waits for is on the medium. `place`: where the journal is.
+    /// A commit continues when the bytes for which it waits are on the medium. `place`: of the
+    /// journal.
     fn go_on_committing(&mut self, place: u64) {
         let Some((flush, is_journal_due)) = self.commit else {
             return;
@@ -161,7 +162,7 @@ impl Disk {
         }
     }
 
-    /// Somebody asks for a flush. Returns when to call [`Disk::finish`], if that is not known yet.
+    /// A flush is requested. Returns when to call [`Disk::finish`], unless a call is due already.
     pub fn flush(&mut self, now: Instant, asker: Asker, files: &Files) -> Option<Instant> {
         let it = self.volatile.as_mut()?;
         if it.plan.no_flush {
@@ -178,8 +179,8 @@ impl Disk {
         self.go_on(now, files)
     }
 
-    /// Something that the drive waited for has come. Returns when to call [`Disk::finish`], if that
-    /// is not known yet.
+    /// An event for which the drive waited has come. Returns when to call [`Disk::finish`], unless
+    /// a call is due already.
     pub fn wake(&mut self, now: Instant, wake: Wake, files: &Files) -> Option<Instant> {
         let place = self.truth.size.0 / 2;
         let it = self.volatile.as_mut()?;
@@ -218,7 +219,8 @@ impl Disk {
                 Some(file) => files.pieces(file, job.range).collect(),
                 None => vec![(job.range.start.0, job.range.length.0)],
             };
-            // A stranger's cut is a job of all that comes behind it: only the file's blocks count.
+            // A stranger's truncation is a job over all bytes behind the cut: only the file's
+            // blocks count.
             let bytes = pieces.iter().map(|&(_, bytes)| bytes).sum();
             if it.memory.is_full_for(bytes) || it.commit.is_some() {
                 return;
@@ -241,7 +243,7 @@ impl Disk {
         }
     }
 
-    /// The head has nothing in service. True: it destages, and serves nobody meanwhile.
+    /// The head has nothing in service. True: it destages, and serves no request meanwhile.
     pub(super) fn destages(&mut self, now: Instant, files: &Files) -> bool {
         self.take_in(now, files);
         let nearest = self
@@ -279,8 +281,8 @@ impl Disk {
 
     fn destage(&mut self, now: Instant, start: u64, bytes: u64) {
         let write = self.truth.write;
-        // Among the many that wait there the next is near, and a short way costs little: the law of
-        // the lab's disk, way^0.8. Roots are exact on every machine, and powers are not.
+        // Among the many runs that wait there the next is near, and a short way costs little: the
+        // law of the lab's disk, way^0.8. Roots are exact on every machine, and powers are not.
         let way = start.abs_diff(self.head) as f64 / self.truth.size.0 as f64;
         let (half, quarter) = (way.sqrt(), way.sqrt().sqrt());
         let thirtieth = quarter.sqrt().sqrt().sqrt();
@@ -326,7 +328,7 @@ mod tests {
         disk
     }
 
-    /// Plays until `end`. Returns what the drive told, with the instants.
+    /// Plays until `end`. Returns the drive's messages with their instants.
     fn play(disk: &mut Disk, end: Instant) -> Vec<(Instant, News)> {
         let (files, mut told, mut queue) = (Files::default(), Vec::new(), Vec::new());
         let mut now = Instant::ZERO;

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One file: what a kernel, a drive and its medium have of it, and what clients were told is in it.
+//! One file: its bytes in a kernel, a drive and its medium, and the contents that clients have been
+//! told.
 //!
-//! A byte of the simulated world is a [`Cell`]: it knows which change of which file put it where.
-//! So a byte that is old, misplaced or another file's is told from the right one each time, and
-//! "this or newer" is a comparison of two numbers.
+//! A byte of the simulated world is a [`Cell`]: it has the file, the place and the change that
+//! wrote it. So a byte that is old, misplaced or of another file always differs from the right one,
+//! and "this or newer" is a comparison of two numbers.
 //!
-//! Three copies: `native` is what the kernel shows, `disk` what the drive was given, `medium` what
-//! survives a power cut. The contents that clients were told are `flat`; those that they were told
-//! are safe from power cuts are `floor`.
+//! Three copies: `native` is the kernel's view, `disk` the drive's bytes, `medium` the bytes that
+//! survive a power cut. `flat` has the contents that clients have been told; `floor` those of them
+//! that are declared safe from power cuts.
 
 use rushes_core::server::*;
 use rushes_core::units::*;
@@ -26,11 +27,11 @@ pub(super) fn change_of(cell: Cell) -> u64 {
     cell >> 32
 }
 
-/// Something that happened to what clients were told: for those who asked before it.
+/// A change of the contents that clients have been told; needed for clients that asked before it.
 pub(super) struct Change {
     pub(super) start: u64,
     pub(super) cells: Vec<Cell>,
-    /// The cells before; kept where they may be seen for a while after.
+    /// The cells before; kept if they may be seen for a while after.
     old: Vec<Cell>,
     pub(super) length: u64,
     old_length: u64,
@@ -44,7 +45,7 @@ pub(super) enum Chore {
     Settle,
 }
 
-/// When an error was last given for a reason of the world's.
+/// The last error with a cause in the world.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Reasons {
     pub(super) read: Instant,
@@ -57,7 +58,7 @@ pub(super) struct OneFile {
     pub(super) device: usize,
     pub(super) key: FileKey,
     pub(super) path: String,
-    /// As the daemon calls it while it knows it.
+    /// The daemon's number for it, while the daemon knows it.
     pub(super) id: Option<FileId>,
     pub(super) way: WriteWay,
     pub(super) is_exclusive: bool,
@@ -66,62 +67,62 @@ pub(super) struct OneFile {
     pub(super) native: Vec<Cell>,
     pub(super) disk: Vec<Cell>,
     pub(super) medium: Vec<Cell>,
-    /// Doors are told that something of it may be in the kernel's cache alone.
+    /// The doors know that some of its bytes may be in the kernel's cache alone.
     pub(super) is_marked_loose: bool,
-    /// Pages of the kernel's cache that the drive has not been given.
+    /// Pages of the kernel's cache that the drive does not have.
     pub(super) dirty: BTreeSet<u64>,
-    /// Those that it could not be given, and that the kernel takes for written.
+    /// Pages whose write to the drive failed, and that the kernel takes for written.
     pub(super) lost: BTreeSet<u64>,
-    /// Of those, pages that are not in its cache any more either: a reader sees the bytes that the
-    /// drive has.
+    /// Those of them that have left the kernel's cache, too: a reader sees the drive's bytes.
     pub(super) let_go: BTreeSet<u64>,
-    /// Of those that were lost, what the daemon knows of: it, or the next one, writes them again.
-    /// And what it is being told of.
+    /// Lost pages that the daemon knows: it, or the next one, writes them again. And pages that are
+    /// just being reported to it.
     pub(super) told: BTreeSet<u64>,
     pub(super) telling: BTreeSet<u64>,
-    /// Those that it knew of when there may not have been a record for each part: it alone writes
+    /// Pages that it knew when there may have been too few records for all parts: it alone writes
     /// them again, not the next one, until the drive has them.
     pub(super) unrecorded: BTreeSet<u64>,
-    /// Lost while a former daemon lived: the kernel has them in its cache, where drivers look first
-    /// (the daemon's through.rs).
+    /// Pages lost during a former daemon's life: the kernel has them in its cache, where drivers
+    /// look first (the daemon's through.rs).
     pub(super) lost_before: BTreeSet<u64>,
-    /// Nobody was told of that.
+    /// The kernel has not reported that yet.
     pub(super) has_error: bool,
-    /// Nor the descriptor that writes past its cache.
+    /// Nor to the descriptor that writes past its cache.
     pub(super) has_error_past: bool,
-    /// The trouble that nobody was told of is that the disk has failed.
+    /// The unreported error is that the disk has failed.
     pub(super) has_failed: bool,
-    /// Errors that the descriptor past the cache has told of; so many before the sync under way was
-    /// asked for.
+    /// Errors reported by the descriptor past the cache; so many before the request for the sync
+    /// that is under way.
     pub(super) told_past_count: u64,
     pub(super) told_past_before: u64,
-    /// The kernel can make room in its cache behind each write past it that begins before.
+    /// The kernel succeeds in making room in its cache after each write past it that begins before.
     pub(super) meets_from: Instant,
-    /// Syncs in a row that failed, perhaps without any fault of the disk.
+    /// Failed syncs in a row, perhaps without any fault of the disk.
     pub(super) doubted_syncs: u8,
-    /// So the next write past it goes through it.
+    /// So the next write past the cache goes through it.
     pub(super) falls_back: bool,
     /// Where it stays until the kernel writes by itself.
     pub(super) falls_back_lazily: bool,
-    /// Pages that went through its cache since the last good sync; until that is answered.
+    /// Pages that went through the cache since the last good sync; and those that the present sync
+    /// covers.
     pub(super) loose: BTreeSet<u64>,
     pub(super) covered: BTreeSet<u64>,
-    /// Pages of which a sync has said that something may be lost: until the daemon says that it has
-    /// written all of it again.
+    /// Pages that may be lost, by the result of a sync: until the daemon reports that it has
+    /// written all of them again.
     pub(super) again: BTreeSet<u64>,
-    /// Pages that the drive has in its memory alone.
+    /// Pages that are in the drive's volatile memory alone.
     pub(super) volatile: BTreeSet<u64>,
     /// Pages that have a block.
     pub(super) mapped: BTreeSet<u64>,
     pub(super) flat: Vec<Cell>,
     pub(super) floor: Vec<Cell>,
-    /// When each change came among the others, by its number; 0: it did not.
+    /// The place of each change in the order of all, by its number; 0: it did not happen.
     pub(super) order: Vec<u64>,
     last: u64,
     pub(super) log: VecDeque<Change>,
     /// Number of the first entry of the log.
     pub(super) log_base: u64,
-    /// Changes by strangers, and by clients themselves, that the daemon has not been told of, by
+    /// Changes by strangers, and by clients themselves, of which the daemon does not know yet, by
     /// number in the log.
     pub(super) untold: Vec<u64>,
     pub(super) version: u64,
@@ -132,16 +133,16 @@ pub(super) struct OneFile {
     pub(super) looks: u32,
     pub(super) syncs: u32,
     pub(super) reasons: Reasons,
-    /// Its length was changed by a stranger, and nobody has looked.
+    /// A stranger has changed its length, and no look has found it.
     pub(super) is_length_unsure: bool,
     /// A former daemon reserved blocks behind its end.
     pub(super) is_left_reserved: bool,
-    /// The bytes that a former daemon left of it have not been told yet.
+    /// The server does not know yet the bytes that a former daemon left of it.
     pub(super) is_kept: bool,
 }
 
 impl OneFile {
-    /// A file with so many bytes, of its first change.
+    /// A file with so many bytes, all of its first change.
     pub(super) fn new(index: usize, device: usize, length: u64) -> OneFile {
         let mut file = OneFile {
             index,
@@ -209,19 +210,19 @@ impl OneFile {
         file
     }
 
-    /// A change is about to be made; its number.
+    /// Begins a change; returns its number.
     pub(super) fn change(&mut self) -> u64 {
         self.order.push(0);
         self.order.len() as u64 - 1
     }
 
-    /// It comes after all that came before.
+    /// The change happens after all earlier ones.
     pub(super) fn happens(&mut self, change: u64) {
         self.last += 1;
         self.order[change as usize] = self.last;
     }
 
-    /// When that byte came; 0: it never did.
+    /// The place of that byte's change in the order; 0: it did not happen.
     fn rank(&self, cell: Cell) -> u64 {
         let order = self.order.get(change_of(cell) as usize);
         order.copied().unwrap_or(0)
@@ -283,7 +284,7 @@ impl OneFile {
         self.disk.resize(self.native.len(), 0);
     }
 
-    /// Bytes through the kernel's cache.
+    /// A write through the kernel's cache.
     pub(super) fn write_buffered(&mut self, start: u64, cells: &[Cell], now: Instant) {
         let end = start + cells.len() as u64;
         self.grow(end);
@@ -292,7 +293,7 @@ impl OneFile {
         for page in pages {
             self.dirty.insert(page);
             self.loose.insert(page);
-            // The whole page is written then.
+            // The kernel then writes the whole page.
             self.no_more_lost(page);
         }
         self.touched(now);
@@ -306,7 +307,7 @@ impl OneFile {
         self.lost_before.remove(&page);
     }
 
-    /// Bytes past it, or those of a stranger that itself sees to it that they are written.
+    /// A write past the cache, or a stranger's that syncs itself.
     pub(super) fn write_direct(&mut self, start: u64, cells: &[Cell], now: Instant) {
         let end = start + cells.len() as u64;
         self.grow(end);
@@ -345,7 +346,7 @@ impl OneFile {
         self.touched(now);
     }
 
-    /// The kernel gives the drive a page of its cache, or fails to.
+    /// The kernel writes a page of its cache to the drive, or fails to.
     pub(super) fn write_page_out(&mut self, page: u64, fails: bool) {
         if !self.dirty.remove(&page) {
             return;
@@ -364,9 +365,8 @@ impl OneFile {
         self.volatile.insert(page);
     }
 
-    /// The file as a reader of these pages finds it: a page that the kernel could not write is read
-    /// from the drive where it has been let go, or where this reader does not look into the
-    /// kernel's cache.
+    /// The file as a reader of these pages sees it. A page that the kernel could not write comes
+    /// from the drive if it has left the cache, or if this reader does not look into the cache.
     pub(super) fn seen(
         &self,
         pages: Range<u64>,
@@ -386,7 +386,7 @@ impl OneFile {
         native
     }
 
-    /// The drive brings what it has to its medium, and the file system its length.
+    /// The drive flushes to its medium, and the file system its length.
     pub(super) fn flush(&mut self) {
         self.medium.resize(self.disk.len(), 0);
         for page in std::mem::take(&mut self.volatile) {
@@ -397,7 +397,7 @@ impl OneFile {
     }
 
     /// The daemon knows of these lost pages from now on. Without a record for each part it alone
-    /// does, and of all that is lost.
+    /// does, and of all lost pages.
     pub(super) fn tell(&mut self, telling: &BTreeSet<u64>, has_records: bool) {
         let lost = &self.lost;
         self.unrecorded.retain(|page| lost.contains(page));
@@ -410,8 +410,8 @@ impl OneFile {
         }
     }
 
-    /// One thing goes wrong at a time: what a daemon that dies had a copy of is not lost as well,
-    /// unless it was told: then the next one has it.
+    /// One fault at a time: bytes of which a dying daemon had the only copy are not lost. Pages
+    /// that were reported stay lost: the next daemon has them.
     pub(super) fn keep_what_is_untold(&mut self) {
         self.is_marked_loose = false;
         self.loose.clear();
@@ -435,13 +435,13 @@ impl OneFile {
         }
     }
 
-    // ---- What clients were told ----
+    // ---- The contents that clients have been told ----
 
     pub(super) fn log_end(&self) -> u64 {
         self.log_base + self.log.len() as u64
     }
 
-    /// From where on somebody who asks now may be answered.
+    /// The place in the log from which on a read that comes now may be answered.
     pub(super) fn since(&self) -> u64 {
         self.untold.first().copied().unwrap_or(self.log_end())
     }
@@ -453,7 +453,7 @@ impl OneFile {
         self.flat[start..end].to_vec()
     }
 
-    /// Forget what nobody who asks, or has asked since that entry, may see any more.
+    /// Drops entries that no client can see any more that asks now, or has asked since that entry.
     pub(super) fn prune(&mut self, since: u64) {
         let end = since.min(self.since());
         let count = end.saturating_sub(self.log_base) as usize;
@@ -461,14 +461,14 @@ impl OneFile {
         self.log_base = self.log_base.max(end);
     }
 
-    /// The last change was not told after all.
+    /// The last change was not published after all.
     pub(super) fn untell(&mut self, change: u64, flat: Vec<Cell>) {
         self.order[change as usize] = 0;
         self.flat = flat;
         self.log.pop_back();
     }
 
-    /// These bytes are the file's. `is_news`: the daemon does not know of it yet.
+    /// The file has these bytes now. `is_news`: the daemon does not know of it yet.
     pub(super) fn told(&mut self, start: u64, cells: Vec<Cell>, is_news: bool) {
         let end = start + cells.len() as u64;
         let old_length = self.flat.len() as u64;
@@ -489,7 +489,7 @@ impl OneFile {
         });
     }
 
-    /// It has another length.
+    /// The file has another length.
     pub(super) fn told_cut(&mut self, length: u64) {
         let old_length = self.flat.len() as u64;
         let start = length.min(old_length);
@@ -509,8 +509,8 @@ impl OneFile {
         self.log.iter().skip(skip)
     }
 
-    /// Why these bytes are no answer to a read of `range` that saw `then` when it was asked for;
-    /// None: they are one.
+    /// Why these bytes are no answer to a read of `range` that saw `then` when it came; None: they
+    /// are one.
     pub(super) fn wrong_read(
         &self,
         range: ByteRange,
@@ -572,14 +572,14 @@ impl OneFile {
         }
     }
 
-    /// A sync of what was told by then was answered well.
+    /// A sync of the contents at that time has succeeded.
     pub(super) fn synced(&mut self, then: &[Cell], since: u64) {
         let shortest = self.changes_since(since).map(|change| change.length).min();
         let kept = shortest.map_or(then.len(), |length| then.len().min(length as usize));
         if self.floor.len() < kept {
             self.floor.resize(kept, 0);
         }
-        // A stranger's bytes over ours are its own business; ours came before.
+        // A stranger's bytes over ours do not count; ours came before.
         for (at, &cell) in then[..kept].iter().enumerate() {
             if self.rank(self.floor[at]) < self.rank(cell) {
                 self.floor[at] = cell;
@@ -587,7 +587,7 @@ impl OneFile {
         }
     }
 
-    /// The part of the floor that the medium does not have.
+    /// The part of the floor that the medium lacks.
     pub(super) fn not_durable(&self, medium: &[Cell]) -> Option<String> {
         if medium.len() < self.floor.len() {
             return Some(format!(
@@ -607,7 +607,7 @@ impl OneFile {
         ))
     }
 
-    /// The first byte of `have` that is not as clients were told.
+    /// The first byte of `have` that differs from the contents that clients have been told.
     pub(super) fn differs(&self, have: &[Cell]) -> Option<String> {
         if have == self.flat.as_slice() {
             return None;
@@ -629,7 +629,7 @@ impl OneFile {
         })
     }
 
-    /// The power goes: pages that were on their way are there or not, whole or in part.
+    /// The power goes: pages on their way are there or not, whole or in part.
     pub(super) fn power_cut(&mut self, mut coin: impl FnMut() -> bool) {
         const SECTOR: usize = 512;
         if coin() {

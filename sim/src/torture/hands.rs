@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Clients. Each has one or several hands, each with one file open, that do one thing after the
-//! other; and each answer is compared with what clients were told.
+//! other; each answer is compared with the contents that clients have been told.
 
 use super::file::{Cell, OneFile};
 use super::trouble::{FLIPPED, Flip};
@@ -10,15 +10,15 @@ use rushes_core::server::*;
 use rushes_core::units::*;
 use std::ops::Range;
 
-/// An error may be told so long after its reason: a file that its disk did not take refuses until
-/// it has everything.
+/// An error may come so long after its cause: a file that its disk did not take refuses until it
+/// has everything.
 const REASON: Duration = Duration::from_s(60);
-/// A device's answer takes so long to get to the daemon.
+/// The time of a device's answer to the daemon.
 const ON_ITS_WAY: Duration = Duration::from_ms(25);
 
 #[derive(Debug)]
 pub(super) struct Client {
-    /// 0: it is not there.
+    /// 0: it has no session.
     pub(super) session: SessionId,
     pub(super) lane: Option<LaneId>,
 }
@@ -26,16 +26,16 @@ pub(super) struct Client {
 /// The habit of a hand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// A byte or a few, one behind the other.
+    /// A byte or a few, one after the other.
     Tiny,
     Appends,
-    /// Whole pages, here and there.
+    /// Whole pages, at random places.
     Scatters,
     /// Anything, in one place.
     Overlaps,
     /// Far past the end as well.
     Sparse,
-    /// Says how long the file will be, then writes it.
+    /// Announces the length of the file, then writes it.
     Announces,
     Cuts,
     Reads,
@@ -64,7 +64,7 @@ impl Kind {
         KINDS[random.below(KINDS.len() as u64) as usize]
     }
 
-    /// How often it writes, reads, syncs, cuts, holds and closes, of a hundred.
+    /// How often it writes, reads, syncs, truncates, holds and closes, of a hundred.
     fn weights(self) -> [u64; 6] {
         match self {
             Kind::Tiny => [78, 14, 3, 1, 1, 3],
@@ -80,7 +80,7 @@ impl Kind {
     }
 }
 
-/// The changes that a client makes by itself to a file that it holds.
+/// The changes that a client makes itself to a file that it holds.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Own {
     Write(ByteRange),
@@ -97,10 +97,10 @@ pub(super) enum Doing {
         then: Vec<Cell>,
         length: u64,
         since: u64,
-        /// It was told to read by itself.
+        /// It must read on its own descriptor.
         is_plain: bool,
     },
-    /// Its bytes are in these places of buffers until it says that it has them.
+    /// Its bytes are in these places of buffers until it has copied them.
     Copying {
         request: RequestId,
         places: Vec<Range<usize>>,
@@ -115,7 +115,7 @@ pub(super) enum Doing {
         request: RequestId,
         range: ByteRange,
         change: u64,
-        /// Where the rest of its bytes belongs.
+        /// The places of the rest of its bytes.
         rest: Vec<(usize, Cell)>,
     },
     /// Its bytes are published.
@@ -131,11 +131,11 @@ pub(super) enum Doing {
         request: RequestId,
         own: Own,
     },
-    /// It has the file to itself.
+    /// It holds the file.
     Held {
         own: Own,
     },
-    /// Has changed it, and told so; what that was, by number in the log.
+    /// It has changed the file and reported that; the change's number in the log.
     Changed {
         request: RequestId,
         news: Option<u64>,
@@ -151,7 +151,7 @@ pub(super) struct Hand {
     is_open: bool,
     pub(super) doing: Doing,
     pub(super) begun: Instant,
-    /// Others of it are void.
+    /// Events with another epoch are void.
     pub(super) epoch: u64,
     position: u64,
     plays_at: Instant,
@@ -177,7 +177,7 @@ impl Hand {
         matches!(self.doing, Doing::Nothing)
     }
 
-    /// Its session is gone.
+    /// Its session has ended.
     pub(super) fn left(&mut self) {
         self.doing = Doing::Nothing;
         self.is_open = false;
@@ -197,7 +197,7 @@ impl Hand {
         }
     }
 
-    /// It is about to write bytes of that range.
+    /// Whether it is about to write bytes of that range.
     pub(super) fn writes(&self, range: ByteRange) -> bool {
         match &self.doing {
             Doing::Writing { range: own, .. } | Doing::Granted { range: own, .. } => {
@@ -208,13 +208,13 @@ impl Hand {
         }
     }
 
-    /// It is changing a file by itself.
+    /// Whether it is changing the file itself.
     pub(super) fn changes(&self, file: usize) -> bool {
         let changes = matches!(self.doing, Doing::Held { .. } | Doing::Changed { .. });
         self.file == file && changes
     }
 
-    /// Others of its session keep off.
+    /// Whether other hands of its session must wait.
     fn keeps_off(&self) -> bool {
         matches!(
             self.doing,
@@ -224,7 +224,7 @@ impl Hand {
 }
 
 impl World {
-    // ---- What they do ----
+    // ---- Their work ----
 
     pub(super) fn think(&mut self, index: usize, epoch: u64) {
         let hand = &self.hands[index];
@@ -236,7 +236,7 @@ impl World {
             return;
         }
         if self.files[hand.file].is_kept {
-            // Nobody is let past the kept bytes.
+            // No client is served before the server knows the bytes that were left.
             return self.later(Duration::from_ms(100), What::Think(index, epoch));
         }
         if !hand.is_open {
@@ -283,7 +283,7 @@ impl World {
             path: self.files[hand.file].path.clone(),
             part: FilePart::WHOLE,
         };
-        // In a session's ring nothing overtakes it: it is told at once.
+        // In a session's ring nothing overtakes it: the server gets it at once.
         self.step(event);
         let delay = Duration::from_us(self.random.log_between(100.0, 30_000.0) as u64);
         self.later(delay, What::OpenLook(self.life, index, handle));
@@ -312,7 +312,7 @@ impl World {
         if self.life != life || self.server.is_none() || session == SessionId(0) {
             return;
         }
-        // Also when it was closed meanwhile.
+        // Also if it was closed meanwhile.
         let file = self.id_of(at);
         let facts = Ok(FileFacts { file, ..facts });
         let lives = self.step(Event::Opened {
@@ -521,7 +521,7 @@ impl World {
         self.tell(index, event);
     }
 
-    /// A client's own change is told.
+    /// A client's own change reaches the daemon.
     pub(super) fn tell_of_change(&mut self, asked: RequestId) {
         for hand in &self.hands {
             if let Doing::Changed { request, news } = &hand.doing
@@ -533,7 +533,7 @@ impl World {
         }
     }
 
-    // ---- What comes of it ----
+    // ---- Its results ----
 
     pub(super) fn reply(
         &mut self,
@@ -642,11 +642,11 @@ impl World {
                 }
                 None
             }
-            // It syncs its own descriptor: nothing of it is ours.
+            // It syncs its own descriptor, which covers none of our bytes.
             (Doing::Syncing { .. }, Outcome::Plain) => None,
             (Doing::Holding { own, .. }, Outcome::Done) => {
                 self.counts.holds += 1;
-                // It takes its time, and what is wrong is seen at the end as well.
+                // The change takes its time; a fault also shows at the end.
                 if request.0.is_multiple_of(4) {
                     self.check_held(at);
                 }
@@ -683,7 +683,7 @@ impl World {
         found.flatten().copied().collect()
     }
 
-    /// An error is told for a reason of the world's.
+    /// An error must have a cause in the world.
     fn check_reason(
         &mut self,
         index: usize,
@@ -712,7 +712,7 @@ impl World {
         }
     }
 
-    /// A client that changes a file by itself finds all of it there.
+    /// A client that changes a file itself must find all bytes there.
     fn check_held(&mut self, at: usize) {
         let file = &self.files[at];
         let shown = file.differs(&file.native);
@@ -800,7 +800,7 @@ impl World {
                 ..
             } => {
                 if self.files[at].is_marked_loose {
-                    // A door asks for a hold first, which is checked.
+                    // A door takes a hold first, which is checked.
                     return self.hold(index, Own::Nothing);
                 }
                 let pages = OneFile::pages(range);
@@ -833,14 +833,14 @@ impl World {
                 let delay = self.turn();
                 self.later(delay, What::Commit(self.life, index, epoch));
             }
-            // It was told to write by itself.
+            // It must write on its own descriptor.
             Doing::Holding { own, .. } => self.hold(index, own),
             Doing::Held { own } => self.change(index, own),
             other => self.hands[index].doing = other,
         }
     }
 
-    /// Players read at their rate, whatever came of it.
+    /// Players read at their rate, with any result.
     fn read_is_over(&mut self, index: usize) {
         let hand = &mut self.hands[index];
         let rate = match self.files[hand.file].hint {
@@ -857,7 +857,7 @@ impl World {
         self.queue.push(hand.plays_at, What::Think(index, epoch));
     }
 
-    /// It says that its bytes are in its lane.
+    /// It reports that its bytes are in its lane.
     pub(super) fn commit(&mut self, index: usize, epoch: u64) {
         if self.hands[index].epoch != epoch {
             return;
@@ -890,12 +890,12 @@ impl World {
             && self.published == before
             && let Some(old) = old
         {
-            // Not published: nobody was told, and it never was.
+            // Not published: no client was told, and the change never happened.
             self.files[at].untell(change, old);
         }
     }
 
-    /// It changes the file by itself, and tells.
+    /// It changes the file itself, and reports that.
     fn change(&mut self, index: usize, own: Own) {
         let at = self.hands[index].file;
         let now = self.now;
@@ -922,7 +922,7 @@ impl World {
                     self.counts.plain_writes += 1;
                     range
                 }
-                // Its own error.
+                // The client's own error.
                 false => to_the_end(range.start.0),
             },
             Own::Cut(length) => {
@@ -936,7 +936,7 @@ impl World {
             }
         };
         let request = RequestId(self.number());
-        // Until the daemon hears of it nobody else need see it.
+        // Until the daemon learns of it no other client need see it.
         let news = (self.files[at].log_end() > before).then_some(before);
         self.files[at].untold.extend(news);
         self.hands[index].doing = Doing::Changed { request, news };

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Hours of everything at once that may go wrong, around the server alone, with every byte
-//! followed.
+//! Hours of all faults at once, around the server alone, with every byte tracked.
 //!
 //! `rushes-sim torture` plays rounds; each is a world of its own, drawn from seed and number:
-//! disks, files, clients of every kind, and what goes wrong. All is from the seed, so a round that
-//! found something is played again by its number.
+//! disks, files, clients of every kind, and faults. Everything comes from the seed, so a round that
+//! found a fault can be replayed by its number.
 //!
-//! Beside `rushes-sim run`: there time and promises are looked at and files have no bytes; here it
-//! is bytes, and nobody asks whether they are in time. Absent: Samba, rings, real files. Those are
-//! tortured by `make torture`.
+//! `rushes-sim run` checks times and promises, and its files have no bytes; this checks bytes, and
+//! no times. Absent: Samba, rings, real files. `make torture` is for those.
 
 mod file;
 mod hands;
@@ -50,9 +48,9 @@ pub struct Torture {
 /// The result of a round.
 #[derive(Clone, Debug)]
 pub struct Round {
-    /// Which.
+    /// Its number.
     pub number: u64,
-    /// How long it took in there. Units: ms.
+    /// Its virtual duration. Units: ms.
     pub virtual_ms: u64,
     /// Its fingerprint.
     pub digest: u64,
@@ -77,14 +75,14 @@ pub struct Totals {
     pub violations: Vec<String>,
 }
 
-/// A round that is otherwise than it was drawn.
+/// A round that differs from the drawn one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Otherwise {
-    /// The value that is changed behind everybody's back.
+    /// The value that changes in secret.
     pub flip: Option<Flip>,
     /// How long there is work. Units: s.
     pub seconds: Option<u64>,
-    /// Each event and action is printed.
+    /// Prints each event and action.
     pub trace: bool,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Rounds are what they were, and what goes wrong behind everybody's back is found.
+//! Rounds stay the same, and a secret change is found.
 
 use super::*;
 
@@ -25,7 +25,7 @@ fn a_round_is_the_same_each_time_and_without_violations() {
             assert_eq!(first.virtual_ms, again.virtual_ms);
         }
     }
-    // Each event that a count is named after does happen.
+    // Each event that gives a count its name does happen.
     for (name, count) in sum.named() {
         let is_rare = matches!(
             name.as_str(),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Troubles: daemons, clients and machines that die, disks that fail, hang and fill, and strangers
-//! who write beside us.
+//! Faults: daemons, clients and machines that die, disks that fail, hang and fill up, and strangers
+//! that write beside the clients.
 //!
-//! Two troubles are left out, as they may end badly and the documents say so
+//! Two faults are left out, as they may end badly and the documents say so
 //! ([0036](../../../docs/decisions/0036-what-must-be-true-before-an-answer.md)): a daemon that dies
-//! while the kernel has lost bytes of which only that daemon had a copy, and a stranger who writes
-//! over bytes of ours that are not on the disk yet, or that the kernel has lost.
+//! while the kernel has lost bytes of which only that daemon had a copy, and a stranger that
+//! overwrites bytes of ours that are not on the disk yet, or that the kernel has lost.
 
 use super::file::{Cell, GARBAGE, OneFile};
 use super::hands::{Client, Doing, Hand, Kind};
@@ -20,7 +20,7 @@ pub(super) struct Disk {
     /// The mean time of a request.
     pub(super) service: Duration,
     pub(super) takes_flushes: bool,
-    /// Blocks that nobody has.
+    /// Blocks that no file has.
     pub(super) free: u64,
     /// Blocks that a stranger has for a time.
     stolen: u64,
@@ -64,7 +64,7 @@ const TROUBLES: [(Trouble, u64); 13] = [
     (Trouble::Crowded, 8),
 ];
 
-/// The value that is changed behind everybody's back, to see whether that is found.
+/// The value that changes in secret, to see whether the checks find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flip {
     /// A byte of a file, where the kernel shows it.
@@ -75,27 +75,27 @@ pub enum Flip {
     Medium,
     /// A byte of an acknowledged write, in its lane.
     Lane,
-    /// A byte of a buffer in a client's hands.
+    /// A byte of a buffer that a client reads.
     Buffer,
 }
 
-/// The value of a cell then.
+/// The value of a cell after that.
 pub(super) const FLIPPED: Cell = 1;
 
-/// A round, as it was drawn.
+/// A drawn round.
 pub(super) struct Plan {
     pub(super) length: Duration,
     pub(super) trouble_every: Duration,
     troubles: Vec<(Trouble, u64)>,
     pub(super) dies_in_steps: bool,
-    /// A daemon dies in the middle of one of so many.
+    /// A daemon dies in the middle of one of so many steps.
     pub(super) steps_to_death: u64,
     pub(super) limits: Limits,
     pub(super) policy: Policy,
     pub(super) lane_pages: u32,
     pub(super) record_count: u32,
     pub(super) think: Duration,
-    /// Most that a file has. Units: bytes.
+    /// The longest file. Units: bytes.
     pub(super) most: u64,
     disks: u64,
     files: u64,
@@ -114,7 +114,7 @@ impl Plan {
             write_buffer_bytes: pages * PAGE_BYTES,
             write_bytes_max: 100_000,
             write_part_count_max: random.between(4, 40) as u32,
-            // There are six at most: half of all rounds have no bound.
+            // There are six files at most: half of all rounds have no bound.
             file_count_max: random.below(12) as u32,
             ..Limits::default()
         };
@@ -164,7 +164,7 @@ fn model(service: Duration) -> DeviceModel {
 }
 
 impl World {
-    // ---- Who is there ----
+    // ---- The population ----
 
     pub(super) fn populate(&mut self) {
         for _ in 0..self.plan.disks {
@@ -213,7 +213,7 @@ impl World {
 
     // ---- Daemons ----
 
-    /// A server comes up over what the last one left.
+    /// A server starts over the bytes that the last one left.
     pub(super) fn boot(&mut self) {
         if self.server.is_some() {
             return;
@@ -228,7 +228,7 @@ impl World {
             let device = DeviceId(disk as u16 + 1);
             self.step_to(Event::DeviceAdded { device, model }, usize::MAX);
         }
-        // Files that cannot be had just now: what was left of them is told later.
+        // Files that cannot be opened just now: the server learns later of the bytes left of them.
         for at in 0..self.files.len() {
             self.files[at].is_kept = !self.is_quiet && self.random.chance(120);
         }
@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    /// The contents of lanes, in the order in which they were published.
+    /// The contents of lanes, in the order of their publication.
     fn left(&self, which: impl Fn(bool) -> bool) -> Vec<(u64, LaneId, u32)> {
         let mut left = Vec::new();
         for (lane, memory) in &self.lanes {
@@ -274,7 +274,7 @@ impl World {
         left
     }
 
-    /// False: the daemon died meanwhile.
+    /// Tells the server of the bytes left. False: the daemon died meanwhile.
     fn tell_left(&mut self, left: Vec<(u64, LaneId, u32)>, is_all: bool) -> bool {
         self.is_booting = true;
         let lanes: Vec<LaneId> = self.lanes.keys().copied().collect();
@@ -302,7 +302,7 @@ impl World {
                 self.step_to(Event::RecordKept { lane, record }, usize::MAX);
             }
         }
-        // One in six dies while it comes up, and one in six of those that come then.
+        // One in six dies while it starts, and one in six of those that follow.
         let dies_at = match !self.is_quiet && self.plan.dies_in_steps && self.random.chance(160) {
             true => self.random.below(left.len() as u64 + 2),
             false => u64::MAX,
@@ -347,7 +347,7 @@ impl World {
         lives && !dies
     }
 
-    /// Files that could not be had can be had.
+    /// Files that could not be opened can be opened.
     pub(super) fn tell_kept(&mut self) {
         if !self.files.iter().any(|file| file.is_kept) {
             return;
@@ -429,7 +429,7 @@ impl World {
         }
     }
 
-    /// The machine loses its power: lanes and all that is in any memory.
+    /// The machine loses its power, and with it the lanes and all volatile memory.
     fn power_cut(&mut self) {
         self.counts.power_cuts += 1;
         self.server = None;
@@ -507,8 +507,7 @@ impl World {
             if self.hands[index].client != client {
                 continue;
             }
-            // A change that it made, and did not come to tell of, was noticed and is told after a
-            // while.
+            // A change that it made and did not report was noticed, and is reported after a while.
             if let Doing::Changed { .. } = self.hands[index].doing {
                 let delay = Duration::from_ms(self.random.between(1, 2000));
                 self.later(delay, What::Foreign(self.life, self.hands[index].file));
@@ -523,7 +522,7 @@ impl World {
 
     // ---- The kernel and the disks ----
 
-    /// The kernel writes something of its cache by itself.
+    /// The kernel writes some pages of its cache by itself.
     pub(super) fn kernel(&mut self) {
         for at in 0..self.files.len() {
             if self.disks[self.files[at].device].hangs_until > self.now {
@@ -573,7 +572,8 @@ impl World {
 
     // ---- Strangers ----
 
-    /// Bytes of ours, or of a client's who is at it, that a stranger could come between.
+    /// Bytes of ours, or of a client that is writing them, that a stranger could overwrite in
+    /// between.
     fn is_ours(&self, at: usize, range: ByteRange) -> bool {
         let is_under_way = self.ios.values().any(|io| match io {
             Io::Read(..) => false,
@@ -587,8 +587,8 @@ impl World {
             .hands
             .iter()
             .any(|hand| hand.file == at && hand.writes(range));
-        // When the kernel cannot write something of it, all that may be lost is written again, over
-        // what a stranger wrote there meanwhile: nobody can tell which was later.
+        // If the kernel cannot write a page of the file, all pages that may be lost are written
+        // again, over a stranger's later bytes: nothing tells which were later.
         let file = &self.files[at];
         let is_loose = |page: u64| {
             let sets = [
@@ -670,9 +670,9 @@ impl World {
         }
     }
 
-    // ---- When ----
+    // ---- Timing ----
 
-    /// Something goes wrong.
+    /// A fault occurs.
     pub(super) fn trouble(&mut self) {
         let waits = |hand: &&Hand| !hand.is_idle() && self.is_patience_over(hand.begun);
         if let Some(hand) = self.hands.iter().find(waits) {
@@ -736,7 +736,7 @@ impl World {
         }
     }
 
-    /// Nothing goes wrong any more, nobody begins anything, and what there is is to be written.
+    /// No more faults, and no new work; the rest is written.
     pub(super) fn quiet(&mut self) {
         self.is_quiet = true;
         self.well_since = self.now;
@@ -755,7 +755,7 @@ impl World {
         self.step(Event::PolicyChanged(self.policy.clone()));
     }
 
-    /// A byte is changed behind everybody's back.
+    /// Changes a byte in secret.
     fn flip(&mut self) {
         let Some(flip) = self.plan.flip else {
             return;
@@ -788,7 +788,7 @@ impl World {
                 });
                 pieces.for_each(|cell| *cell = FLIPPED);
             }
-            // When somebody has one.
+            // Done when a client has a buffer.
             Flip::Buffer => {}
         }
     }

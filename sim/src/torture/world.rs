@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A world that is tortured: the daemon's part around one server, with real lanes, buffers and
-//! files.
+//! The torture's world: the daemon's part around one server, with real lanes, buffers and files.
 //!
 //! Steps that the daemon takes at once happen here at once; the work of a worker, a device or a
-//! door takes its time. No action is answered in the step that asked for it. Lanes outlive the
-//! server, as files in a runtime folder do, and are gone with the power.
+//! door takes its time. No action is answered in its own step. Lanes outlive the server, as files
+//! in a runtime folder do, and are lost with the power.
 
 use super::file::{Cell, Chore, GARBAGE, OneFile};
 use super::hands::{Client, Doing, Hand};
@@ -20,15 +19,15 @@ use std::ops::Range;
 
 /// Errors that a worker may find.
 pub(super) const NO_SUCH_FILE: Errno = Errno(2);
-/// After so much nobody may wait for anything that no trouble is to blame for.
+/// The longest wait that no fault explains.
 const PATIENCE: Duration = Duration::from_s(120);
-/// By then everything is to be on its device when nothing is wrong any more.
+/// By then everything must be on its device after the last fault.
 const SETTLED_BY: Duration = Duration::from_s(400);
 
-/// Between two writes to a file behind which the kernel tells of an error that is no disk's.
+/// Time between two writes to a file after which the kernel reports an error that no disk caused.
 const MEETS_EVERY: Duration = Duration::from_s(1);
 
-/// The server's own state is looked at after each of so many steps, and then after one of so many.
+/// The server's own state is checked after each of so many steps, and then after one of so many.
 const CHECKED_STEPS: u64 = 3000;
 const CHECKED_EVERY: u64 = 5;
 
@@ -57,15 +56,15 @@ pub struct Counts {
     pub sync_errors: u64,
     pub no_space: u64,
     pub lost_pages: u64,
-    /// Of those, pages that the kernel let go before it was asked; errors of which a read was told.
+    /// Of those, pages that the kernel dropped before a sync; errors that a read found.
     pub let_go: u64,
     pub not_kept: u64,
     /// Writes past the kernel's cache that went through it.
     pub fallbacks: u64,
-    /// Reads whose pages a program may change unseen.
+    /// Reads of pages that a program may change unseen.
     pub changeable: u64,
-    /// Writes past it behind which it could not make room there, by no disk's fault; syncs asked
-    /// for again for that.
+    /// Writes past the cache after which the kernel could not make room there, without a fault of
+    /// the disk; syncs that were repeated for that.
     pub met: u64,
     pub doubted_syncs: u64,
     pub strange_writes: u64,
@@ -78,7 +77,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Each number of it, by name.
+    /// Each of its numbers by name.
     pub fn named(&self) -> BTreeMap<String, u64> {
         let value = serde_json::to_value(self).unwrap_or_default();
         let object = value.as_object().cloned().unwrap_or_default();
@@ -88,7 +87,7 @@ impl Counts {
             .collect()
     }
 
-    /// Adds another world's.
+    /// Adds another world's counts.
     pub fn add(&mut self, other: &Counts) {
         let mut sum = self.named();
         for (name, count) in other.named() {
@@ -106,11 +105,11 @@ pub(super) struct Record {
     pub(super) file: usize,
     pub(super) range: ByteRange,
     pub(super) runs: Runs,
-    /// The pieces that were left there have not been told to the server that is there now.
+    /// The present server does not know yet the piece that was left there.
     pub(super) is_kept: bool,
 }
 
-/// A lane as it lies in memory.
+/// A lane in memory.
 pub(super) struct LaneMemory {
     pub(super) cells: Vec<Cell>,
     pub(super) records: BTreeMap<u32, Record>,
@@ -120,15 +119,15 @@ pub(super) struct LaneMemory {
 
 pub(super) enum Io {
     Read(IoRead, Vec<SlotIndex>),
-    /// With its bytes as they were when it was sent.
+    /// With its bytes at the time when it was sent.
     Write(IoWrite, Vec<WritePart>, Vec<Cell>),
 }
 
-/// A coming event. A daemon's doings are void when it is dead: they carry its life.
+/// A coming event. Events of a dead daemon are void: they carry its life.
 pub(super) enum What {
-    /// A client's, of a session.
+    /// From a client, for its session.
     FromClient(u64, SessionId, Box<Event>),
-    /// A worker's or a device's.
+    /// From a worker or a device.
     ToServer(u64, Box<Event>),
     /// A client has put its bytes into its lane.
     Commit(u64, usize, u64),
@@ -144,9 +143,9 @@ pub(super) enum What {
     OpenLook(u64, usize, HandleId),
     Opened(u64, usize, HandleId, Box<FileFacts>),
     Think(usize, u64),
-    /// It goes on with what it is doing.
+    /// A client continues its work.
     GoOn(usize, u64),
-    /// A stranger's change is told.
+    /// A stranger's change is reported.
     Foreign(u64, usize),
     Boot,
     Join(u64, usize),
@@ -162,7 +161,7 @@ pub(super) struct World {
     pub(super) now: Instant,
     pub(super) queue: Queue<What>,
     pub(super) server: Option<Server>,
-    /// Daemons so far.
+    /// The number of daemons so far.
     pub(super) life: u64,
     pub(super) limits: Limits,
     pub(super) policy: Policy,
@@ -182,7 +181,7 @@ pub(super) struct World {
     next_number: u64,
     pub(super) is_booting: bool,
     pub(super) is_quiet: bool,
-    /// Since when nothing has been wrong anywhere.
+    /// The instant since which there has been no fault.
     pub(super) well_since: Instant,
     pub(super) digest: Digest,
     pub(super) trace: bool,
@@ -230,7 +229,7 @@ impl World {
 
     // ---- Time ----
 
-    /// Plays the round. How long it took in there.
+    /// Plays the round. Returns its virtual duration.
     pub(super) fn play(&mut self) -> Duration {
         self.queue.push(self.now, What::Boot);
         self.queue.push(self.now, What::Kernel);
@@ -274,7 +273,7 @@ impl World {
         }
     }
 
-    /// A worker, on a file of that disk: not before that is well again.
+    /// The time of a worker on a file of that disk: not before the disk has recovered.
     fn work(&mut self, disk: usize) -> Duration {
         let hangs = self.disks[disk].hangs_until.since(self.now);
         hangs + Duration::from_us(50 + self.random.below(4000))
@@ -311,7 +310,7 @@ impl World {
             What::ToServer(life, event) => {
                 if self.is_alive(life) {
                     if let Event::IoDone { io, result } = &*event {
-                        // Of each fifth read a page may be mapped, and not written yet.
+                        // In each fifth read a page may be mapped, and not written yet.
                         if matches!(self.ios.get(io), Some(Io::Read(..))) && (io.0 >> 32) % 5 == 0 {
                             self.counts.changeable += 1;
                             self.step(Event::MayChange { io: *io });
@@ -412,13 +411,13 @@ impl World {
 
     // ---- Steps ----
 
-    /// One step of the server, in the middle of whose actions the daemon may die.
+    /// One step of the server; the daemon may die in the middle of its actions.
     pub(super) fn step(&mut self, event: Event) -> bool {
         let dies_after = self.death();
         self.step_to(event, dies_after)
     }
 
-    /// After how many actions of a step the daemon dies.
+    /// The number of actions of a step after which the daemon dies.
     pub(super) fn death(&mut self) -> usize {
         let dies = !self.is_quiet
             && self.plan.dies_in_steps
@@ -442,7 +441,7 @@ impl World {
         let mut actions = Actions::default();
         server.step(self.now, event, &mut actions);
         self.digest.actions(&actions);
-        // It takes longer than all the rest.
+        // The check takes longer than all the rest.
         if self.counts.steps < CHECKED_STEPS || self.counts.steps.is_multiple_of(CHECKED_EVERY) {
             for odd in server.check() {
                 self.violate(format!("the server's state contradicts itself: {odd}"));
@@ -596,7 +595,7 @@ impl World {
         }
     }
 
-    /// After a turn of the daemon's.
+    /// Sends it after a turn of the daemon.
     pub(super) fn answer(&mut self, event: Event) {
         let delay = self.turn();
         self.later(delay, What::ToServer(self.life, Box::new(event)));
@@ -647,12 +646,12 @@ impl World {
         file.is_busy = false;
         file.looks = 0;
         file.syncs = 0;
-        // The driver gives back what it left reserved.
+        // The driver frees the blocks that it left reserved.
         file.is_left_reserved = false;
         self.unmap_beyond(at);
     }
 
-    /// Blocks behind the end are free again.
+    /// Frees blocks behind the end.
     pub(super) fn unmap_beyond(&mut self, at: usize) {
         let file = &mut self.files[at];
         let first = file.size().div_ceil(PAGE_BYTES);
@@ -660,7 +659,7 @@ impl World {
         self.disks[file.device].free += freed.len() as u64;
     }
 
-    /// Blocks for those pages. False: there are not enough.
+    /// Allocates blocks for those pages. False: there are too few.
     pub(super) fn map(&mut self, at: usize, pages: std::ops::Range<u64>) -> bool {
         let file = &mut self.files[at];
         let disk = &mut self.disks[file.device];
@@ -691,8 +690,8 @@ impl World {
             return;
         };
         let file = &self.files[at];
-        // While a server comes up it has not heard of all that was left; nor while somebody finds
-        // out how long it is.
+        // A starting server does not know yet all that was left; nor does the length count while a
+        // look for it is under way.
         let is_sure =
             !self.is_booting && file.looks == 0 && file.untold.is_empty() && !file.is_length_unsure;
         let is_held = self.hands.iter().any(|hand| hand.changes(at));
@@ -746,7 +745,7 @@ impl World {
             Chore::Reserve { needed, wished_end } => {
                 let result = match self.map(at, OneFile::pages(needed)) {
                     true => {
-                        // Onward if that is easy: never more than a part of what is free.
+                        // Onward if that is easy: never more than a part of the free blocks.
                         let easy = self.disks[self.files[at].device].free / 4;
                         let first = needed.end().div_ceil(PAGE_BYTES);
                         let last = wished_end.div_ceil(PAGE_BYTES).min(first + easy);
@@ -755,7 +754,7 @@ impl World {
                     }
                     false => Err(Errno::NO_SPACE),
                 };
-                // Blocks are a change like any other.
+                // An allocation is a change like any other.
                 self.files[at].touched(self.now);
                 Event::Reserved { file: id, result }
             }
@@ -818,7 +817,7 @@ impl World {
         self.later(delay, What::Synced(life, at, event));
     }
 
-    /// A daemon's reading of the end of a sync.
+    /// The daemon's reading of the result of a sync.
     fn sync_heard(&mut self, at: usize, event: Event) -> Event {
         let Event::Synced { file: id, result } = event else {
             return event;
@@ -847,7 +846,7 @@ impl World {
         Event::SyncDoubted { file: id, errno }
     }
 
-    /// An error that may be about what others wrote is told, though no disk is to blame.
+    /// An error that may be about other programs' bytes is reported, though no disk is to blame.
     fn may_tell_of_others(&mut self, at: usize, id: FileId) {
         let server = self.server.as_ref();
         if server.is_some_and(|server| server.may_have_bytes_of_others(id)) {
@@ -855,7 +854,7 @@ impl World {
         }
     }
 
-    /// The kernel writes all that it has of a file in its cache, and says whether it could, once.
+    /// The kernel writes all pages of a file in its cache, and reports a failure once.
     pub(super) fn write_out(&mut self, at: usize) -> Result<(), Errno> {
         let pages: Vec<u64> = self.files[at].dirty.iter().copied().collect();
         for page in pages {
@@ -1013,8 +1012,8 @@ impl World {
         self.send(io.io, io.file, Io::Write(io, parts, cells));
     }
 
-    /// The bytes that are written over a gap are those that the file has there by now; and only
-    /// where nobody else can have written.
+    /// Bytes that are written over a gap must be those that the file has there by now; and only
+    /// where no other program can have written.
     fn check_gaps(&mut self, io: &IoWrite, parts: &[WritePart], cells: &[Cell]) {
         let Some(&file) = self.by_id.get(&io.file) else {
             return;
@@ -1042,7 +1041,7 @@ impl World {
         }
     }
 
-    /// A device does what it was asked to, or fails.
+    /// A device does its request, or fails.
     fn serve(&mut self, io: IoId) {
         let Some(what) = self.ios.get(&io) else {
             return;
@@ -1072,15 +1071,15 @@ impl World {
         self.counts.io_errors += u64::from(result.is_err());
         let event = Event::IoDone { io, result };
         if self.files[at].meets_from == self.now + MEETS_EVERY {
-            // A sync may be told of that before the daemon comes to look.
+            // A sync may get that error before the daemon looks.
             let delay = self.work(self.files[at].device);
             return self.later(delay, What::ToServer(self.life, Box::new(event)));
         }
         self.answer(event);
     }
 
-    /// The question of a daemon behind each write past the kernel's cache; bytes that go through
-    /// the cache are loose.
+    /// The daemon's question after each write past the kernel's cache; bytes that go through the
+    /// cache are loose.
     fn io_done(&mut self, io: IoId, is_well: bool) {
         let write = match self.ios.remove(&io) {
             Some(Io::Write(write, ..)) => write,
@@ -1112,7 +1111,7 @@ impl World {
         }
     }
 
-    /// The question of a daemon behind each read.
+    /// The daemon's question after each read.
     fn look_for_loss(&mut self, id: FileId) {
         let (true, Some(&at)) = (self.is_cached_alone(id), self.by_id.get(&id)) else {
             return;
@@ -1125,8 +1124,8 @@ impl World {
         }
     }
 
-    /// The error that the descriptor past the cache tells may be about any write of the file that
-    /// is under way past it.
+    /// The error from the descriptor past the cache may be about any write of the file that is
+    /// under way past it.
     fn hear_past(&mut self, at: usize, id: FileId) -> bool {
         let is_told = std::mem::take(&mut self.files[at].has_error_past);
         let is_past =
@@ -1162,8 +1161,8 @@ impl World {
         }
     }
 
-    /// There is a record for each part of what is to be written again. A grant holds one that is
-    /// not in its lane yet.
+    /// Whether there is a record for each part that must be written again. A grant holds one that
+    /// is not in its lane yet.
     fn has_records(&self) -> bool {
         let is_full = |(lane, memory): (&LaneId, &LaneMemory)| {
             let is_granted = |hand: &&Hand| {
@@ -1195,7 +1194,7 @@ impl World {
         let slot_bytes = u64::from(self.limits.slot_bytes);
         let pages = OneFile::pages(io.range);
         if !io.buffered {
-            // The kernel writes what it has there first.
+            // The kernel writes its pages there first.
             let dirty = self.files[at].dirty.range(pages.clone());
             for page in dirty.copied().collect::<Vec<u64>>() {
                 self.write_page_out(at, page);
@@ -1212,7 +1211,7 @@ impl World {
             let stop = io.range.end().min(base + slot_bytes);
             let place = slot.0 as usize * slot_bytes as usize + (from - base) as usize;
             let into = &mut self.slots[place..place + (stop - from) as usize];
-            // Past the end the device gives whatever lies there.
+            // Past the end the device gives any old bytes.
             into.fill(GARBAGE);
             let end = (stop as usize).min(native.len());
             if let Some(found) = native.get(from as usize..end) {
@@ -1263,8 +1262,8 @@ impl World {
         }
     }
 
-    /// Somebody was just writing to a page of the range: Linux cannot take that out of its cache
-    /// behind a write past it, and tells of an error.
+    /// A program was just writing to a page of the range: Linux cannot take that page out of its
+    /// cache after a write past it, and reports an error.
     fn meet(&mut self, at: usize, io: &IoWrite) {
         let meets = self.random.below(8) == 0;
         let file = &mut self.files[at];
@@ -1277,8 +1276,8 @@ impl World {
         self.counts.met += 1;
     }
 
-    /// Linux makes room in its cache for a write that goes past it. If that fails it is one through
-    /// it, and ends well.
+    /// Linux makes room in its cache for a write that goes past it. If that fails, the write goes
+    /// through the cache, and succeeds.
     fn falls_back(&mut self, at: usize, range: ByteRange) -> bool {
         let dirty = self.files[at].dirty.range(OneFile::pages(range));
         for page in dirty.copied().collect::<Vec<u64>>() {
@@ -1310,7 +1309,7 @@ impl World {
 
     // ---- The end ----
 
-    /// Nothing is left to be done.
+    /// Whether no work is left.
     pub(super) fn is_settled(&self) -> bool {
         let Some(server) = &self.server else {
             return false;
@@ -1329,7 +1328,7 @@ impl World {
                 .all(|file| file.chores.is_empty() && !file.is_busy && file.untold.is_empty())
     }
 
-    /// All that was acknowledged is on its device, and nobody waits.
+    /// All acknowledged bytes are on their devices, and no client waits.
     fn judge(&mut self) {
         let mut wrong: Vec<String> = Vec::new();
         for hand in self.hands.iter().filter(|hand| !hand.is_idle()) {
@@ -1378,7 +1377,7 @@ impl World {
         }
     }
 
-    /// Nobody waits for long when nothing has been wrong.
+    /// Whether a client has waited too long without a fault.
     pub(super) fn is_patience_over(&self, since: Instant) -> bool {
         let since = since.max(self.well_since);
         self.server.is_some() && self.now > since + PATIENCE

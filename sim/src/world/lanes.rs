@@ -2,8 +2,7 @@
 //! The world's part in writes through lanes: sessions get lanes, workers reserve blocks and sync,
 //! and devices write.
 //!
-//! Lanes and buffers have no bytes here. The checker's books follow what lies where
-//! ([`crate::written`]).
+//! Lanes and buffers have no bytes here. The checker's books track the bytes ([`crate::written`]).
 
 use super::{What, Work, World};
 use crate::client::{Answer, Message, Stage, Waiting};
@@ -31,7 +30,7 @@ impl World {
         });
     }
 
-    /// The event that a client's message about a write is.
+    /// The event for a client's message about a write.
     pub(super) fn write_event(&mut self, session: SessionId, message: Message) -> Event {
         match message {
             Message::WriteBegin {
@@ -78,7 +77,7 @@ impl World {
         }
     }
 
-    /// An answer that is not the last one of its request. False: it is.
+    /// Handles an answer that is not the last one of its request. False: it is.
     pub(super) fn write_goes_on(
         &mut self,
         client: u32,
@@ -103,8 +102,7 @@ impl World {
                 self.write_natively(client, &waiting)
             }
             (Stage::Sync, Answer::Plain) => {
-                // The client's own sync: there is nothing that the kernel or the drive has to
-                // write.
+                // The client's own sync: neither kernel nor drive has any byte to write.
                 let answer = Answer::Done;
                 let at = self.now + self.latency.door;
                 let answered = What::Answered {
@@ -127,7 +125,7 @@ impl World {
         true
     }
 
-    /// A client writes on its own descriptor, and tells of it. Readers see its bytes at once.
+    /// A client writes on its own descriptor, and reports that. Readers see its bytes at once.
     fn write_natively(&mut self, client: u32, waiting: &Waiting) -> Message {
         let Waiting {
             request,
@@ -224,13 +222,13 @@ impl World {
             }
             Work::Settle => self.settled(id, file),
             Work::Sync => return self.flush(self.files.get(file).device, Asker::Sync(id)),
-            // Bytes that go through the kernel's cache are sent to the device at once.
+            // Bytes through the kernel's cache go to the device at once.
             Work::WriteOut => synced(id),
         };
         self.step(event);
     }
 
-    /// Times are set, which is a change like any other.
+    /// Sets times, which is a change like any other.
     fn settled(&mut self, id: FileId, file: FileIndex) -> Event {
         self.files.stamp(file, self.now);
         let version = self.files.get(file).version;
@@ -242,7 +240,7 @@ impl World {
         self.spaces[it.device.0 as usize].trim(it, size);
     }
 
-    /// The driver gives back what a forgotten file had reserved.
+    /// The driver frees the blocks that a forgotten file had reserved.
     pub(super) fn give_back(&mut self, id: FileId) {
         if let Some(file) = self.files.by_id(id)
             && self.checker.written.has(file)
@@ -251,7 +249,7 @@ impl World {
         }
     }
 
-    /// The drive brings its memory to the medium, if it has one.
+    /// The drive flushes its memory to the medium, if it has one.
     fn flush(&mut self, disk: DeviceId, asker: Asker) {
         let it = &mut self.disks[disk.0 as usize];
         if it.volatile.is_none() {
@@ -288,7 +286,7 @@ impl World {
         self.drive_goes_on(disk, next);
     }
 
-    /// A disk was given something to do. `next`: when its request in service ends, if that is new.
+    /// A disk got work. `next`: the end of its request in service, if that is new.
     pub(super) fn drive_goes_on(&mut self, disk: DeviceId, next: Option<Instant>) {
         if let Some(at) = next {
             self.queue.push(at, What::DiskDone { disk });
@@ -305,7 +303,7 @@ impl World {
         }
     }
 
-    /// A device has written what the server sent it.
+    /// A device has written the server's request.
     pub(super) fn wrote(&mut self, io: IoId, done: &Done) {
         let range = done.job.range;
         let result = match done.failed {
@@ -325,7 +323,7 @@ impl World {
         self.queue.push(at, What::IoDone { io, result });
     }
 
-    /// At the end: nobody waits, and nothing that was acknowledged is missing.
+    /// At the end: no client waits, and no acknowledged byte is missing.
     pub fn finish(&mut self) {
         let (files, disks) = (&self.files, &self.disks);
         let never_heals = |file: FileIndex| {
