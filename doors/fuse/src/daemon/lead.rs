@@ -148,7 +148,7 @@ pub(super) struct Lead {
 
 /// Why there is no session although a daemon runs.
 enum Unserved {
-    /// The member lies in none of its shares.
+    /// The member lies in none of its shares, or cannot be found.
     NotShared(String),
     /// The member may lie in one.
     NotLetIn(String),

@@ -28,7 +28,7 @@ pub(crate) struct Crew {
 struct Home {
     /// How many threads are at home.
     count: usize,
-    /// How many of them must leave; they count as waiting already.
+    /// How many others have been called to leave; they count as waiting already.
     call_count: usize,
     /// No thread stays any more.
     is_closed: bool,

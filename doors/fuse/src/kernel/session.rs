@@ -49,8 +49,8 @@ const REQUEST_BYTES_MAX: u32 = 1 << 20;
 const THREAD_COUNT: usize = 128;
 
 /// Background requests that the kernel may have under way: all its read-ahead. Beyond this number
-/// it holds all of them back, so that waiting readers, with eight requests each, would keep others
-/// from their contracts.
+/// it holds back requests of all readers, so that waiting readers, with eight requests each, would
+/// keep others from their contracts.
 const BACKGROUND_MAX: u16 = 4096;
 
 /// How long the kernel may use names: only this mount changes the tree while it is mounted.

@@ -4,9 +4,9 @@
 //!
 //! One job at a time, in the thread of the command that asked for it. A file that moves is open in
 //! this door like any other open file, so that removals, renames and truncations treat it like one;
-//! its layout changes under its lock, for one step at a time. The bytes of a step are read before,
-//! without the lock and behind all other reads; core/pool/pace says how long the mover rests after
-//! it. Decision: docs/decisions/0030.
+//! its layout changes under its lock, for one piece at a time. The bytes of a piece are read
+//! before, without the lock and behind all other reads; core/pool/pace says how long the mover
+//! rests after it. Decision: docs/decisions/0030.
 
 use crate::bytes::files::OpenFile;
 use crate::door::Door;
@@ -43,7 +43,7 @@ const TELL_EVERY: Duration = Duration::from_millis(100);
 const READER_PATIENCE: Duration = Duration::from_secs(30);
 /// The rest is taken in parts, so that a command that was cancelled need not wait.
 const NAP: Duration = Duration::from_millis(100);
-/// A command waits so long for a job whose asker is gone to stop after its step, and looks so
+/// A command waits so long for a job whose asker is gone to stop after its piece, and looks so
 /// often.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 const STOP_LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -82,7 +82,7 @@ struct Going {
 }
 
 impl Going {
-    /// Whether it stops after its present step.
+    /// Whether it stops after its present piece.
     fn is_stopping(&self) -> bool {
         self.asker.as_ref().is_some_and(Asker::is_gone)
     }
@@ -430,7 +430,7 @@ impl Door {
         }
     }
 
-    /// Moves one step of a file. The only place where the layout of a file in use changes because
+    /// Moves one piece of a file. The only place where the layout of a file in use changes because
     /// its bytes move.
     fn move_piece(
         &self,
@@ -488,7 +488,7 @@ impl Door {
         }
     }
 
-    /// Reads the bytes of a step before its move, without the file's lock.
+    /// Reads the bytes of a piece before its move, without the file's lock.
     fn read_before(&self, held: &MovedFile<'_>, one: &Move, piece: ByteCount) {
         let state = held.file.state();
         let Some(layout) = state.layout.clone() else {
@@ -617,14 +617,14 @@ struct Mover<'a, 'b> {
     door: &'a Door,
     tell: &'a mut Tell<'b>,
     told_at: Instant,
-    /// Tidying: it asks before each step whether to go on.
+    /// Tidying: it asks before each piece whether to go on.
     is_tidying: bool,
     /// The command is gone.
     is_unwanted: bool,
     /// A file of the last look that the kernel reads by passthrough.
     passed: Option<PathBuf>,
     done: Drained,
-    /// Steps moved so far.
+    /// Pieces moved so far.
     piece_count: u64,
     defragged: Defragged,
     failed: Failed,
@@ -883,7 +883,7 @@ impl<'a, 'b> Mover<'a, 'b> {
     ) -> Result<(), PoolError> {
         loop {
             match self.is_tidying {
-                // A program that opened the file since the last look must not wait for a step that
+                // A program that opened the file since the last look must not wait for a piece that
                 // has not begun.
                 true => self.told(true)?,
                 false => self.must_stop()?,
