@@ -61,7 +61,7 @@ impl DiskExport {
     ///
     /// Units    size: bytes
     /// Returns  its size
-    /// Errors   Refused: there is none and no size was given, or one of another size; no room for it
+    /// Errors   Refused: there is none and no size is given, or one of another size; no room for it
     pub fn prepare(path: &Path, size: Option<u64>, sparse: bool) -> Result<u64, ExportError> {
         let said = |sentence: &str| ExportError::refused(format!("{}: {sentence}", path.display()));
         if let Ok(found) = std::fs::metadata(path) {

@@ -242,8 +242,8 @@ impl Engine {
     /// answers so.
     ///
     /// Returns  Plain: it lacks none any more, and the kernel has none of it that it may lose
-    /// Errors   EIO: it lacks some, and no daemon gave them in time; or its disk does not take the bytes
-    /// that the kernel could not write
+    /// Errors   EIO: it lacks some, and no daemon gave them in time; or its disk does not take the
+    /// bytes that the kernel could not write
     pub(crate) fn read_when_known(
         &self,
         (object, fd): (Object, &Arc<OwnedFd>),

@@ -309,7 +309,8 @@ impl Kept {
 
     /// Mounts the pool, or goes on serving it, as [`crate::mount`] does.
     ///
-    /// Errors   as there; InvalidData if this version cannot continue after that of the former process
+    /// Errors   as there; InvalidData if this version cannot continue after that of the former
+    /// process
     pub fn mount(
         self,
         pool: Pool,

@@ -157,8 +157,8 @@ fn raise_read_ahead_on(folder: &Path) {
 
 /// Like [`mount`], in a process that the keeper replaces by another one when it dies.
 ///
-/// Returns  the mount, and whether the kernel can send again the requests that a dying process has not
-/// answered (Linux 6.9)
+/// Returns  the mount, and whether the kernel can send again the requests that a dying process has
+/// not answered (Linux 6.9)
 pub(crate) fn mount_kept(door: Arc<Door>, folder: &Path) -> io::Result<(Mounted, OwnedFd, bool)> {
     let (mounting, device) = mounting(&door, folder)?;
     let (mounted, asks_again) = begin(door, &device, folder)?;

@@ -380,8 +380,8 @@ impl Nodes {
     /// Opens the inode of a node id that this process never gave the kernel: an NFS client returns
     /// after a restart.
     ///
-    /// It may be any inode of the catalogue's file system, by O_PATH: the caller checks whether it is
-    /// of the tree.
+    /// It may be any inode of the catalogue's file system, by O_PATH: the caller checks whether it
+    /// is of the tree.
     /// Errors   ESTALE when there is none, or the file system cannot look it up
     pub(crate) fn open_cold(&self, number: u64) -> Answer<OwnedFd> {
         let handle = Handle::of_number(&self.root.handle, number).ok_or(Errno::STALE)?;
