@@ -149,8 +149,8 @@ struct rushes_session {
 	struct stat asked;
 
 	/*
-	 * What daemons have published about files beyond what file systems say,
-	 * with a daemon or without one; NULL: nothing
+	 * The facts that daemons have published about files beyond what file
+	 * systems say, with a daemon or without one; NULL: none
 	 */
 	struct rushes_facts *facts;
 

@@ -1394,9 +1394,9 @@ static int vfs_rushes_renameat(struct vfs_handle_struct *handle,
 
 /*
  * A client whose connection is lost may come back for its file, and gets it if
- * stat returns the same as now, ctime and blocks included. So the daemon does
- * first what would change them later: it writes its bytes and frees reserved
- * blocks.
+ * stat returns the same as now, ctime and blocks included. So the daemon first
+ * does the work that would change them later: it writes its bytes and frees
+ * reserved blocks.
  */
 static NTSTATUS vfs_rushes_durable_disconnect(struct vfs_handle_struct *handle,
 					      struct files_struct *fsp,

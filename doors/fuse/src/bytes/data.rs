@@ -60,7 +60,7 @@ impl Full {
     }
 }
 
-/// What other doors learn of the object after an operation on it.
+/// The change of the object that other doors learn of after an operation.
 #[derive(Clone, Copy, Debug)]
 enum Known {
     /// The object reaches at least to the end of the piece.
@@ -109,8 +109,8 @@ fn piece_of(done: Answer<u64>, located: &Located, behind_end: bool) -> Answer<Pi
     }
 }
 
-/// The error that a program gets when members refuse again and again what the pool has reserved
-/// there.
+/// The error that a program gets when members repeatedly refuse writes to space that the pool has
+/// reserved there.
 fn refused_with(why: Option<(Object, SpillReason)>) -> Errno {
     match why {
         Some((_, SpillReason::OverQuota)) => Errno::DQUOT,

@@ -44,7 +44,7 @@ const PLAIN_RUN_MAX: u32 = 8;
 const ASK_EVERY: u32 = 64;
 /// Between two tries to hold objects whose bytes the daemon is writing again.
 const TRY_EVERY: Duration = Duration::from_millis(50);
-/// A multiple of the kernel's pages, on whatever machine. Units: bytes.
+/// A multiple of the kernel's pages, on any machine. Units: bytes.
 const PAGE_MULTIPLE: u64 = 65536;
 
 /// Whether an inode's file is open, and how.
@@ -317,7 +317,7 @@ impl State {
     }
 }
 
-/// What happens to room that is reserved behind the end of a file.
+/// The fate of room that is reserved behind the end of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behind {
     /// It is for the bytes that come next.

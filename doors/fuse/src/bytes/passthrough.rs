@@ -179,7 +179,7 @@ impl Door {
         };
         let is_lost = self.pool.is_lost(object.member);
         if is_lost && access != OFlags::WRONLY {
-            // As long as the file is open the kernel would map each mapping of it to the lost
+            // As long as the file is open the kernel would direct each mapping of it to the lost
             // object.
             return Err(Errno::IO);
         }
