@@ -10,7 +10,6 @@
  * for which it was made. When a session without a lane ends, its number moves
  * on and every name is void at once, without a list of them. With a lane the
  * number stays, and the client library names the files to the next daemon.
- * stays, and the client library names the files to the next daemon.
  */
 
 #include "includes.h"

@@ -173,8 +173,8 @@ impl Door {
             return Ok(());
         }
         set_mode(&fd, kept)?;
-        // After a write the kernel asks again for size and times, but not for the mode. So it is
-        // told to forget them before the write is answered.
+        // After a write the kernel asks again for size and times, but not for the mode. So the door
+        // makes it forget them before it answers the write.
         if let Some(notices) = self.notices.get() {
             notices.forget_attributes(node.number);
         }

@@ -1,10 +1,11 @@
-// Marks on inodes of the catalogue that they are of this pool's tree: the check of an NFS handle
-// that no lookup has returned yet.
-//
-// A handle is a number that a client could make up, and the catalogue's file system has other
-// inodes: Rushes' own, and maybe another program's. Directories are followed up to the tree's root.
-// A regular file has its layout from the moment it is made; every other inode has an attribute with
-// the pool's id.
+// SPDX-License-Identifier: Apache-2.0
+//! Marks on inodes of the catalogue that they are of this pool's tree: the check of an NFS handle
+//! that no lookup has returned yet.
+//!
+//! A handle is a number that a client could make up, and the catalogue's file system has other
+//! inodes: Rushes' own, and maybe another program's. Directories are followed up to the tree's
+//! root. A regular file has its layout from the moment it is made; every other inode has an
+//! attribute with the pool's id.
 
 use crate::door::Door;
 use crate::kernel::answer::Answer;

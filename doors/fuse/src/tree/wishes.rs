@@ -66,8 +66,8 @@ impl Door {
         Some(folder.strip_prefix(tree).ok()?.join(name))
     }
 
-    /// EINVAL for an invalid value of that attribute, or for one that the pool cannot meet; the log
-    /// says why.
+    /// EINVAL for an invalid value of that attribute; the log says why. It also says if the pool
+    /// cannot meet a valid one.
     pub(crate) fn must_be_wish(&self, name: &OsStr, value: &[u8]) -> Answer<()> {
         if name != WISH_ATTRIBUTE {
             return Ok(());
