@@ -182,7 +182,7 @@ pub struct Report {
     pub scenario: String,
     /// Seed of the run.
     pub seed: u64,
-    /// Players that started.
+    /// Players that asked.
     pub players: u64,
     /// Players promised from their first frame on.
     pub promised: u64,

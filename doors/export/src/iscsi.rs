@@ -266,8 +266,8 @@ impl DiskExport {
     }
 }
 
-/// Makes an empty, locked file beside `path`, and returns its name. Removes one that a killed
-/// process left first, with the space that it has.
+/// Makes an empty, locked file beside `path`, and returns its name. First removes one that a killed
+/// process left, with the space that it has.
 ///
 /// Errors   Refused when another process makes it at this moment
 fn unfinished(path: &Path) -> Result<(PathBuf, OwnedFd), ExportError> {

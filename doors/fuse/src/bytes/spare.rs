@@ -118,8 +118,8 @@ enum Need {
 }
 
 impl Spares {
-    /// Sets the pool and the daemon's engine, which learn of each that is closed, and the lines in
-    /// which threads wait for disks.
+    /// Sets the pool, the lines in which threads wait for disks, and the daemon's engine, which
+    /// learns of each one that is closed.
     pub(crate) fn set_helpers(&self, pool: &Arc<Pool>, lines: &Arc<Lines>, engine: &Arc<Engine>) {
         // Once, when the door is made.
         let _ = self.helpers.set(Helpers {

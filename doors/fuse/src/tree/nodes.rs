@@ -8,8 +8,8 @@
 //! often. Native file systems use numbers again; the generation, folded from the handle, tells the
 //! kernel.
 //!
-//! Lock order: a shard of the table, then `Recent::ring`, then `Node::descriptor`; take
-//! `Node::file` with none of them held.
+//! Lock order: a shard of the table, then `Nodes::ring`, then `Node::descriptor`; take `Node::file`
+//! with none of them held.
 
 use crate::bytes::descriptors::Descriptors;
 use crate::bytes::files::FileSlot;
