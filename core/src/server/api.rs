@@ -29,8 +29,8 @@ pub struct Limits {
     pub read_bytes_max: u64,
     /// Longest single device request; longer fetches go down in such chunks.
     pub chunk_bytes_max: u64,
-    /// Files that are known at once, which the driver holds open: beyond that none is kept that
-    /// nobody uses.
+    /// Files that the server knows at once; the driver holds them open. Above this number the
+    /// server forgets files that nothing uses.
     pub file_count_max: u32,
     /// Frames of a sequence opened ahead of the player.
     pub sequence_ahead_max: u32,
@@ -69,32 +69,33 @@ pub struct Policy {
     /// Start-up time that a contract assumes of a player: byte *x* is due at first read + this + x
     /// / rate.
     pub preroll: Duration,
-    /// A seat that has nothing open keeps its promise for so long behind its last read.
+    /// How long after its last read a seat keeps a contract whose handle is closed.
     pub pause: Duration,
     /// Part of every device kept free by admission, in thousandths.
     pub margin_permille: u32,
-    /// False: no pattern is recognised, nothing is fetched ahead, no contract is made (for
-    /// ablation).
+    /// False, for ablation runs: the server recognises no pattern, fetches nothing ahead and makes
+    /// no contract.
     pub analyser: bool,
-    /// Make contracts for streams whose rate was only observed (no rule, no header).
+    /// Make contracts for streams whose rate comes from their cadence alone, without a rule or a
+    /// header.
     pub contracts_from_cadence: bool,
-    /// Make contracts from what a container's header says.
+    /// Make contracts from the rate in a container's header.
     pub contracts_from_header: bool,
-    /// An acknowledged byte is on its device so long after at the latest, when the device can.
-    /// Zero: the driver ends as soon as it is.
+    /// The longest time from the acknowledgement of a byte until its device has it, if the device
+    /// keeps up. Zero: the driver ends as soon as the devices have all bytes.
     pub write_age: Duration,
-    /// False: no gap is bridged, neither reading nor writing (for ablation).
+    /// False, for ablation runs: the server bridges no gap, neither reading nor writing.
     pub coalesce: bool,
-    /// A file that is read and may be changed by others is looked at so often: not every change is
-    /// told of.
+    /// How often the server looks at the version of a file that is read and that others may change:
+    /// not every change is reported.
     pub look_every: Duration,
-    /// A read is not answered from the cache when the last look is older than this, and than the
-    /// read.
+    /// The server does not answer a read from the cache when its last look at the file is older
+    /// than this, and older than the read.
     pub look_age: Duration,
 }
 
 impl Policy {
-    /// The driver ends, and waits only until nothing is its alone.
+    /// The driver ends, and waits only until no byte is in its memory alone.
     pub(super) fn ends(&self) -> bool {
         self.write_age == Duration::ZERO
     }
@@ -118,17 +119,17 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// Headers are read for their rates.
+    /// The server reads headers for their rates.
     pub(super) fn reads_headers(&self) -> bool {
         self.analyser && self.contracts_from_header
     }
 }
 
-/// A write past the kernel's cache ends well, and the kernel then tells of something that it could
-/// not keep. That need be no disk's fault: it says the same when somebody writes to a page of the
-/// range through its cache at that moment; and a sync that is under way may be told instead. The
-/// bytes are written once more, the sync is asked for again, and nobody is told, unless it is so
-/// for so many in a row.
+/// How many such errors in a row count: the kernel may report bytes of the file that it could not
+/// keep after a write past its cache that succeeded. That need be no disk's fault: it reports the
+/// same when a program writes to a page of the range through its cache at that moment, and a sync
+/// under way may get the error instead. Until the errors are so many the server writes the bytes
+/// once more, asks for the sync again, and tells no client.
 pub const LOST_IN_A_ROW: u8 = 3;
 
 /// A run of a file that is contiguous on its device.
@@ -174,7 +175,8 @@ pub enum RateHint {
 /// How a file may be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WriteWay {
-    /// By the client on its own descriptor; the server is told afterwards ([`Event::Changed`]).
+    /// By the client on its own descriptor; its door reports the write afterwards
+    /// ([`Event::Changed`]).
     #[default]
     Through,
     /// Through a lane: its blocks can be reserved, and stay where they are when they are written.
@@ -184,8 +186,7 @@ pub enum WriteWay {
 /// The facts that the driver found out about a file when it was opened.
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub struct FileFacts {
-    /// The driver's name for it: the same as long as the file is not forgotten
-    /// ([`Action::Forget`]).
+    /// The driver's name for it: the same until the file is forgotten ([`Action::Forget`]).
     pub file: FileId,
     /// Its device and inode.
     pub key: FileKey,
@@ -193,23 +194,24 @@ pub struct FileFacts {
     pub device: DeviceId,
     /// Its length.
     pub size: ByteCount,
-    /// Changes whenever the file changed without us (ctime).
+    /// The ctime: it moves with each change of the file, also one past us.
     pub version: u64,
-    /// It became so just before it was looked at: another change may have the same version, or this
-    /// one may not be over.
+    /// The version was set just before the driver looked: another change may have the same version,
+    /// or this one may not be over.
     pub is_fresh: bool,
     /// Where its bytes are; ascending, may have holes, empty when unknown.
     pub extents: Vec<Extent>,
     /// From a rule or its header.
     pub hint: Option<RateHint>,
-    /// It may have a header that says it, and nobody has read that ([`Action::ReadHeader`]).
+    /// It may have a header with its rate, and the driver has not read that
+    /// ([`Action::ReadHeader`]).
     pub is_header_unread: bool,
-    /// How it may be written. None: nobody has looked; the way found before counts.
+    /// How it may be written. None: the driver has not looked; the way found before counts.
     pub way: Option<WriteWay>,
-    /// Nobody writes to it but clients of ours: no other program, through no other door.
+    /// Only clients of ours write to it: no other program does, through no other door.
     pub is_exclusive: bool,
-    /// Others may have written bytes to it that its device does not have yet. Not so when it has a
-    /// length at most, and no blocks.
+    /// Others may have written bytes to it that its device does not have yet. False for a file
+    /// without blocks, even if it has a length.
     pub has_unwritten: bool,
 }
 
@@ -224,8 +226,8 @@ pub struct SessionLabel {
     pub client: String,
 }
 
-/// The user at the other end of one handle, where the session itself does not say it: a pool's
-/// mount has one session for everybody.
+/// The user at the other end of one handle, where the session itself does not name one: a pool's
+/// mount has one session for all clients.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Station {
     /// User.
@@ -254,7 +256,7 @@ impl Errno {
     /// No space left for this user.
     pub const QUOTA: Errno = Errno(122);
 
-    /// There is no room, for this user or for anybody.
+    /// There is no room, for this user or for all.
     pub fn is_full(self) -> bool {
         self == Errno::NO_SPACE || self == Errno::QUOTA
     }
@@ -273,31 +275,31 @@ impl Errno {
 )]
 #[derive(Clone, Debug, PartialEq, Hash)]
 pub enum Event {
-    /// A device exists; before any file on it. Once more: it was measured anew, and what was
-    /// learned of it is void.
+    /// A device exists; comes before any file on it. For a known device: it was measured anew, and
+    /// the corrections learned of it are void.
     DeviceAdded {
         device: DeviceId,
         model: DeviceModel,
     },
-    /// Limits stay; these changed.
+    /// These settings changed; limits stay.
     PolicyChanged(Policy),
-    /// The driver stops, and puts out its sessions itself. A client that has not noticed that yet
-    /// goes on copying the bytes that it was answered: buffers in the hands of such a session are
-    /// used for nothing else any more.
+    /// The driver stops, and ends its sessions itself. A client that has not noticed that yet goes
+    /// on copying the bytes of its answers, so the server never uses the buffers in the hands of
+    /// such a session again.
     Stopping,
     /// A client connected.
     SessionOpened {
         session: SessionId,
         label: SessionLabel,
     },
-    /// It is one of several of the door of a pool: the names in it are of files of the pool's one
-    /// tree, on any member, so that a reader of a sequence reads it in all of them.
+    /// The session is one of several of a pool's door: the names in it are of files of the pool's
+    /// one tree, on any member, so that a reader of a sequence reads it in all of them.
     SessionOfPool {
         session: SessionId,
         pool: PoolNumber,
     },
-    /// It went, or was put out: its handles, pins and waiting reads are void, but for the pins
-    /// after [`Event::Stopping`]. In-flight I/O is not.
+    /// The session ended, by itself or by the driver: its handles, pins and waiting reads are void,
+    /// but for the pins after [`Event::Stopping`]. In-flight I/O is not.
     SessionClosed { session: SessionId },
     /// A client named a file, or the object that has a part of it; the driver is finding out about
     /// it. Reads may follow at once.
@@ -307,7 +309,7 @@ pub enum Event {
         path: String,
         part: FilePart,
     },
-    /// It found out. Err: this file is not served; the client does its own I/O.
+    /// The driver found out. Err: this file is not served; the client does its own I/O.
     Opened {
         session: SessionId,
         handle: HandleId,
@@ -331,7 +333,7 @@ pub enum Event {
         session: SessionId,
         request: RequestId,
     },
-    /// Memory that a session may write to, or that a former daemon left (no session then).
+    /// Memory that a session may write to; without a session, memory that a former daemon left.
     LaneAdded {
         lane: LaneId,
         session: Option<SessionId>,
@@ -339,8 +341,8 @@ pub enum Event {
         /// Records that its table has room for.
         record_count: u32,
     },
-    /// A record that a former daemon published in a lane's table, in order of publication: its
-    /// piece is still to be written, or has no pages any more ([`Action::Spent`]; no runs then).
+    /// A record that a former daemon published in a lane's table, in order of publication. Its
+    /// piece is not written yet; or it has no pages any more, after [`Action::Spent`], and no runs.
     Recovered {
         lane: LaneId,
         record: u32,
@@ -348,11 +350,11 @@ pub enum Event {
         range: ByteRange,
         runs: Runs,
     },
-    /// All that was left has been told: lanes that hold nothing of it can go.
+    /// The driver has passed on all records that were left: lanes that hold none of them can go.
     RecoveryEnded,
-    /// More of what a former daemon left will be told, of files that could not be had before:
-    /// [`Event::Recovered`] of each piece, then [`Event::RecoveryEnded`]. Until then nothing is
-    /// sent to a device.
+    /// The driver will pass on more records of a former daemon, of files that it could not open
+    /// before: an [`Event::Recovered`] for each piece, then [`Event::RecoveryEnded`]. Until then
+    /// the server writes nothing to a device.
     RecoveryBegun,
     /// The client wants to write.
     WriteBegin {
@@ -362,68 +364,71 @@ pub enum Event {
         range: ByteRange,
         sent: Instant,
     },
-    /// It has put the bytes where it was told; it waits for the reply.
+    /// The client has put the bytes into its grant; it waits for the reply.
     WriteEnd {
         session: SessionId,
         request: RequestId,
     },
-    /// It will not: its grant is void.
+    /// The client will not write: its grant is void.
     WriteAbort {
         session: SessionId,
         request: RequestId,
     },
-    /// The client waits until all that was acknowledged of the file is on stable storage.
+    /// The client waits until all acknowledged bytes of the file are on stable storage.
     Sync {
         session: SessionId,
         handle: HandleId,
         request: RequestId,
     },
-    /// A client is about to change a file on its own descriptor, in a way that leads past its bytes
-    /// (truncate, copy on the server). It waits until the file has everything, and nothing is
-    /// granted until its [`Event::Changed`].
+    /// A client is about to change a file on its own descriptor, past the bytes in lanes: by a
+    /// truncate, or a copy on the server. It waits until the file has all its bytes, and the server
+    /// grants none of the file until the client's [`Event::Changed`].
     Hold {
         session: SessionId,
         request: RequestId,
         key: FileKey,
     },
-    /// This record of a lane that a former server left is told later ([`Event::Recovered`]): its
-    /// file cannot be had yet. After the lane's [`Event::LaneAdded`].
+    /// The driver passes on this record of a lane that a former server left later
+    /// ([`Event::Recovered`]): it cannot open the file yet. Comes after the lane's
+    /// [`Event::LaneAdded`].
     RecordKept { lane: LaneId, record: u32 },
     /// Answer to [`Action::Reserve`]: where all of the file's bytes are now.
     Reserved {
         file: FileId,
         result: Result<Vec<Extent>, Errno>,
     },
-    /// Blocks were reserved for this file by a former server, or when it was known before, and not
-    /// given back; a client that is not known may have it open. After its [`Event::Opened`].
+    /// A former server, or this one when it knew the file before, reserved blocks for this file and
+    /// did not give them back; an unknown client may have it open. Comes after the file's
+    /// [`Event::Opened`].
     HasReserve { file: FileId },
-    /// An [`Action::Fill`] of this slot failed: its bytes are nobody's. Right after the step that
-    /// asked for it; the driver has failed all that the step made of the slot.
+    /// An [`Action::Fill`] of this slot failed: its bytes are no file's. Comes right after the step
+    /// that asked for it; the driver has failed all that the step made of the slot.
     Unfilled { slot: SlotIndex },
     /// Answer to [`Action::Clean`] and to [`Action::Trim`]: the file's times are right, and our own
     /// changes to it have made it this version.
     Settled { file: FileId, version: u64 },
-    /// Answer to [`Action::Sync`] and [`Action::WriteOut`]; [`Errno::AGAIN`]: it was not tried.
+    /// Answer to [`Action::Sync`] and [`Action::WriteOut`]; [`Errno::AGAIN`]: the driver did not
+    /// try.
     Synced {
         file: FileId,
         result: Result<(), Errno>,
     },
-    /// The same in its place: it has failed, which may be no disk's fault, since a write past the
-    /// kernel's cache met the file there meanwhile (see [`LOST_IN_A_ROW`]). Nobody will be told of
-    /// that error again.
+    /// In place of [`Event::Synced`]: the sync failed, which may be no disk's fault, since a write
+    /// past the kernel's cache met pages of the file there meanwhile (see [`LOST_IN_A_ROW`]). The
+    /// kernel reports that error to nobody again.
     SyncDoubted { file: FileId, errno: Errno },
     /// Answer to [`Action::Flush`].
     Flushed { device: DeviceId, outcome: Flushed },
-    /// Bytes of a file were changed beside the cache, by a client that waits for the reply. All of
-    /// the range was written, so that the file is as long at least; one to the end of all files may
-    /// have changed its length and blocks as well.
+    /// A client changed bytes of a file beside the cache, and waits for the reply. It wrote all of
+    /// the range, so that the file is as long at least; with a range to the end of all files it may
+    /// have changed the length and blocks as well.
     Changed {
         session: SessionId,
         request: RequestId,
         key: FileKey,
         range: ByteRange,
-        /// Bytes of it may wait in the kernel's cache. Not so when its length or blocks alone were
-        /// changed.
+        /// Bytes of the range may wait in the kernel's cache. False if only the length or blocks of
+        /// the file changed.
         has_bytes: bool,
     },
     /// A file has lost its last name, or is about to; the client waits for the reply.
@@ -432,15 +437,15 @@ pub enum Event {
         request: RequestId,
         key: FileKey,
     },
-    /// Somebody else changed a file (fanotify).
+    /// A program past our doors changed a file (fanotify).
     ForeignChange { key: FileKey },
     /// A file has lost its last name beside all doors.
     Unlinked {
         /// Which one.
         key: FileKey,
     },
-    /// The descriptor of a file is to be closed: the file goes with its last use, after its bytes,
-    /// and is not kept for its cached bytes.
+    /// The driver wants to close the descriptor of a file: the server forgets the file with its
+    /// last use, after its bytes are written, and does not keep it for its cached bytes.
     LetGo {
         /// Which one.
         key: FileKey,
@@ -459,8 +464,7 @@ pub enum Event {
         name: String,
         facts: Result<FileFacts, Errno>,
     },
-    /// Answer to [`Action::AskPool`]. Err: there is no such file, or it is none that could be
-    /// fetched ahead.
+    /// Answer to [`Action::AskPool`]. Err: there is no such file, or it cannot be fetched ahead.
     PoolFileOpened {
         pool: PoolNumber,
         path: String,
@@ -473,38 +477,38 @@ pub enum Event {
         requests_per_kilosecond: u64,
         rate: BytesPerSecond,
     },
-    /// A file's rate became known after it was opened: its header was read, or read again
-    /// ([`Action::ReadHeader`]). None: it does not say, or not any more.
+    /// A file's rate became known after it was opened: the driver read its header, or read it again
+    /// ([`Action::ReadHeader`]). None: the header has no rate, or has none any more.
     Hint {
         file: FileId,
         hint: Option<RateHint>,
     },
-    /// A device request ended; Ok is how many bytes it gave (short at the end of the file).
+    /// A device request ended. Ok: its bytes, fewer than asked for at the end of the file.
     IoDone {
         io: IoId,
         result: Result<ByteCount, Errno>,
     },
-    /// The kernel took, or may have taken, this write into its cache, although past it was asked.
-    /// Right before its [`Event::IoDone`]. Some: and there it could not write something of the
-    /// file, since that was last asked.
+    /// The kernel took, or may have taken, this write into its cache, although the request was to
+    /// go past it. Comes right before its [`Event::IoDone`]. Some: and the kernel failed to write
+    /// bytes of the file from there, since the driver last asked.
     FellBack { io: IoId, lost: Option<Errno> },
-    /// The kernel could not write something of a file that it had in its cache, and has told the
-    /// driver, which it will not tell again. Asked behind each read of a file with such bytes,
-    /// before its [`Event::IoDone`]: the kernel may have let go of bytes that it could not write,
-    /// and shown older ones of the device.
+    /// The kernel could not write bytes of a file from its cache, and has reported that to the
+    /// driver, which it does only once. The driver asks behind each read of a file with such bytes,
+    /// before its [`Event::IoDone`]: the kernel may have dropped bytes that it could not write, and
+    /// returned older ones of the device.
     NotKept { file: FileId, errno: Errno },
-    /// The instant asked for by [`Action::Wake`] has come. Any other does no harm.
+    /// The instant asked for by [`Action::Wake`] has come. A timer at any other does no harm.
     Timer,
-    /// The user of a handle became known, or is another by now; for the ledger alone.
+    /// The user of a handle became known, or is another now; for the ledger alone.
     Stationed {
         session: SessionId,
         handle: HandleId,
         station: Station,
     },
-    /// The driver could not open a file, or let anybody in, since it has too many open: some that
-    /// nobody uses are forgotten.
+    /// The driver could not open a file, or accept a client, since it has too many descriptors
+    /// open: the server forgets some of the files that nothing uses.
     Crowded,
-    /// It has more open than it should: so many that nobody uses are forgotten.
+    /// The driver has more files open than it should: the server forgets so many that nothing uses.
     Overfull { count: u32 },
     /// The bytes of a device request that is about to end came out of pages of the kernel's cache
     /// that the file system has not written yet. Right before its [`Event::IoDone`]. A program that
@@ -522,14 +526,14 @@ pub struct SlotRun {
     pub count: u32,
 }
 
-/// How a request is to be treated below us (the I/O priority).
+/// The I/O priority of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IoClass {
     /// Belongs to a contract.
     RealTime,
     /// Does not.
     BestEffort,
-    /// Only when nobody else wants the device.
+    /// Only when no other request wants the device.
     Idle,
 }
 
@@ -546,8 +550,8 @@ pub struct IoRead {
     pub range: ByteRange,
     /// Where to: the first byte goes to `range.start % slot_bytes` of the first slot.
     pub slots: SlotRun,
-    /// Through the kernel's cache, which may have bytes that it could not write and has told nobody
-    /// of yet.
+    /// Through the kernel's cache, which may have bytes that it could not write and has not
+    /// reported yet.
     pub buffered: bool,
     /// Priority.
     pub class: IoClass,
@@ -561,10 +565,10 @@ pub const NO_RECORD: u32 = u32::MAX;
 /// Bytes of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LanePart {
-    /// Which lane.
+    /// The lane.
     pub lane: LaneId,
-    /// Which of its records they belong to; [`NO_RECORD`]: they were on their device once, as far
-    /// as was known, and its table has had no free record for them since.
+    /// The record that they belong to; [`NO_RECORD`]: they were on their device once, as far as was
+    /// known, and the table has had no free record for them since.
     pub record: u32,
     /// Where they begin. Units: bytes from the start of the lane.
     pub offset: u64,
@@ -577,11 +581,11 @@ pub struct LanePart {
 pub enum WritePart {
     /// Bytes that the device does not have yet.
     Lane(LanePart),
-    /// Bytes that lie between, out of a buffer: the device has them already.
+    /// Bytes of a gap, out of a buffer: the device has them already.
     Slot {
-        /// Which buffer. Nobody changes it until the write has ended.
+        /// The buffer. Its bytes do not change until the write has ended.
         slot: SlotIndex,
-        /// Where in it they begin. Units: bytes.
+        /// Where the bytes begin in it. Units: bytes.
         offset: u32,
         /// How many.
         length: u32,
@@ -651,7 +655,7 @@ pub enum Outcome {
         runs: Runs,
         first_offset: u32,
         length: ByteCount,
-        /// Of its lane, that it will have when it is published.
+        /// The record of its lane that the piece will have when it is published.
         record: u32,
     },
     /// An error for the application.
@@ -663,11 +667,11 @@ pub enum Outcome {
 /// The outcome of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flushed {
-    /// All that was in the drive's memory is on its medium.
+    /// The medium has all that was in the drive's memory.
     Done,
-    /// Not now: it may be asked again.
+    /// Not now: the server may ask again.
     Later,
-    /// Nothing of the kind can be asked of this device.
+    /// This device cannot be asked to flush.
     Never,
 }
 
@@ -684,9 +688,9 @@ pub enum Action {
         request: RequestId,
         outcome: Outcome,
     },
-    /// Read the header of a file, if it has one: nobody has yet, or it is another than when that
-    /// was done. Answer with [`Event::Hint`]. `size`: as it was acknowledged, even if the file
-    /// system has another.
+    /// Read the header of a file, if it has one: the driver has not read it yet, or the file is
+    /// another than when it did. Answer with [`Event::Hint`]. `size`: the acknowledged length, even
+    /// if the file system has another.
     ReadHeader { file: FileId, size: ByteCount },
     /// Read from a device.
     Submit(IoRead),
@@ -705,8 +709,8 @@ pub enum Action {
         length: u32,
     },
     /// Publish a piece in the table of its lane, before anything that follows: from now on it will
-    /// be written, even if a process dies. `request`: the write that it belongs to; None: nobody
-    /// waits for it, it seemed to be on its device already.
+    /// be written, even if a process dies. `request`: the write that it belongs to; None: no client
+    /// waits for it, its device seemed to have it already.
     Publish {
         lane: LaneId,
         record: u32,
@@ -715,55 +719,54 @@ pub enum Action {
         runs: Runs,
         request: Option<RequestId>,
     },
-    /// A piece needs its pages no more, but its record stays: it hides part of an older one that is
-    /// still to be written.
+    /// A piece needs its pages no more, but its record stays: it hides part of an older piece that
+    /// is not written yet, or tells a later server that the file's time is not set yet.
     Spent { lane: LaneId, record: u32 },
-    /// Strike a piece from the table of its lane: it is on its device, or nobody wants it any more.
+    /// Strike a piece from the table of its lane: its device has it, or nothing needs it any more.
     Strike { lane: LaneId, record: u32 },
     /// These pages of a lane are not in use and need no memory.
     GiveMemoryBack { lane: LaneId, run: PageRun },
     /// The session that a lane belonged to is gone, and so is everything in it.
     LaneDone { lane: LaneId },
-    /// The file has bytes that the file system does not have: to observers behind doors it is so
-    /// long, and changed now.
+    /// The file has bytes that the file system does not have: doors show this length, and that it
+    /// changed now.
     Known { file: FileId, size: ByteCount },
-    /// It has none any more: the file system knows its length. Set its times, then
+    /// The file has no such bytes any more: the file system knows its length. Set its times, then
     /// [`Event::Settled`].
     Clean { file: FileId },
-    /// Reserve blocks for `needed`, and onward to `wished_end` if that is easy.
+    /// Reserve blocks for `needed`, and as far as `wished_end` if that is easy.
     Reserve {
         file: FileId,
         needed: ByteRange,
         wished_end: u64,
     },
-    /// Put all that was written of the file on stable storage.
+    /// Make all written bytes of the file durable.
     Sync { file: FileId },
-    /// Have the kernel write what it has of the file in its cache, and no more, on the descriptor
-    /// that [`Action::Sync`] has; then [`Event::Synced`].
+    /// Make the kernel write its cached pages of the file, and do no more, on the descriptor that
+    /// [`Action::Sync`] has; then [`Event::Synced`].
     WriteOut { file: FileId },
-    /// The drive shall bring what it took into a memory of its own to the medium; then
-    /// [`Event::Flushed`].
+    /// Flush the drive's volatile cache; then [`Event::Flushed`].
     Flush { device: DeviceId },
-    /// Nobody is writing to the file: give back what was reserved past its end, which is here; then
-    /// [`Event::Settled`].
+    /// No client is writing to the file: give back the blocks that were reserved past its end,
+    /// which is here; then [`Event::Settled`].
     Trim { file: FileId, size: ByteCount },
-    /// Open the regular file `name` in the folder of `beside` (beneath it, same mount, no
-    /// symlinks).
+    /// Open the regular file `name` in the folder of `beside`: beneath it, on the same mount,
+    /// without symlinks.
     OpenNeighbour { beside: FileId, name: String },
-    /// Ask the door of a pool for the file of this path in its tree, on whichever member it lies.
+    /// Ask the door of a pool for the file of this path in its tree, on any member.
     AskPool { pool: PoolNumber, path: String },
-    /// Say how long the file is now, and of which version.
+    /// Report the length and the version of the file now.
     Stat { file: FileId },
     /// The server has forgotten the file: close it. Its id may be reused.
     Forget { file: FileId },
     /// Send [`Event::Timer`] at this instant; replaces what was asked before.
     Wake { at: Instant },
     /// Bytes of the file may be in the kernel's cache alone, which may have to give them up; or
-    /// none are any more. Doors are told, so that nobody reads it past us until then.
+    /// none are any more. The driver tells the doors, so that no client reads it past us meanwhile.
     Loose { file: FileId, is_loose: bool },
 }
 
-/// Where [`super::Server::step`] puts what is to be done, in order. Reused from step to step.
+/// The actions of one [`super::Server::step`], in order. Reused from step to step.
 #[derive(Clone, Debug, Default, PartialEq, Hash)]
 pub struct Actions {
     /// In order.
@@ -835,33 +838,33 @@ impl Stage {
 /// One line of the ledger.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamRecord {
-    /// Which stream. When it has ended another one gets this number.
+    /// The stream. When it has ended another one gets this number.
     pub stream: StreamId,
-    /// How many lines the ledger had with this one: no two have the same.
+    /// How many lines the ledger had when this one began: no two have the same.
     pub number: u32,
     /// The session that it belongs to.
     pub session: SessionId,
     /// Share, user, client.
     pub label: SessionLabel,
-    /// Path as it was opened (a sequence: of its first frame).
+    /// Path as it was opened; of a sequence, that of its first frame.
     pub path: String,
-    /// Which part of that file.
+    /// The part of that file.
     pub part: FilePart,
     /// True for one file a frame.
     pub sequence: bool,
-    /// On which devices: one, but for a sequence of a pool.
+    /// Its devices: one, but for a sequence of a pool.
     pub devices: Vec<DeviceId>,
     /// Contract or not.
     pub standing: Standing,
     /// Rate and where it comes from, when known.
     pub rate: Option<(BytesPerSecond, RateSource)>,
-    /// Why it has no contract, if it was refused one; None: it was not, or has got one.
+    /// Why the device refused it a contract; None: it did not, or the stream has one now.
     pub refusal: Option<Refusal>,
     /// Reads of it so far.
     pub read_count: u64,
     /// Reads that were due by the player's clock, promised or not: a player at a known rate has one
-    /// from the first read of a run on. Reads that still wait or were never answered are among
-    /// them, so that they may be more than `read_count`.
+    /// from the first read of a run on. They include reads that still wait or were never answered,
+    /// so they may be more than `read_count`.
     pub due_count: u64,
     /// Of those, answered in time.
     pub on_time_count: u64,
@@ -879,7 +882,7 @@ pub struct StreamRecord {
     pub bytes: ByteCount,
     /// Reads answered without waiting for a device.
     pub hit_count: u64,
-    /// How long what is in the cache will last.
+    /// How long its bytes in the cache will last.
     pub ahead: Duration,
     /// True while a client holds it open.
     pub open: bool,
@@ -888,12 +891,12 @@ pub struct StreamRecord {
 /// The activity of a seat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SeatState {
-    /// Somebody reads.
+    /// The client reads.
     Plays,
-    /// Something is open, and nobody reads: longer than a preroll behind the last read, and what
-    /// was read is played.
+    /// Something is open, and the client does not read: its last read is more than a preroll ago,
+    /// and it has played the bytes that it read.
     Paused,
-    /// Nothing is open, and the seat keeps what it was promised.
+    /// Nothing is open, and the seat keeps its contracts.
     Away,
 }
 
@@ -909,16 +912,16 @@ pub struct PlayheadRecord {
     pub standing: Standing,
 }
 
-/// A promise that a seat has no place for now.
+/// A contract that a seat keeps after the close of its handle.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeptRecord {
-    /// Where.
+    /// On this device.
     pub device: DeviceId,
-    /// Of how much.
+    /// Its rate.
     pub rate: BytesPerSecond,
     /// The path that was played last.
     pub path: String,
-    /// How long it is kept, if nobody plays.
+    /// How long the seat still keeps it, if the client does not play.
     pub left: Duration,
 }
 
@@ -931,17 +934,17 @@ pub struct SeatRecord {
     pub label: SessionLabel,
     /// Its activity.
     pub state: SeatState,
-    /// The rate that it is promised, all together.
+    /// The rate of all its contracts together.
     pub promised: BytesPerSecond,
-    /// How long nobody has read.
+    /// How long the client has not read.
     pub silent: Duration,
     /// How much it reads at one place before it cuts to another, in the mean; None: it has not cut
     /// yet.
     pub run: Option<ByteCount>,
-    /// Where it plays: all places with a contract, and those without that are being read at a known
+    /// Where it plays: all places with a contract, and those without one that it reads at a known
     /// rate.
     pub playheads: Vec<PlayheadRecord>,
-    /// Promises that it has no place for.
+    /// Contracts that it keeps after the close of their handles.
     pub kept: Vec<KeptRecord>,
     /// Its lines in the ledger that are open, by number.
     pub streams: Vec<u32>,
@@ -950,7 +953,7 @@ pub struct SeatRecord {
 /// The activity of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceRecord {
-    /// Which.
+    /// The device.
     pub device: DeviceId,
     /// Its model as refined so far.
     pub model: DeviceModel,
@@ -958,21 +961,21 @@ pub struct DeviceRecord {
     pub contract_count: u32,
     /// The rate that they were promised.
     pub promised: BytesPerSecond,
-    /// Requests sent, bytes moved, by class (real time, best effort).
+    /// Requests sent, by class: real time, best effort.
     pub request_count: [u64; 2],
-    /// Bytes.
+    /// Bytes moved, by class.
     pub bytes: [ByteCount; 2],
     /// Requests that wrote.
     pub write_count: u64,
     /// Their bytes.
     pub written: ByteCount,
-    /// Of `written`, what the device had already: it lay between what was to be written.
+    /// Of `written`, the bytes that the device had already: they lay in gaps between the others.
     pub write_bridged: ByteCount,
-    /// Of `bytes`, what nobody had asked for: it lay between what was wanted.
+    /// Of `bytes`, those that no client had asked for: they lay in gaps between the others.
     pub read_bridged: ByteCount,
-    /// How often it was sent something, one request or several at once.
+    /// Turns in which it was sent something, one request or several at once.
     pub batch_count: u64,
-    /// How often it was told to write out what it had in a memory of its own.
+    /// Flushes of its volatile cache.
     pub flush_count: u64,
     /// Time it was busy.
     pub busy: Duration,
@@ -995,7 +998,7 @@ pub struct WriteRecord {
     pub write_count: u64,
     /// Writes left to the client.
     pub plain_count: u64,
-    /// Pieces of a former daemon that contradict each other, and are left where they are.
+    /// Pieces of a former daemon that contradict each other; they stay where they are.
     pub unclaimed_count: u64,
 }
 
@@ -1006,13 +1009,13 @@ pub struct CacheRecord {
     pub slot_count: u32,
     /// Never used or given back.
     pub free_count: u32,
-    /// Promised to streams (filled ahead of the player, or being filled).
+    /// Held for streams: filled ahead of the player, or being filled.
     pub held_count: u32,
-    /// In some client's hands now.
+    /// In the hands of clients now.
     pub pinned_count: u32,
-    /// Reads answered at once, and not.
+    /// Reads answered at once.
     pub hit_count: u64,
-    /// Not.
+    /// Reads that were not.
     pub miss_count: u64,
 }
 
@@ -1023,8 +1026,7 @@ pub struct Verdict {
     pub admitted: bool,
     /// A sentence with the reason that decides.
     pub reason: String,
-    /// How many more of that rate could be added (when not admitted: how many in all; at most
-    /// 1000).
+    /// How many more of that rate could be added; if not admitted, how many in all. At most 1000.
     pub more_count: u32,
     /// Bytes a second left for contracts at that rate's request size.
     pub left: BytesPerSecond,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A writer meets a full disk of which a part is only reserved: blocks behind the ends of files
-//! that nobody is writing to are given back, then the writer asks again (docs/decisions/0016).
+//! A writer meets a full disk of which a part is only reserved: files that no client is writing to
+//! give back the blocks behind their ends, then the writer asks again (docs/decisions/0016).
 //!
 //! Blocks reserved for a file that is being written stay: its recorder will need them in a moment.
 //! A file with dirty bytes can give nothing before it is written, since to give back is to cut it
@@ -18,15 +18,15 @@ pub(super) struct ReservedBlocks {
 }
 
 impl ReservedBlocks {
-    /// Its writes ask for no blocks for the moment.
+    /// The file waits for blocks of others: its writes ask for none meanwhile.
     pub(super) fn is_wanting(&self, file: FileId) -> bool {
         self.wanting.contains(&file)
     }
 }
 
 impl Server {
-    /// A write to `id` found no blocks. True: others give some back, and it is looked at again when
-    /// they have.
+    /// A write to `id` found no blocks. True: other files give some back, and the server retries
+    /// the write when they have.
     pub(super) fn make_room(&mut self, id: FileId, actions: &mut Actions) -> bool {
         let Some(device) = self.files.get(&id).map(|file| file.device) else {
             return false;
@@ -49,7 +49,7 @@ impl Server {
             self.reserved_blocks.giving.insert(giver);
             self.trim_if_left(giver, actions);
         }
-        // Those that were asked by another writer are waited for as well.
+        // Wait for the files that another writer has asked, too.
         let is_awaited = |giver: &FileId| {
             let file = self.files.get(giver);
             *giver != id && file.is_some_and(|file| file.device == device)
@@ -62,8 +62,8 @@ impl Server {
         wants
     }
 
-    /// Whether some of the awaited blocks have come, or will not: waiting writes ask once more.
-    /// Before a step ends.
+    /// Let the waiting writes ask once more if some of the awaited blocks have come, or will not.
+    /// Called before a step ends.
     pub(super) fn look_for_room(&mut self, actions: &mut Actions) {
         if self.reserved_blocks.giving.is_empty() {
             return;
@@ -92,8 +92,8 @@ impl Server {
 }
 
 impl File {
-    /// Nobody is writing to it, and what is reserved behind its end is ours to cut off once its
-    /// bytes are written.
+    /// No client is writing to it, and the server may cut off the blocks reserved behind its end
+    /// once its bytes are written.
     fn could_give(&self) -> bool {
         let writing = &self.writing;
         writing.is_reserved

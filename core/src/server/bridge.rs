@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Gaps that cost less than another request: read through, or written with what they hold already.
+//! Gaps that cost less than another request: read through, or written with the bytes that they
+//! hold.
 //!
-//! The trick is that a write needs no second copy of the bytes that lie between. A page of the
-//! cache is the device's page, with bytes that are not written yet laid over it; a page that is
-//! valid can be written as it is. Such a page, on its way, must never pass something newer. Ours
-//! cannot pass it: a commit makes the buffer an orphan (the flight has it pinned), and its
-//! write-back waits, since the flight's range has the gap in it. A writer beside us could; so gaps
-//! are written only in files that are ours alone (docs/decisions/0018). The choice of the next one
-//! is not made here.
+//! The trick is that a write needs no second copy of the bytes in a gap. A page of the cache is the
+//! device's page, with bytes that are not written yet laid over it; a page that is valid can be
+//! written as it is. Such a page, on its way, must never overwrite newer bytes. Ours are safe: a
+//! commit makes the buffer an orphan, since the flight has it pinned, and the write-back of the new
+//! bytes waits, since the flight's range has the gap in it. Those of a writer beside us are not; so
+//! gaps are written only in files that are ours alone (docs/decisions/0018). Absent: the choice of
+//! the next request.
 
 use super::fetch::DEMANDS_WEIGHED;
 use super::state::*;
@@ -29,15 +30,15 @@ pub(super) struct Gathered {
 }
 
 impl Device {
-    /// Going over a gap costs this device less than another request behind it would.
+    /// Bridging a gap costs this device less than another request behind it would.
     pub(super) fn bridges(&self, writes: bool, gap: u64) -> bool {
         self.model.transfer_of(writes, gap) < self.model.another(writes, gap)
     }
 }
 
 impl Stream {
-    /// The bytes of `range`, which has brought it on by `done`, that it did not ask for. Units:
-    /// bytes.
+    /// The bytes of `range` that the stream did not ask for, if `range` has advanced it by `done`.
+    /// Units: bytes.
     pub(super) fn read_over(&self, range: ByteRange, done: u64) -> u64 {
         match self.flow {
             Flow::Strided { .. } if done > 0 => range.length.0.saturating_sub(done),
@@ -49,9 +50,10 @@ impl Stream {
 impl Server {
     // ---- Writing ----
 
-    /// Bytes between dirty ones of this file may be written with them: nobody else can have put
-    /// anything newer there. A session without a lane writes by itself and says so afterwards; a
-    /// holder does once it has its answer, and until then waits for all of it to be written.
+    /// Whether gaps between dirty bytes of this file may be written with them: no other writer can
+    /// have put newer bytes there. A session without a lane writes on its own descriptor and
+    /// reports it afterwards. So does a holder once it has its answer; until then it waits for all
+    /// of the file to be written.
     fn may_bridge(&self, file: &File) -> bool {
         let is_answered = |(_, request): &(SessionId, Option<RequestId>)| request.is_none();
         self.policy.coalesce
@@ -62,10 +64,10 @@ impl Server {
             && self.sessions.values().all(|session| session.lane.is_some())
     }
 
-    /// A request for `first` of a file, lengthened by what is dirty behind it as long as going over
-    /// what lies between costs less than another request. Never past a chunk, so that nobody waits
-    /// longer for the device than without; nor past what the file system knows of the file, nor
-    /// from one extent to the next.
+    /// A request for `first` of a file, lengthened by the dirty bytes behind it as long as the gap
+    /// between costs less than another request. Never past a chunk, so that no request waits longer
+    /// for the device than without; nor past the end that the file system knows, nor from one
+    /// extent to the next.
     pub(super) fn lengthened(&self, device: &Device, file: &File, first: ByteRange) -> ByteRange {
         let start = first.start.0;
         let chunk = self.limits.chunk_bytes_max / PAGE_BYTES * PAGE_BYTES;
@@ -95,7 +97,7 @@ impl Server {
         ByteRange::new(start, end - start)
     }
 
-    /// Every page of `range` (whole pages) is in the cache.
+    /// Every page of `range`, which is of whole pages, is in the cache.
     fn is_cached(&self, file: &File, range: ByteRange) -> bool {
         pages_of(range, self.slot_bytes()).all(|(number, pages)| {
             let pages = PageSet::run(pages.start, pages.end);
@@ -106,8 +108,8 @@ impl Server {
     }
 
     /// As much of `range`, from its start, as one request may be put together from. A run of memory
-    /// counts once, and once more when it begins within a page: somebody has to copy that page
-    /// together. Its first page goes always, from however many pieces.
+    /// counts once, and once more when it begins within a page: the sender has to copy that page
+    /// together. The first page always goes, from however many pieces.
     pub(super) fn within_parts(&self, file: &File, range: ByteRange, buffered: bool) -> ByteRange {
         let start = range.start.0;
         let first_page_end = (start / PAGE_BYTES + 1) * PAGE_BYTES;
@@ -141,7 +143,7 @@ impl Server {
                         count += 1 + u64::from(!at.is_multiple_of(PAGE_BYTES));
                     }
                     if count > count_max {
-                        // Not so far as into this page, nor to a gap that leads nowhere.
+                        // Stop before this page, and before a gap with no dirty bytes behind it.
                         let page = at / PAGE_BYTES * PAGE_BYTES;
                         let stop = if page > whole.start.0 { page } else { end };
                         let stop = stop.max(first_page_end).min(range.end());
@@ -156,8 +158,8 @@ impl Server {
         range
     }
 
-    /// Put together what is to be written of `range`: dirty bytes out of their lanes, everything
-    /// else out of the cache, where it stays until [`Server::let_go`].
+    /// Put together the bytes for a write of `range`: dirty ones out of their lanes, all others out
+    /// of the cache, where they stay until [`Server::let_go`].
     pub(super) fn gather(
         &mut self,
         id: FileId,
@@ -214,16 +216,16 @@ impl Server {
         gathered
     }
 
-    /// A write has ended: its buffers are the cache's again.
+    /// A write has ended: unpin its buffers.
     pub(super) fn let_go(&mut self, pins: &[SlotIndex]) {
         for &slot in pins {
             self.cache.unpin(slot);
         }
     }
 
-    /// Bytes that are about to be written go into buffers that are there for their neighbours: else
-    /// a file that is written here and there would be less and less in the cache, and its gaps
-    /// dearer with each turn.
+    /// Copy bytes that are about to be written into the buffers of their neighbours. Else the cache
+    /// would have less and less of a file that is written here and there, and its gaps would cost
+    /// more with each turn.
     pub(super) fn keep_written(&mut self, id: FileId, range: ByteRange, actions: &mut Actions) {
         let slot_bytes = self.slot_bytes();
         let is_scattered = range.length.0 < self.limits.chunk_bytes_max / PAGE_BYTES * PAGE_BYTES;
@@ -241,7 +243,7 @@ impl Server {
             })
             .collect();
         for part in known {
-            // All of it has its buffer, so there is nothing that could be short.
+            // All of it has its buffer, so no buffer can be lacking.
             self.compose(id, part, None, actions);
         }
     }
@@ -250,9 +252,9 @@ impl Server {
 impl Server {
     // ---- Reading ----
 
-    /// The range to read for a demand, with those behind it that cost less on the way than by
-    /// themselves; and how much of it nobody has asked for. A reader with a promise is not made to
-    /// wait for others.
+    /// The range to read for a demand, with the demands behind it that cost less in the same
+    /// request than by themselves; and how much of it no demand asked for. A reader under contract
+    /// does not wait for others.
     pub(super) fn with_those_behind(&self, device: &Device, first: &Demand) -> (ByteRange, u64) {
         let (start, mut end) = (first.range.start.0, first.range.end());
         let chunk = self.limits.chunk_bytes_max;
@@ -283,8 +285,8 @@ impl Server {
         (ByteRange::new(start, end - start), bridged)
     }
 
-    /// How many pieces of a strided stream are read at once, the gaps between them with them.
-    /// Units: bytes.
+    /// How many pieces of a strided stream one request of at most `bytes` reads, with the gaps
+    /// between them. Units of the arguments: bytes.
     pub(super) fn strides_at_once(&self, file: &File, stride: i64, piece: u64, bytes: u64) -> u64 {
         let Some(gap) = u64::try_from(stride)
             .ok()
@@ -318,7 +320,7 @@ fn next_whole(file: &File, range: ByteRange) -> Option<ByteRange> {
     None
 }
 
-/// The blocks that `range` (whole pages) has a part in, with their pages.
+/// The blocks in which `range`, which is of whole pages, has a part, with their pages.
 fn pages_of(range: ByteRange, slot_bytes: u64) -> impl Iterator<Item = (u64, Range<u32>)> {
     let numbers = range.start.0 / slot_bytes..range.end().div_ceil(slot_bytes);
     let pages_in = move |number: u64| {

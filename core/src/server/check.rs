@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether the server's state agrees with itself: each count with what it counts, each name with
-//! what it names.
+//! Whether the server's state agrees with itself: each count with the things counted, each name
+//! with the thing named.
 //!
-//! The daemon never asks: it is for the simulator and the random tests, which end with the first
-//! contradiction, long before it has become a wrong byte or a buffer that nobody gives back.
+//! The daemon never calls it: it is for the simulator and the random tests, which end with the
+//! first contradiction, long before it has become a wrong byte or a buffer that is never freed.
 
 use super::state::*;
 use super::*;
@@ -58,8 +58,8 @@ impl Odd {
 }
 
 impl Server {
-    /// The contradictions of the state, a sentence each; none: it agrees. To be asked between
-    /// steps. Takes time that grows with everything that is remembered.
+    /// The contradictions of the state, a sentence each; none: it agrees. Call it between steps.
+    /// The time that it takes grows with the state.
     pub fn check(&self) -> Vec<String> {
         let mut odd = Odd::default();
         self.check_buffers(&mut odd);
@@ -152,7 +152,7 @@ impl Server {
             + self
                 .pins
                 .keys()
-                // A client that was put out at the stop may still copy from them.
+                // A client whose session ended at the stop may still copy from them.
                 .filter(|(session, _)| !known(session) && !self.is_stopping)
                 .count()
             + self
@@ -361,8 +361,8 @@ impl Server {
         }
         let unused: BTreeSet<(u64, FileId)> = self.unused.iter().copied().collect();
         for (id, file) in &self.files {
-            // Of one that could not be forgotten at once nothing is cached any more; the request
-            // that it waits for sees to it.
+            // A file that could not be forgotten at once has nothing cached any more; the end of
+            // the request that it waits for forgets it.
             let is_idle = file.use_count == 0 && !file.blocks.is_empty();
             odd.holds(
                 !is_idle || unused.contains(&(file.unused_since, *id)),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A player's clock: the ledger measures lateness by it, promised or not.
 //!
-//! A run begins with its first read, and from then on each byte is due a preroll after the reader's
-//! clock comes to it. A schedule that was promised is another thing (see `flow.rs`): it begins when
-//! the promise is given, and begins again when that is taken away and given once more. Here only
-//! the reader moves the clock, by a pause; our own lateness never does.
+//! A run begins with its first read, and from then on each byte is due a preroll after the player's
+//! clock comes to it. The schedule of a contract is another one (see `flow.rs`): it begins when the
+//! contract is given, and again when it is given back after a withdrawal. Here only the reader
+//! moves the clock, by a pause; our own lateness never does.
 
 use crate::stream::CursorIndex;
 use crate::units::{ByteCount, BytesPerSecond, Duration, Instant};
@@ -15,7 +15,7 @@ const WIRE: Duration = Duration::from_ms(5);
 /// A run as its player's clock has it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PlayClock {
-    /// The cursor of the reads that it tells of; None: of a sequence.
+    /// The cursor of the run's reads; None: it is a sequence's run.
     pub cursor: Option<CursorIndex>,
     /// Where its first read began. Units: bytes of the file.
     pub origin: u64,
@@ -26,9 +26,9 @@ pub(super) struct PlayClock {
     /// When the first byte behind what was read so far is asked for, at the rate at which it is
     /// played.
     next: Instant,
-    /// So much time behind our answer to its last read the reader may take without pausing.
+    /// So long after our answer to its last read the reader may ask without having paused.
     wire: Duration,
-    /// The last answer was late, and when that was.
+    /// Whether the last answer was late, and when that was.
     was_late: bool,
     answered: Instant,
 }
@@ -47,10 +47,10 @@ impl PlayClock {
         }
     }
 
-    /// The clock of a run that the reader of this one has cut to. The reader plays on: as far as it
-    /// was behind through us when it left, it is behind there.
+    /// The clock of a run to which the reader of this one has cut. The reader plays on: the delay
+    /// that we had caused when it left carries over.
     ///
-    /// `run_min`  a reader of less at one place does not play it, and its clock begins there
+    /// `run_min`  a reader that read less at one place did not play it, and its clock begins anew
     pub(super) fn cut(
         &self,
         (cursor, origin): (CursorIndex, u64),
@@ -104,11 +104,11 @@ impl PlayClock {
     ///
     /// The delay of a reader that comes later than its clock says has two parts. The time that it
     /// waited for us never moves the clock. The time that it let pass before it asked moves the
-    /// clock by that much: its rate is a mean, and it may pause. Behind through us it asks at once,
-    /// or nearly, and then its clock stands: the wire and the reader's own machine take less than a
-    /// quarter of what it plays in a read, or, where reads are small, no more than [`WIRE`] and
-    /// than it plays in one. Once we were late, only a reader that takes a preroll's time to ask
-    /// has paused, and begins anew.
+    /// clock by that much: its rate is a mean, and it may pause. A reader that is behind through us
+    /// asks at once, or nearly, and its clock stands: the wire and the reader's own machine take
+    /// less than a quarter of the time that it plays in a read, or, where reads are small, no more
+    /// than [`WIRE`] and than that time. Once we were late, only a reader that takes a preroll's
+    /// time to ask has paused, and begins anew.
     pub(super) fn due(
         &mut self,
         (at, length): (u64, u64),
@@ -123,8 +123,8 @@ impl PlayClock {
         self.wire = rate.time_for(quarter).max(rate.time_for(whole).min(WIRE));
         let end = scheduled + rate.time_for(whole);
         let own = match is_alone && self.next.since(end) > Duration(preroll.0 / 2) {
-            // The reader goes back to bytes that it has read. Of several at once the furthest may
-            // be asked for first.
+            // The reader goes back to bytes that it has read. Of several reads at once the furthest
+            // may come first.
             true => behind,
             false => self.own(behind, arrived, is_alone, preroll),
         };
@@ -144,12 +144,12 @@ impl PlayClock {
 /// When a read is wanted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Due {
-    /// For the device: by a promise, or because it is presumed to be the beginning of one. NEVER:
+    /// For the device: by a contract, or because the read is presumed to begin one's play. NEVER:
     /// best effort.
     pub wanted: Instant,
-    /// As it is promised. NEVER: it is not.
+    /// By its contract. NEVER: it has none.
     pub promised: Instant,
-    /// By its player's clock. NEVER: nothing says that it is played, or at what rate.
+    /// By its player's clock. NEVER: the server does not know that it is played, or at what rate.
     pub played: Instant,
 }
 
@@ -160,7 +160,7 @@ impl Due {
         played: Instant::NEVER,
     };
 
-    /// By a contract's schedule (NEVER: without one) and its player's clock.
+    /// By a contract's schedule, NEVER without one, and by its player's clock.
     pub(super) fn of_stream(promised: Instant, played: Instant) -> Due {
         Due {
             wanted: promised,
@@ -258,7 +258,7 @@ mod tests {
             let due = due(&mut clock, second, second * 1000);
             clock.answered(at(second * 1000 + 900), due);
         }
-        // From there on nobody follows another run: it is where the reader was.
+        // The reader goes back to its second second: the clock begins anew there.
         assert_eq!(due(&mut clock, 1, 4000), at(4500));
         clock.answered(at(4900), at(4500));
         assert_eq!(due(&mut clock, 2, 5000), at(5500));

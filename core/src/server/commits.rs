@@ -46,7 +46,7 @@ impl Server {
         self.release(id, actions);
     }
 
-    /// The client has thought better of it.
+    /// The client gives its grant up.
     pub(super) fn write_abort(
         &mut self,
         session: SessionId,
@@ -58,7 +58,7 @@ impl Server {
         }
     }
 
-    /// A former daemon has published it, and it is told later.
+    /// A former daemon has published this record; the driver passes it on later.
     pub(super) fn record_kept(&mut self, lane: LaneId, record: u32) {
         if let Some(state) = self.lanes.get_mut(&lane)
             && state.records.contains(&record)
@@ -68,7 +68,7 @@ impl Server {
         }
     }
 
-    /// A former daemon has published it.
+    /// A former daemon has published this record.
     pub(super) fn recovered(
         &mut self,
         lane: LaneId,
@@ -91,7 +91,7 @@ impl Server {
                 let claimed = is_alone || shares_pages;
                 self.unclaimed_count += u64::from(!claimed);
                 state.records.retain(|&free| free != record);
-                // A piece that cannot be claimed stays where it is: its record is nobody else's.
+                // A piece that cannot be claimed stays where it is: no other piece gets its record.
                 if claimed {
                     state.kept.remove(&record);
                 } else if known {
@@ -120,7 +120,7 @@ impl Server {
         self.release(id, actions);
     }
 
-    /// The bytes of this record are on the device: older pieces have no say there.
+    /// The device has the bytes of this record: older pieces must not write over them.
     fn recover_spent(&mut self, grant: &Grant, actions: &mut Actions) {
         self.commit_count += 1;
         let piece = PieceKey(self.pieces.insert(Piece {
@@ -206,9 +206,9 @@ impl Server {
         if range.end() > file.size {
             self.resize(id, range.end());
         }
-        // Also when it does not grow: its time of change does.
+        // Also when the file does not grow: its time of change moves.
         self.make_known(id, actions);
-        // Not before: a file of which nothing else is left would be taken for clean.
+        // Not before: without the new bytes, a file with nothing else left would count as clean.
         self.discard_loose(id, range, actions);
         self.settle_released(&mut released, actions);
         self.released = released;
@@ -216,8 +216,8 @@ impl Server {
         self.retry_waiting(id, actions);
     }
 
-    /// Its device has, or had, something of it to write; that uses it. While the pieces that a
-    /// former daemon left are told it may be listed and have nothing dirty for a moment.
+    /// Enter the file in its device's list of writers, which counts as a use. While the driver
+    /// passes on the pieces of a former daemon a listed file may have nothing dirty for a moment.
     fn list_writer(&mut self, id: FileId) {
         if let Some(file) = self.files.get_mut(&id)
             && !file.writing.is_listed
@@ -229,8 +229,9 @@ impl Server {
         }
     }
 
-    /// Tell observers what a file with dirty bytes looks like. Also while its length is being found
-    /// out: that it has bytes which the file system has not must never be unknown.
+    /// Report the length of a file with dirty bytes to the doors. Also while the server is still
+    /// asking for its length: doors must always know that the file has bytes which the file system
+    /// lacks.
     pub(super) fn make_known(&mut self, id: FileId, actions: &mut Actions) {
         let now = self.now;
         if let Some(file) = self.files.get_mut(&id)
@@ -260,7 +261,7 @@ impl Server {
         self.release(grant.file, actions);
     }
 
-    /// The map has let go of bytes: pieces that nobody needs any more are struck.
+    /// The map has released bytes: strike the pieces that nothing needs any more.
     pub(super) fn settle_released(&mut self, released: &mut Vec<Released>, actions: &mut Actions) {
         for gone in released.drain(..) {
             let piece = self.pieces.get_mut(gone.piece.0);
@@ -276,8 +277,8 @@ impl Server {
         }
     }
 
-    /// A piece that nobody needs gives its pages back; and its record, unless a later server would
-    /// need to know that it came after an older one.
+    /// Give back the pages of a piece that nothing needs; and its record, unless a later server
+    /// would need to know that the piece came after an older one.
     pub(super) fn strike_if_done(&mut self, key: PieceKey, actions: &mut Actions) {
         let Some(piece) = self.pieces.get_mut(key.0) else {
             return;
@@ -318,8 +319,8 @@ impl Server {
         self.roomier();
     }
 
-    /// Its record goes too, unless it is the one by which a later server knows that the file's time
-    /// is still to be set.
+    /// Strike the piece's record too, unless a later server learns from it that the file's time is
+    /// not set yet.
     fn strike_or_remember(&mut self, key: PieceKey, actions: &mut Actions) {
         let Some(piece) = self.pieces.get(key.0) else {
             return;
@@ -334,7 +335,7 @@ impl Server {
         }
     }
 
-    /// The file system has the file's time.
+    /// The file system has the file's time: the record kept for it goes.
     pub(super) fn strike_remembered(&mut self, id: FileId, actions: &mut Actions) {
         let file = self.files.get_mut(&id);
         if let Some(key) = file.and_then(|file| file.writing.remembered.take()) {
@@ -342,7 +343,7 @@ impl Server {
         }
     }
 
-    /// Its record goes too.
+    /// Strike the piece's record too.
     fn strike(&mut self, key: PieceKey, actions: &mut Actions) {
         let Some(piece) = self.pieces.remove(key.0) else {
             return;
@@ -356,8 +357,8 @@ impl Server {
     }
 }
 
-/// Pieces of a file that have pages and share bytes with `newer` are hidden by it; also where they
-/// are on the device already: a later server knows nothing of that.
+/// Count `newer` as hiding the older pieces of its file that have pages and share bytes with it.
+/// Also pieces that are on the device already: a later server does not know that.
 fn note_hidden(
     pieces: &mut slab::Slab<Piece>,
     write_flights: &slab::Slab<WriteFlight>,
@@ -379,12 +380,12 @@ fn note_hidden(
             && older.range.overlaps(range)
             && !older.runs.as_slice().is_empty()
         {
-            // A later server does not learn of one without a record.
+            // A later server does not learn of a piece without a record.
             if older.record != NO_RECORD {
                 older.hidden_by.push(newer);
                 hides += 1;
             }
-            // Bytes on their way get there, or their file is one that fails.
+            // Bytes on their way reach the device, or their file fails.
             let first = older.range.start.0.max(range.start.0);
             let end = older.range.end().min(range.end());
             let has = |span: &Span| {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Contracts: what they may cost in buffers, admission, refusal, and the withdrawal of one when its
-//! device became too slow. `seats` moves them, `kept` keeps those of seats with nothing open.
+//! Contracts: their cost in buffers, admission, refusal, and the withdrawal of one when its device
+//! became too slow. `seats` moves them, `kept` keeps those whose handles are closed.
 
 use super::flow::SAFETY;
 use super::frames::Frames;
@@ -9,19 +9,19 @@ use super::*;
 use crate::sched::admission::{self, Player};
 use alloc::vec::Vec;
 
-/// Parts of a file that are read so far apart are not read together.
+/// Parts of a file whose last reads are further apart than this are not read together.
 const READ_TOGETHER: Duration = Duration::from_s(5);
 /// Largest buffers of one stream: more of them save no positioning worth having.
 const CAP_BYTES_MAX: u64 = 72 << 20;
-/// How often a device is looked at for having become too slow, and how long it must have been.
+/// How often the server checks whether a device became too slow, and how long it must have been so.
 const CAPACITY_CHECK: Duration = Duration::from_ms(250);
 const OVERLOAD_PATIENCE: Duration = Duration::from_s(1);
-/// How often streams that were refused ask again.
+/// How often refused streams ask again.
 const ASK_AGAIN: Duration = Duration::from_ms(500);
 
 impl Server {
-    /// The buffers that a stream of `rate` may keep when `promised` is promised in all: those that
-    /// it cannot do without, and by its rate a share of the rest. Units: bytes.
+    /// The buffers that a stream of `rate` may keep when all contracts together are `promised`:
+    /// those that it needs at least, and by its rate a share of the rest. Units: bytes.
     pub(super) fn cap_for(&self, rate: u64, promised: Promised) -> u64 {
         let least = self.least_buffers(rate);
         let spare = self
@@ -35,15 +35,15 @@ impl Server {
             .saturating_sub(self.edge_bytes())
     }
 
-    /// Buffers that may be promised; the rest is for what is read by best effort. Units: bytes.
+    /// Buffers that contracts may have; the rest is for best effort. Units: bytes.
     fn buffers_to_promise(&self) -> u64 {
         let slots = u64::from(self.limits.slot_count);
         let reserve = (slots / 8).max(8).min(slots / 2);
         (slots - reserve) * self.slot_bytes()
     }
 
-    /// Buffers without which a stream of `rate` cannot be served: two requests, and its edges. A
-    /// slow one's requests are short. Units: bytes.
+    /// The least buffers that serve a stream of `rate`: two requests, and its edges. Requests of a
+    /// slow stream are short. Units: bytes.
     pub(super) fn least_buffers(&self, rate: u64) -> u64 {
         let request = self
             .limits
@@ -57,7 +57,7 @@ impl Server {
         2 * self.slot_bytes()
     }
 
-    /// The promises with `count` more streams of `rate`.
+    /// The sum of all contracts with `count` more streams of `rate`.
     fn promised_with(&self, rate: u64, count: u64) -> Promised {
         let least = self.least_buffers(rate).saturating_mul(count);
         Promised {
@@ -69,7 +69,7 @@ impl Server {
         }
     }
 
-    /// Ask whether the stream can be promised its rate; enter it where it then belongs.
+    /// Ask admission for a contract for the stream; enter the stream where it then belongs.
     ///
     /// The parts of a striped file have contracts all together or not at all: when one asks, its
     /// refused parts ask with it, and if any is refused, those with a contract lose it.
@@ -84,7 +84,7 @@ impl Server {
                 stream.reanchor(self.now);
             }
         }
-        // Looked at first: a contract is not to be given and taken away again at each try.
+        // Check first: no retry may give a contract and take it away again.
         let no = refused.iter().find_map(|&one| {
             self.admission_of(one, None)
                 .err()
@@ -111,7 +111,7 @@ impl Server {
         }
     }
 
-    /// The other parts of a striped file, as its door reads them; those that can be followed.
+    /// The other parts of a striped file that its door reads and whose reads have a cursor.
     pub(super) fn siblings(&self, id: StreamId) -> Vec<StreamId> {
         let pool_of = |stream: &Stream| self.sessions.get(&stream.session)?.pool;
         let Some(stream) = self.streams.get(id.0).filter(|one| !one.part.is_whole()) else {
@@ -128,7 +128,7 @@ impl Server {
                 && pool_of(other) == Some(pool)
         };
         let all = || self.streams.iter().filter(|(_, other)| is_sibling(other));
-        // Of a file that went on over other disks the reader is in one stripe at a time.
+        // The reader of a file that went on over other disks is in one stripe at a time.
         let newest = all()
             .map(|(_, other)| other.last_read)
             .max()
@@ -155,14 +155,14 @@ impl Server {
             .filter(|_| stream.standing == Standing::Refused)
     }
 
-    /// Those of them that have a contract have none any more: another part of their file has none.
+    /// Those with a contract lose it: another part of their file has none.
     fn give_up_all(&mut self, all: &[StreamId], refusal: Refusal) {
         for id in self.only(all, Standing::Contract) {
             self.give_up(id, refusal);
         }
     }
 
-    /// No contract for a part of a file, though its own device may have room: it asks again there.
+    /// Refuse a part of a file, though its own device may have room: it asks again there.
     fn give_up(&mut self, id: StreamId, refusal: Refusal) {
         let Some(device) = self.streams.get(id.0).map(|stream| stream.device) else {
             return;
@@ -174,9 +174,9 @@ impl Server {
         self.refuse(id, device, refusal);
     }
 
-    /// The one place that grants a contract. A contract is not asked for again: it would be
-    /// reckoned twice. Refusals are in `refuse`, which runs at each retry as well, twice a second:
-    /// an event to be counted is the change of `standing`.
+    /// The one place that grants a contract. A stream with a contract does not ask again: it would
+    /// count twice. Refusals are in `refuse`, which runs at each retry as well, twice a second:
+    /// count changes of `standing`, not its calls.
     fn ask_alone(&mut self, id: StreamId) {
         let has_one = |stream: &Stream| stream.standing == Standing::Contract;
         if self.streams.get(id.0).is_none_or(has_one) {
@@ -222,8 +222,8 @@ impl Server {
         }
     }
 
-    /// The device cannot promise the stream its part: it has no contract (any more), and asks
-    /// again.
+    /// The device cannot promise the stream its part: the stream loses a contract that it has, and
+    /// asks again.
     fn refuse(&mut self, id: StreamId, device: DeviceId, refusal: Refusal) {
         self.resign(id);
         if let Some(stream) = self.streams.get_mut(id.0) {
@@ -237,7 +237,7 @@ impl Server {
     }
 
     /// Frames of a sequence lie on a device from which it was not fetched before. Under contract
-    /// the device is asked for its part: a sequence is promised as a whole, or not at all.
+    /// the server asks that device for its part: a sequence is promised as a whole, or not at all.
     pub(super) fn comes_to(&mut self, id: StreamId, device: DeviceId) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
@@ -257,7 +257,7 @@ impl Server {
         self.part_grows(id, device);
     }
 
-    /// A stream under contract needs more of a device than that was asked for.
+    /// A stream under contract needs more of a device than it asked for.
     pub(super) fn part_grows(&mut self, id: StreamId, device: DeviceId) {
         if let Err(refusal) = self.admission_on(id, device, self.promised, None) {
             self.refuse(id, device, refusal);
@@ -271,7 +271,7 @@ impl Server {
             return;
         };
         entry.forget(id);
-        // It asks where it is now.
+        // It asks on the devices where it is now.
         let was_refused = entry.refused.contains(&id);
         entry.refused.retain(|&other| other != id);
         self.retry_refused(device);
@@ -286,25 +286,25 @@ impl Server {
         self.streams.get(id.0)?.device_at(at)
     }
 
-    /// Nobody holds bytes that were fetched ahead without a contract: many may be gone again, and
-    /// each hole would be a promised read that goes at once, by itself. A contract begins where the
-    /// reader is; bytes that are still there are passed over and held. Returns up to where it had
-    /// been fetched.
+    /// Begin a contract where the reader is. No stream holds bytes that were fetched ahead without
+    /// a contract: many may be evicted, and each hole would be a promised read that goes at once,
+    /// by itself. Bytes that are still there are passed over and held. Returns up to where the
+    /// stream had been fetched.
     fn begin_at_reader(&mut self, id: StreamId) -> u64 {
         let Some(stream) = self.streams.get_mut(id.0) else {
             return 0;
         };
         let fetched = stream.fetched;
         if stream.standing != Standing::Contract && stream.frames.is_none() {
-            // Pieces are counted whole, and so are bytes that the reader has asked for: those are
-            // on their way to it.
+            // The count has whole pieces, and bytes that the reader has asked for: those are on
+            // their way to it.
             stream.fetched = stream.consumed.min(fetched);
         }
         fetched
     }
 
-    /// Whether each device that it is fetched from can promise its part, in place of a promise that
-    /// its seat keeps; else which cannot.
+    /// Whether each device that the stream is fetched from can promise its part, in place of the
+    /// kept contract `replaced`; else the device that cannot.
     fn admission_of(
         &self,
         id: StreamId,
@@ -383,8 +383,7 @@ impl Server {
             .as_ref()
             .is_some_and(Frames::goes_on_elsewhere)
         {
-            // Nobody knows yet how much of it lies here behind the frames that are open: it goes
-            // on.
+            // How much of it lies here behind the open frames is not known yet: it goes on.
             claim.left = u64::MAX;
         }
         let fetched = stream.fetched_on(device);
@@ -417,7 +416,7 @@ impl Server {
         admission::dry_run(&described, now, players, &mut Order::default())
     }
 
-    /// A stream turns away from where it was fetching: reads that rely on it are looked at again.
+    /// A stream stops fetching where it was: the server looks again at the reads that rely on it.
     pub(super) fn unsettle(&mut self, id: StreamId) {
         let waits = |stream: &Stream| stream.waiting_count > 0;
         if self.streams.get(id.0).is_some_and(waits) {
@@ -455,8 +454,8 @@ impl Server {
         self.enlist_background(id);
     }
 
-    /// A device that has become too slow for what was promised on it keeps most promises by
-    /// breaking one: the newest goes back to best effort, and is told so.
+    /// A device that became too slow for its contracts keeps most of them if it breaks one: the
+    /// newest stream goes back to best effort, as refused.
     pub(super) fn shed(&mut self, id: DeviceId) {
         let now = self.now;
         let Some(device) = self.devices.get(&id) else {
@@ -466,7 +465,7 @@ impl Server {
             return;
         }
         self.give_back_left(id);
-        // Kept promises cost the device nothing now.
+        // Kept contracts cost the device nothing now.
         let kept = self.kept.clone();
         let players = self.players(id, self.promised, &kept);
         let Some(device) = self.devices.get(&id) else {
@@ -485,8 +484,8 @@ impl Server {
         if now.since(device.overloaded_since) < OVERLOAD_PATIENCE {
             return;
         }
-        // Buffered bytes may outlast the slowness. A promise is broken when another would be, not
-        // before.
+        // Buffered bytes may outlast the slowness. Withdraw a contract when another would be late,
+        // not before.
         let described = device.described(now, &self.limits, &self.policy);
         if admission::in_time(&described, now, &players, &mut Order::default()) {
             return;
@@ -564,7 +563,7 @@ impl Server {
         } else {
             (0, count)
         };
-        // `low` fits, `high` does not (or is where we stop counting).
+        // `low` fits. `high` does not, or is where the count stops.
         while low + 1 < high {
             let middle = low + (high - low) / 2;
             if self.would_admit(now, device, rate, middle, size).is_ok() {
@@ -605,7 +604,8 @@ impl Server {
         let mut players = self.players(device, promised, &[]);
         let cap = self.cap_for(rate.0, promised);
         players.extend(self.writing_players(device));
-        // Questions are about streams that start one after another, as people do, a second apart.
+        // Questions are about streams that start one after another, a second apart, as people start
+        // them.
         for nth in 0..count {
             let start = now + Duration::from_s(nth);
             let lead = self.policy.preroll - SAFETY;

@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Copies, which need no promise: told from players by how far they get ahead.
+//! Copies, which need no contract: told from players by how far they get ahead.
 
 use super::*;
 use crate::stream::Lately;
 
-/// A reader that is ahead of the rate of its file by so much copies it, and does not play it: if it
-/// waits for us all the time, if it seldom waits for nothing, or if it goes on as fast as that,
-/// however often it pauses.
+/// How far ahead of the rate of its file a reader has to be to be a copy, and not a player: less if
+/// it waits for us all the time, more if it is seldom idle, most if it goes on as fast as that
+/// however often it pauses. Idle time in thousandths at most, ns ahead.
 const COPY_AHEAD: [(u64, i64); 3] = [
     (50, NS_PER_S as i64),
     (250, 3 * NS_PER_S as i64),
     (1000, 10 * NS_PER_S as i64),
 ];
-/// The same of a client that has never played, where another one was refused. Units: ns.
+/// The same for a client that has never played, where another one was refused. Units: ns.
 const DOUBTED_AHEAD: i64 = NS_PER_S as i64 / 4;
-/// Units: ns.
+/// A reader that waits for us counts as behind by so much at most. Units: ns.
 const AHEAD_OWED: i64 = 10 * NS_PER_S as i64;
-/// A player waits for nothing for so much of the time. Thousandths.
+/// A player is idle, with no read waiting, for so much of the time. Thousandths.
 const PLAYER_IDLE: u64 = 250;
-/// So often a reader is believed to play after all because it has fallen behind.
+/// So often a reader that has fallen behind counts as a player after all.
 const COPIED_MAX: u32 = 1;
 
 impl Server {
-    /// A copy takes all that it is given: it gets no contract, or loses it. The sign of a copy is
-    /// that it goes on getting ahead of the rate at which its file is played, and does not stop to
-    /// wait for anything. A player that fills its buffers looks the same until they are full; then
-    /// it waits for its clock, and gets its contract, or gets it back.
+    /// A copy takes all bandwidth that it can get: it gets no contract, or loses it. The sign of a
+    /// copy is that it goes on getting ahead of the rate at which its file is played, and does not
+    /// stop to wait for anything. A player that fills its buffers looks the same until they are
+    /// full; then it waits for its clock, and gets its contract, or gets it back.
     pub(super) fn tell_copy(&mut self, id: StreamId, length: ByteCount, lately: Option<Lately>) {
         let now = self.now;
         let Some(stream) = self.streams.get_mut(id.0) else {
@@ -36,7 +36,7 @@ impl Server {
             return;
         };
         let signed = |duration: Duration| i64::try_from(duration.0).unwrap_or(i64::MAX);
-        // A reader that is kept waiting for long is owed that much, and not more.
+        // A reader that waits for long is behind by that much, and not more.
         let floor = -AHEAD_OWED;
         stream.ahead_ns = stream
             .ahead_ns
@@ -70,7 +70,7 @@ impl Server {
         if is_copy == stream.is_copy {
             return;
         }
-        // Of a striped file all parts are read alike.
+        // The reader reads all parts of a striped file alike.
         let mut all = self.siblings(id);
         all.push(id);
         for &one in &all {
@@ -93,7 +93,7 @@ impl Server {
         }
     }
 
-    /// Whether nothing says yet that a client plays, while another one was refused on its device.
+    /// Whether the client has not shown yet that it plays, while its device refused another one.
     fn is_doubted(&mut self, session: SessionId, device: DeviceId, plays: bool) -> bool {
         let Some(entry) = self.sessions.get_mut(&session) else {
             return false;

@@ -7,7 +7,7 @@ use super::state::*;
 use super::*;
 use crate::sched::{RefinedModel, admission};
 
-/// A device that had nothing to do within so long keeps up.
+/// A device that had nothing to do within this time keeps up.
 const KEEPS_UP: Duration = Duration::from_s(2);
 
 /// The holder of a claim on a device.
@@ -24,21 +24,21 @@ pub(super) enum Visitor {
 pub(super) struct Device {
     pub model: RefinedModel,
     pub gaps: super::gaps::Gaps,
-    /// When nobody wanted anything of it, last (see [`Device::keeps_up`]).
+    /// When it last had nothing to do (see [`Device::keeps_up`]).
     pub satisfied_at: Instant,
     pub contracts: Vec<StreamId>,
     /// Streams that know their rate and were refused.
     pub refused: Vec<StreamId>,
     pub refused_asked: Instant,
     pub capacity_checked: Instant,
-    /// Since when it cannot do what was promised; NEVER: it can.
+    /// Since when it is too slow for its contracts; NEVER: it is not.
     pub overloaded_since: Instant,
     /// Files with bytes that it does not have yet.
     pub writers: VecDeque<FileId>,
-    /// As far as all writers to it without a claim have come. Units: bytes, counted up.
+    /// The progress that all waiting writers to it without a claim have reached. Units: bytes,
+    /// counted up.
     pub progress: u64,
-    /// The rates that writers keep to although they were held back, all together. Units: bytes a
-    /// second.
+    /// The rates that held-back writers keep to, all together. Units: bytes a second.
     pub kept_rate: u64,
     pub queue: Queue,
     pub visits: Visits,
@@ -57,27 +57,27 @@ pub(super) struct Queue {
     pub flight_bytes: u64,
     /// Sent since it last had nothing to do.
     pub batch_bytes: u64,
-    /// Little of it is promised, and everybody can wait a while.
+    /// At most half of its time is promised, and all deadlines can wait a while.
     pub is_at_ease: bool,
-    /// At ease it was sent a read that somebody without a promise waits for: nothing else before
-    /// that client has it, nor for a moment after.
+    /// At ease it was sent a read that a client without a contract waits for: nothing else goes to
+    /// it before that client has its bytes, nor for a moment after.
     pub is_awaited: bool,
     pub rests_until: Instant,
     pub flight_cost: Duration,
-    /// When each request with it is wanted.
+    /// The deadline of each request with it.
     pub flight_deadlines: Vec<Instant>,
     pub demands: VecDeque<Demand>,
     pub headers: UnreadHeaders,
-    /// Somebody wants the device and could not have it: look again without being asked.
+    /// A request could not go to the device: the timer looks at it again.
     pub blocked: bool,
     /// It could not get buffers.
     pub starved: bool,
 }
 
-/// The turns of those that are served at a device.
+/// The turns of the clients that a device serves.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Visits {
-    /// The claimant with the visit that goes on.
+    /// The claimant whose visit goes on.
     pub visitor: Option<Visitor>,
     /// The bytes that it got in this visit.
     pub given: u64,
@@ -90,8 +90,8 @@ pub(super) struct Visits {
     pub write_goes_on: Option<(FileId, u64)>,
     /// Written in this visit. Units: bytes.
     pub write_given: u64,
-    /// Of those without a promise, writers have their turn now, and so much of it they or the
-    /// readers had.
+    /// Whether the turn of requests without a contract or claim is the writers' now, or the
+    /// readers'; and the time that it has had.
     pub writers_turn: bool,
     pub turn_given: Duration,
 }
@@ -99,34 +99,33 @@ pub(super) struct Visits {
 /// Requests that ended since the model was last corrected.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Learning {
-    /// Of what ended since it last had nothing to do: cost by the calibration alone, and time
-    /// taken.
+    /// Of the requests that ended since it last had nothing to do: cost by the calibration alone,
+    /// and time taken.
     pub batch_calibrated: Duration,
     pub batch_taken: Duration,
-    /// Requests are learned from together until then, since some of them write; those that ended,
-    /// by the calibration and in truth.
+    /// Until then the model learns from requests in lots, since some of them write. Of those that
+    /// ended: their time by the calibration, and the time taken.
     pub mixed_until: Instant,
     pub mixed_calibrated: Duration,
     pub mixed_taken: Duration,
     pub mixed_count: u32,
-    /// Time that it was quicker than it can be: bytes in its memory, that it will write beside what
-    /// comes.
+    /// Time that it seems to have saved and still owes: bytes in its memory, which it will write
+    /// beside later requests.
     pub mixed_owed: Duration,
 }
 
 /// The volatile cache of a drive, as far as it can be known.
 #[derive(Clone, Debug)]
 pub(super) struct Medium {
-    /// Of a drive with a memory of its own: the bytes that it took since it was last told to flush.
-    /// Units: bytes.
+    /// Bytes that a drive with a volatile cache took since its last flush. Units: bytes.
     pub unflushed: u64,
-    /// When the medium will have that, as far as can be known.
+    /// When the medium will have those bytes, as far as can be known.
     pub free_at: Instant,
-    /// It is told to, since then.
+    /// Since when a flush is under way.
     pub flushing_since: Option<Instant>,
-    /// Nothing else was asked of it meanwhile.
+    /// No other request was with it meanwhile.
     pub flushes_alone: bool,
-    /// It can be told to.
+    /// It can flush.
     pub can_flush: bool,
 }
 
@@ -138,12 +137,13 @@ pub(super) struct Counts {
     /// Requests that wrote, and their bytes.
     pub write_count: u64,
     pub write_bytes: u64,
-    /// The parts of `bytes`, of both kinds, and of `write_bytes` that lay between wanted bytes.
+    /// The bytes of `bytes`, of both classes, and of `write_bytes` that lay in gaps between wanted
+    /// bytes.
     pub read_bridged: u64,
     pub write_bridged: u64,
     /// Turns in which it was sent something.
     pub batch_count: u64,
-    /// How often it was told to flush.
+    /// Flushes of its volatile cache.
     pub flush_count: u64,
     pub busy: Duration,
 }
@@ -160,18 +160,19 @@ impl Default for Medium {
     }
 }
 
-/// So long after a write requests are learned from together, and so many of them.
+/// How long after a write the model learns from requests in lots, and the time of a lot by the
+/// calibration.
 const MIXED_FOR: Duration = Duration::from_s(2);
 const MIXED_SPAN: Duration = Duration::from_s(2);
-/// The time of such a lot that is carried over to the next at most.
+/// The most of a lot's time that is carried over to the next.
 const MIXED_OWED: Duration = Duration::from_s(4);
-/// The time of writes that the medium is believed to have before it at most, and the part of it
-/// that counts when the next request is chosen.
+/// The most time of writes that the medium is believed to owe, and the most of it that counts when
+/// the server chooses the next request.
 const OWED_MAX: Duration = Duration::from_s(10);
 const OWED_COUNTED: Duration = Duration::from_s(2);
-/// Longer than that nobody waits for a flush.
+/// Requests wait for a flush no longer than this.
 const FLUSH_WAIT: Duration = Duration::from_s(2);
-/// Less than that is not worth a flush. Units: bytes.
+/// Fewer bytes are not worth a flush. Units: bytes.
 const FLUSH_BYTES: u64 = 4 << 20;
 
 impl Device {
@@ -196,7 +197,7 @@ impl Device {
         }
     }
 
-    /// False: it is flash, where order costs nothing.
+    /// Whether it positions. False: it is flash, where order costs nothing.
     pub(super) fn positions(&self) -> bool {
         self.model.base.read.fixed >= Duration::from_ms(1)
     }
@@ -230,13 +231,13 @@ impl Device {
         }
     }
 
-    /// It had nothing to do a moment ago: it is fast enough for all its readers, whether promised
-    /// or not.
+    /// It had nothing to do a moment ago: it is fast enough for all its readers, with contracts or
+    /// without.
     pub(super) fn keeps_up(&self, now: Instant) -> bool {
         now.since(self.satisfied_at) <= KEEPS_UP
     }
 
-    /// A promise goes from one stream to another, and is as old as it was.
+    /// Move a contract from one stream to another; it keeps its age.
     pub(super) fn move_promise(&mut self, from: StreamId, to: StreamId) {
         self.visits
             .background
@@ -252,7 +253,7 @@ impl Device {
         }
     }
 
-    /// It has none any more.
+    /// End a stream's contract.
     pub(super) fn break_promise(&mut self, id: StreamId) {
         self.contracts.retain(|&other| other != id);
         if self.visits.visitor == Some(Visitor::Reader(id)) {
@@ -260,13 +261,13 @@ impl Device {
         }
     }
 
-    /// The stream is not fetched from here any more.
+    /// The server fetches nothing for the stream from here any more.
     pub(super) fn forget(&mut self, id: StreamId) {
         self.break_promise(id);
         self.visits.background.retain(|&other| other != id);
     }
 
-    /// A claim was served; as long as it is the same one, that is one visit.
+    /// A claim was served; requests in a row for the same claimant are one visit.
     pub(super) fn visited(&mut self, who: Visitor, bytes: u64) {
         if self.visits.visitor != Some(who) {
             self.visits.visitor = Some(who);
@@ -275,7 +276,7 @@ impl Device {
         self.visits.given += bytes;
     }
 
-    /// A client without a promise was sent a request.
+    /// A request without a contract or claim was sent.
     pub(super) fn turn_taken(&mut self, writes: bool, cost: Duration) {
         if self.visits.writers_turn != writes {
             self.visits.writers_turn = writes;
@@ -284,10 +285,10 @@ impl Device {
         self.visits.turn_given += cost;
     }
 
-    /// A request took its time, or a few together. A drive that writes into a memory of its own
-    /// first is quick then and slow afterwards, when it brings that to the medium beside somebody
-    /// else's requests: only together they tell its speed. A drive that seems quicker than its
-    /// calibration is not: it still has to write the bytes in that memory.
+    /// Learn from the time that a request took, or a few together. A drive with a volatile cache is
+    /// quick at a write and slow afterwards, when it writes those bytes to the medium beside other
+    /// requests: only all of them together show its speed. A drive that seems quicker than its
+    /// calibration is not: it still has to write the bytes in its cache.
     pub(super) fn learn(
         &mut self,
         now: Instant,
@@ -314,7 +315,7 @@ impl Device {
         let count = u64::from(core::mem::take(&mut self.learning.mixed_count));
         let calibrated = core::mem::take(&mut self.learning.mixed_calibrated);
         let taken = core::mem::take(&mut self.learning.mixed_taken);
-        // The time that it saved it still owes.
+        // It still owes the time that it saved.
         let owed = (self.learning.mixed_owed + calibrated) - taken;
         let taken = (taken - self.learning.mixed_owed).max(calibrated);
         self.learning.mixed_owed = owed.min(MIXED_OWED);
@@ -324,27 +325,27 @@ impl Device {
         }
     }
 
-    /// It takes writes into a memory of its own and brings them to the medium later, beside what is
-    /// read then.
+    /// It takes writes into its volatile cache and writes them to the medium later, beside the
+    /// reads of that time.
     pub(super) fn defers_writes(&self) -> bool {
         self.positions() && self.model.has_memory()
     }
 
-    /// Time that the medium still needs for bytes that the drive has taken: a reader loses it.
+    /// Time that the medium still needs for bytes that the drive has taken: readers lose it.
     pub(super) fn owes(&self, now: Instant) -> Duration {
         self.medium.free_at.since(now)
     }
 
-    /// Before it is read from: it would go back and forth between what is read and what it has
-    /// still to write, at times of its own choosing. Told to write all that first it does so in one
-    /// go.
+    /// Whether to flush the drive before a read. Else it would go back and forth between the reads
+    /// and the bytes that it still has to write, at times of its own choosing; a flush writes them
+    /// all in one go.
     pub(super) fn is_to_flush(&self) -> bool {
         self.medium.can_flush
             && self.medium.flushing_since.is_none()
             && self.medium.unflushed >= FLUSH_BYTES
     }
 
-    /// A request took its time; `cost` was expected.
+    /// Reckon the medium's backlog after a request; its `cost` was expected.
     pub(super) fn count_for_medium(
         &mut self,
         now: Instant,
@@ -364,7 +365,8 @@ impl Device {
         }
     }
 
-    /// A flush is under way, and not for so long that it had better be forgotten.
+    /// Requests wait for a flush: one is under way, and not for so long that it is better
+    /// forgotten.
     pub(super) fn is_waited_for(&self, now: Instant) -> bool {
         self.medium
             .flushing_since
@@ -392,7 +394,7 @@ impl Device {
                 return;
             }
         }
-        // It may still have bytes that were sent meanwhile.
+        // The cache may still have bytes that were sent meanwhile.
         if self.medium.flushes_alone {
             self.medium.free_at = now;
             self.counts.busy += taken;
@@ -403,8 +405,8 @@ impl Device {
     }
 
     /// Whether the requests with it would be in time if one more of `bytes` went before all of
-    /// them: a device orders its queue by position, and a request that waits in it is overtaken for
-    /// as long as others come. A request that is late already is not waited for.
+    /// them: a device orders its queue by position, and others overtake a request that waits in it
+    /// for as long as they come. A request that is late already does not count.
     pub(super) fn may_be_overtaken(&self, now: Instant, bytes: u64) -> bool {
         let done = self.free_at(now);
         let overtaken = done + self.model.read(u64::MAX, bytes);
@@ -415,8 +417,8 @@ impl Device {
             .any(|&deadline| deadline >= done && deadline < overtaken)
     }
 
-    /// When it can turn to something else: where somebody reads, with all on the medium that it has
-    /// taken.
+    /// When it can turn to another request: if it has readers, not before the medium has the bytes
+    /// that the drive took.
     pub(super) fn turns_at(&self, now: Instant) -> Instant {
         let free_at = self.free_at(now);
         let is_read = !self.contracts.is_empty()
@@ -428,7 +430,7 @@ impl Device {
         }
     }
 
-    /// When everything sent to it will be done, at least now.
+    /// When all requests sent to it will be done, at least now.
     pub(super) fn free_at(&self, now: Instant) -> Instant {
         (self.queue.service_started + self.queue.flight_cost).max(now)
     }

@@ -27,17 +27,17 @@ pub(super) const DEMANDS_WEIGHED: usize = 64;
 /// A turn of writers or of readers, when nothing is promised to either and both want the device.
 const BEST_EFFORT_TURN: Duration = Duration::from_ms(200);
 
-/// Where somebody cuts, everybody can wait for so many chunks, and at most so much of each second
-/// of a device is promised, it is at ease: first frames go before bytes that are fetched ahead, and
-/// requests are a chunk's part in so many, so that a reader that cuts is not kept waiting. Each way
-/// back to the stream that was interrupted, and anything else that gets in between two requests,
-/// costs positioning, which is too dear where more is promised.
+/// A device is at ease where a reader cuts or a client without a contract waits, if all deadlines
+/// can wait for so many chunks and at most so much of each second is promised. First frames then go
+/// before bytes that are fetched ahead, and a request is a chunk's part in so many, so that a
+/// reader that cuts does not wait. Each way back to the interrupted stream, and each request that
+/// gets in between two others, costs positioning, which is too dear where more is promised.
 const EASE_CHUNKS: u64 = 4;
 const EASE_PROMISED: Duration = Duration::from_ms(500);
 const EASE_PART: u64 = 4;
 
-/// The next request outside the read-ahead of contracts. A demand may have a promise: a hole that
-/// its contract will not fetch.
+/// The next request outside the read-ahead of contracts. A demand may be under contract: a hole
+/// that its contract will not fetch.
 #[derive(Clone, Copy, Debug)]
 enum Turn {
     /// Index into the device's demands.
@@ -46,7 +46,7 @@ enum Turn {
     Write(NextWrite),
 }
 
-/// A claim, and what is sent for it.
+/// The holder of a claim; a writer with its next write.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Claimant {
     Reader(StreamId),
@@ -80,7 +80,7 @@ enum Run {
 }
 
 impl Server {
-    /// Send the device what it should have next.
+    /// Send the device its next requests.
     pub(super) fn pump(&mut self, id: DeviceId, actions: &mut Actions) {
         let before = self.devices.get(&id).map(Device::sent_count);
         self.send_all(id, actions);
@@ -107,8 +107,8 @@ impl Server {
                 return self.block(id);
             }
             if !self.has_room(device) {
-                // Requests that are waited for may become late, and are not waited for then,
-                // without anything happening.
+                // Requests with the device may become late, and hold nothing back then, without any
+                // event.
                 if !device.positions()
                     && device.queue.flight_bytes < 2 * self.limits.chunk_bytes_max
                 {
@@ -152,11 +152,11 @@ impl Server {
         }
     }
 
-    /// A chunk at most is with a device, and it is let run dry before the next: in that instant
-    /// other requests get in, as for the metadata of a file that somebody opens, which behind an
-    /// unbroken run of sequential requests would wait until the kernel's scheduler loses patience
-    /// (mq-deadline: 500 ms). It costs a turn of the event loop a chunk. A device without
-    /// positioning needs depth instead.
+    /// A device has at most a chunk, and runs dry before the next: in that instant requests of
+    /// others get in, such as those for the metadata of a file that a client opens. Behind an
+    /// unbroken run of sequential requests they would wait until the kernel's scheduler loses
+    /// patience, with mq-deadline for 500 ms. It costs a turn of the event loop a chunk. A device
+    /// without positioning needs depth instead.
     fn has_room(&self, device: &Device) -> bool {
         if !device.positions() {
             let chunk = self.limits.chunk_bytes_max;
@@ -178,7 +178,7 @@ impl Server {
         }
     }
 
-    /// Whether the drive is to bring to the medium what it has before this is read.
+    /// Whether to flush the drive before it serves this choice.
     fn flushes_before(&self, id: DeviceId, choice: Choice) -> bool {
         let Some(device) = self.devices.get(&id) else {
             return false;
@@ -195,8 +195,8 @@ impl Server {
         reads && device.is_to_flush() && self.may_wait(id, device, device.medium.free_at)
     }
 
-    /// Whether no reader that can still be in time is late when the device is left alone until
-    /// then.
+    /// Whether the device can be left alone until then without making a reader late that can still
+    /// be in time.
     fn may_wait(&self, device_id: DeviceId, device: &Device, until: Instant) -> bool {
         let one = device.model.read(u64::MAX, self.limits.chunk_bytes_max);
         // Others may be due as soon.
@@ -234,9 +234,9 @@ impl Server {
         self.weigh_writers(id, &mut claims, &mut claimants);
         let writer_count = claims.len();
         let best_effort = self.best_effort_claim(id);
-        // A promised read that its stream's fetching will not come to (a hole: evicted, changed,
-        // failed once) goes at once; there are few of them. Without a buffer nothing can be read,
-        // and writers go on.
+        // A promised read that its stream's fetching will not come to goes at once: a hole that was
+        // evicted, changed, or failed once. There are few of them. Without a buffer nothing can be
+        // read, and writers go on.
         let promised = self.devices.get(&id).is_some_and(|device| {
             !device.queue.starved
                 && device
@@ -260,7 +260,7 @@ impl Server {
                     claimants.push(Claimant::Reader(stream_id));
                 }
             }
-            // Of equals readers are first, and a world without writers is as it was.
+            // Among equals readers are first; without writers the order is unchanged.
             claims.rotate_left(writer_count);
             claimants.rotate_left(writer_count);
             let load = Load {
@@ -280,7 +280,7 @@ impl Server {
                 claims: &claims,
                 ..load
             };
-            // Sequences live on positioning, whose time is not counted there.
+            // Sequences live on positioning, whose time `leaves_gap` does not count.
             if !self.has_sequence(&claimants) {
                 gap = device.leaves_gap(self.now, &due, &mut order);
             }
@@ -313,7 +313,7 @@ impl Server {
             choice = match first {
                 _ if promised => Choice::BestEffort,
                 Some(first) => Choice::Stream(first),
-                // A read that is waited for goes before bytes that nobody waits for yet.
+                // A read that a client waits for goes before bytes that no client waits for yet.
                 None if is_at_ease && is_demanded => Choice::BestEffort,
                 None => choose(&wanted, &mut order),
             };
@@ -343,7 +343,7 @@ impl Server {
         choice
     }
 
-    /// The next one of the requests without a promise is for little, and its reader does not copy.
+    /// The next request without a contract is a short one, and its reader does not copy.
     fn is_little_demanded(&self, id: DeviceId, device: &Device) -> bool {
         let Some(Turn::Demand(index)) = self.best_effort_turn(id, device) else {
             return false;
@@ -356,9 +356,9 @@ impl Server {
         })
     }
 
-    /// Nothing is fetched ahead for a moment behind the first read after a cut: of a clip in
-    /// several files one is asked for after the other, and the next waits for a chunk ahead of
-    /// each. Returns until when, of the streams for which that is so.
+    /// Fetch nothing ahead for a moment after the first read behind a cut: a client asks for the
+    /// files of a clip one after the other, and the next would wait for a chunk ahead of each.
+    /// Returns the earliest end of such a moment; NEVER if there is none.
     fn let_rest(
         &self,
         background: Option<Instant>,
@@ -382,14 +382,14 @@ impl Server {
         until
     }
 
-    /// The same of streams without a promise.
+    /// The same for streams without a contract.
     fn background_rests_until(&self, device: &Device) -> Option<Instant> {
         let streams = device.visits.background.iter();
         let rests = streams.filter_map(|id| self.rests_until(self.streams.get(id.0)?));
         rests.min()
     }
 
-    /// Whether a reader with a promise has cut to its present place.
+    /// Whether a reader under contract has cut to its present place.
     fn is_cut_to(&self, claimants: &[Claimant]) -> bool {
         claimants.iter().any(|claimant| match claimant {
             Claimant::Reader(id) => {
@@ -448,7 +448,7 @@ impl Server {
             None => return false,
         };
         let deadline = stream.deadline(stream.fetched_on(device_id), self.now, preroll);
-        // The first frame comes sooner without what is behind it.
+        // The first frame comes sooner without the bytes behind it.
         let asked = stream.consumed.saturating_sub(stream.fetched);
         let bytes = match stream.awaits_first_frame() && asked > 0 {
             true => asked.min(chunk),
@@ -493,7 +493,8 @@ impl Server {
         }
     }
 
-    /// The next piece of a stream on a device: file, range of it, and how much `v` it is worth.
+    /// The next piece of a stream on a device: file, range of it, and by how much `v` it advances
+    /// the stream.
     fn next_piece(
         &self,
         stream: &Stream,
@@ -588,7 +589,7 @@ impl Server {
             return;
         };
         let stream = stream.filter(|stream| device.visits.background.contains(stream));
-        // Rounded out as far as it costs nothing to speak of against getting there.
+        // Round the range out as far as that costs next to nothing against positioning.
         let model = &device.model.base.read;
         let worth = model.rate.bytes_in(Duration(model.fixed.0 / 16)).0;
         let grain = PAGE_BYTES
@@ -635,8 +636,8 @@ impl Server {
             return false;
         }
         let fetched = stream.fetched_on(device);
-        // All that its reader has asked for was fetched, and went again: dropped since the file was
-        // changed, or evicted. The stream does not come back to it.
+        // All that its reader has asked for was fetched, and is gone again: dropped after a change
+        // of the file, or evicted. The stream does not come back to it.
         if fetched >= stream.consumed {
             return false;
         }
@@ -663,13 +664,13 @@ impl Server {
         }
     }
 
-    /// The next turn of the requests without a promise.
+    /// The next turn of the requests without a contract.
     fn best_effort_turn(&self, id: DeviceId, device: &Device) -> Option<Turn> {
         let reads = if device.queue.starved {
             None
         } else {
-            // A stream that is fetched ahead is to be visited itself: it waits for the end of
-            // another's visit, or both would be visited in pieces.
+            // A stream that is fetched ahead gets a visit of its own: it waits for the end of
+            // another's, or both would be visited in pieces.
             let visited = self.visited(id, device);
             self.pick_demand(device, visited)
                 .map(Turn::Demand)
@@ -681,7 +682,7 @@ impl Server {
         match (reads, self.next_write) {
             (Some(reads), _) if promised => Some(reads),
             (Some(reads), Some(write)) if write.is_wanted => {
-                // Both want it: each for so long that getting there costs little.
+                // Both want the device: each gets it for so long that positioning costs little.
                 let over = device.visits.turn_given >= BEST_EFFORT_TURN;
                 let writes = device.visits.writers_turn != over;
                 Some(if writes { Turn::Write(write) } else { reads })
@@ -694,8 +695,8 @@ impl Server {
     fn best_effort_claim(&mut self, id: DeviceId) -> Option<BestEffortClaim> {
         let device = self.devices.get(&id)?;
         let waited = self.now.since(device.visits.best_effort_served);
-        // A reader without a promise waits until the drive has done the writes that it only seems
-        // to have done.
+        // A reader without a contract waits until the medium has the writes that the drive only
+        // seems to have done.
         let owed = match device.medium.can_flush {
             true => Duration::ZERO,
             false => device.owes(self.now),
@@ -705,8 +706,7 @@ impl Server {
                 let distance = write.physical.abs_diff(device.queue.head);
                 return Some(BestEffortClaim {
                     cost: device.model.write(distance, write.range.length.0),
-                    // A write that goes only because nobody wants the device has no patience to
-                    // lose.
+                    // A write that goes only because the device is idle has no patience to lose.
                     waited: if write.is_wanted {
                         waited
                     } else {
@@ -749,8 +749,8 @@ impl Server {
         })
     }
 
-    /// The demand to serve: one whose patience is over or that was promised, else the nearest
-    /// ahead. While a stream is visited, not one of the streams that are next.
+    /// The demand to serve: one under contract, else one whose patience is over, else the nearest
+    /// ahead. While a stream is visited, demands of the other streams with visits wait.
     fn pick_demand(&self, device: &Device, visited: Option<StreamId>) -> Option<usize> {
         let promised = device.queue.demands.iter().map(|demand| demand.due).min()?;
         if promised != Instant::NEVER {
@@ -787,7 +787,7 @@ impl Server {
             .map(|(index, _)| index)
     }
 
-    /// The best-effort stream that is being visited, and wants more.
+    /// The best-effort stream whose visit goes on and that wants more.
     fn visited(&self, device_id: DeviceId, device: &Device) -> Option<StreamId> {
         let front = *device.visits.background.front()?;
         let wants =
@@ -837,7 +837,7 @@ impl Server {
             && self.next_place(stream, device_id, file).1 > 0
     }
 
-    /// Read-ahead without a promise never takes the last buffers.
+    /// Read-ahead without a contract never takes the last buffers.
     pub(super) fn has_buffers_to_spare(&self) -> bool {
         self.cache.takeable_count() > self.limits.slot_count / 32
     }
@@ -909,7 +909,7 @@ impl Server {
                 self.starve(id);
                 false
             }
-            // A read that waits for it is looked at again when that request ends.
+            // A read that waits for these bytes is looked at again when that request ends.
             Run::Busy => {
                 device.queue.demands.remove(index);
                 true
@@ -944,7 +944,8 @@ impl Server {
         };
         device.visits.visitor = None;
         let before = device.visits.background_given;
-        // Until the stream has had something: one that comes no further keeps nobody from a turn.
+        // Zero until the stream has got bytes: a stream that does not advance must not hold up
+        // another's turn.
         device.visits.background_given = 0;
         let Some((_, range, worth)) = piece else {
             return false;
@@ -975,8 +976,9 @@ impl Server {
 
     // ---- Requests ----
 
-    /// Have `range` of a file in the cache: skip what is there or on its way, send one request for
-    /// the first run that is not, as far as it is contiguous on its device and a chunk allows.
+    /// Bring `range` of a file into the cache: skip bytes that are there or on their way, and send
+    /// one request for the first run that is not, as far as it is contiguous on its device and a
+    /// chunk allows.
     fn fetch_run(
         &mut self,
         id: FileId,
@@ -1129,8 +1131,7 @@ impl Server {
             Flow::Reverse | Flow::Strided { .. } => stream.fetched.saturating_add(1),
         };
         if end <= stream.consumed.saturating_sub(stream.read_bytes) {
-            // A hole far behind the reader: nobody would let go of it again before the reader reads
-            // on.
+            // A hole far behind the reader: its slot would stay held until the reader reads on.
             return;
         }
         if stream.frames.is_none() && stream.held.back().is_some_and(|held| held.slot == slot) {
@@ -1255,7 +1256,7 @@ impl Server {
         }
     }
 
-    /// The key of a request in flight; None: it is none of now.
+    /// The key of a request in flight; None: it has ended.
     fn flight_of(&self, io: IoId) -> Option<u32> {
         let key = io.0 as u32;
         let flight = self.flights.get(key)?;
@@ -1314,9 +1315,10 @@ impl Server {
                 .extend(numbers.filter(|number| file.blocks.contains_key(number)));
         }
         match result {
-            // It need not have seen bytes that were written while it read.
+            // The request need not have seen bytes that were written while it read.
             Ok(_) if arrived_end < flight.range.end().min(size).min(flight.known_size) => {
-                // The file is shorter than we thought: ask before anybody is told.
+                // The file is shorter than we thought: ask for its size before a client gets an
+                // answer.
                 let expected = self
                     .files
                     .get_mut(&flight.file)
@@ -1333,8 +1335,8 @@ impl Server {
         self.touch(flight.device);
     }
 
-    /// A device that keeps giving less than the file's size says would be asked for ever: after the
-    /// second time a read fails.
+    /// A device that keeps returning less than the file's size would be asked for ever: a read that
+    /// counts more than three of those fails.
     fn short_read(&mut self, flight: &Flight, arrived_end: u64, actions: &mut Actions) {
         let missing = ByteRange::new(arrived_end, flight.range.end() - arrived_end);
         let Some(file) = self.files.get(&flight.file) else {
@@ -1361,7 +1363,7 @@ impl Server {
         }
     }
 
-    /// Slots that a failed request left without a single page are given back at once.
+    /// Give back at once the slots that a failed request left without a single page.
     fn empty_blocks(&mut self, flight: &Flight) {
         let slot_bytes = self.slot_bytes();
         let first = flight.range.start.0 / slot_bytes;
@@ -1391,7 +1393,7 @@ impl Server {
         self.device_served(flight.device, &served);
     }
 
-    /// A device has ended a request, whichever way it went.
+    /// A device has ended a request, well or not.
     pub(super) fn device_served(&mut self, id: DeviceId, flight: &Served) {
         let now = self.now;
         let Some(device) = self.devices.get_mut(&id) else {
@@ -1407,8 +1409,8 @@ impl Server {
         if let Some(place) = deadlines.iter().position(|&at| at == flight.deadline) {
             deadlines.swap_remove(place);
         }
-        // Of several requests a device that positions takes the nearest first: each by itself took
-        // anything, together they took what they took.
+        // A device that positions takes the nearest of several requests first: the time of each by
+        // itself says nothing, only that of all together.
         let wrote = flight.wrote;
         device.count_for_medium(now, flight, taken);
         device.learning.batch_calibrated += flight.calibrated;
@@ -1440,14 +1442,14 @@ pub(super) struct Served {
     pub wrote: bool,
 }
 
-/// Whether there is time on a device for what no deadline asks for.
+/// Whether a device has time for requests without a deadline.
 fn has_time(load: &Load<'_>, order: &mut Order) -> bool {
     load.promised_a_second() <= EASE_PROMISED
         && spare(load, order) >= load.model.transfer(load.chunk).times(EASE_CHUNKS)
 }
 
 impl Device {
-    /// A best-effort stream was given bytes: its visit goes on until it has had its share.
+    /// A best-effort stream got bytes: its visit goes on until it has had its share.
     fn visit(&mut self, id: StreamId, given: u64) {
         if self.visits.background.front() != Some(&id) {
             self.visits.background.retain(|&other| other != id);
