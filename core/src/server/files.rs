@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sessions, handles and files: opening, closing, and what happens to cached bytes when a file
-//! changes.
+//! Sessions, handles and files: opening and closing; and how a change of a file ends the validity
+//! of its cached bytes.
 
 use super::gaps::Gaps;
 use super::state::*;
@@ -11,7 +11,7 @@ use crate::stream::{Cadence, Recogniser};
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// Strangers' changes that a read waits out.
+/// A read waits out so many changes by other programs.
 const VOIDED_MAX: u8 = 4;
 /// The same where bytes of the file are loose.
 const LOOSE_VOIDED_MAX: u8 = 60;
@@ -24,8 +24,8 @@ impl Server {
         };
         device.model = RefinedModel::new(model);
         device.gaps = Gaps::default();
-        // Promises stay: a stream that cannot be kept by this model is found by the device's own
-        // times. There may be room for others.
+        // Contracts stay: the device's own times show which of them it cannot keep by this model.
+        // There may be room for others.
         device.refused_asked = Instant::ZERO;
         self.retry_refused(id);
         self.touch(id);
@@ -63,7 +63,7 @@ impl Server {
             .range((session, HandleId(0))..=(session, HandleId(u32::MAX)))
             .map(|((_, handle), _)| *handle)
             .collect();
-        // Reads first: nobody waits for them any more.
+        // Reads first: no client waits for them any more.
         let reads: Vec<u32> = self
             .reads
             .iter()
@@ -90,7 +90,8 @@ impl Server {
             .range((session, RequestId(0))..=(session, RequestId(u64::MAX)))
             .map(|((_, request), _)| *request)
             .collect();
-        // Its client may copy from these buffers, and does not know that it was put out.
+        // When the driver stops, the client may still copy from these buffers: it does not know
+        // that its session has ended.
         if !self.is_stopping {
             for request in pinned {
                 self.unpin(session, request);
@@ -165,7 +166,7 @@ impl Server {
             None => None,
         };
         let Some((waiting, asked)) = waiting else {
-            // Closed, or given up, while the driver was finding out.
+            // Closed, or given up, while the driver was looking.
             if let Ok(facts) = facts {
                 let file = self.adopt(facts, (0, None), actions);
                 self.release(file, actions);
@@ -230,7 +231,7 @@ impl Server {
         handle: HandleId,
         actions: &mut Actions,
     ) {
-        // The rate that a rule or a header tells is the handle's.
+        // The handle has the rate of a rule or a header, so the record comes first.
         let stream = self.handles.get(&(session, handle));
         let stream = stream.and_then(|entry| entry.stream);
         let record = stream.and_then(|id| self.record_of(id, false));
@@ -271,8 +272,8 @@ impl Server {
         }
     }
 
-    /// Know a file, with one more use of it, by what the driver found out since `change_count` was
-    /// `asked`, and since when.
+    /// Enter a file, or update it, from the facts that the driver found, and count one more use of
+    /// it. The driver began to look when `change_count` was `asked`, at `asked_at`.
     pub(super) fn adopt(
         &mut self,
         facts: FileFacts,
@@ -290,14 +291,14 @@ impl Server {
             version: facts.version,
             is_fresh: facts.is_fresh,
         };
-        // Of two looks at the same time nobody knows which saw the newer: the second to come need
-        // not be.
+        // Of two looks at the same time either may have seen the newer state: it need not be the
+        // second to come.
         let may_be_older = self.files.get(&id).is_some_and(|file| {
             let differs = found.version != file.version || facts.size.0 != file.writing.native_size;
             differs && asked_at.is_none_or(|at| at < file.looks.came)
         });
         let changed = match self.files.get_mut(&id) {
-            // The time of asking is not known of each one: that is no look then.
+            // Not every caller knows when the driver was asked: without that it is no look.
             Some(file) => file.looked_at(found, (asked_at.unwrap_or_default(), self.now), true),
             None => false,
         };
@@ -322,7 +323,7 @@ impl Server {
                 at: self.now,
                 came: self.now,
                 told: 0,
-                // Nobody knows the writer that made it so, or whether it is done.
+                // The writer that made the version is not known, nor whether it is done.
                 doubt: match facts.is_fresh {
                     true if facts.is_exclusive => Doubt::Last,
                     true => Doubt::Unknown,
@@ -346,7 +347,7 @@ impl Server {
             is_header_wanted: false,
             writing: Writing {
                 native_size: facts.size.0,
-                // Bytes that somebody writes while it is being opened may not be seen there.
+                // The facts may lack bytes that others write while the file is being opened.
                 others_changed: u64::from(facts.has_unwritten || self.change_count > asked),
                 mapped_end: u64::MAX,
                 holds,
@@ -360,26 +361,26 @@ impl Server {
                 file.writing.mapped_end = u64::MAX;
             }
         }
-        // A size that was looked for before this one was may be older.
+        // The answer to an earlier question may be older than this size.
         if let Some(asked) = &mut file.stat {
             asked.is_void |= changed || file.size != facts.size.0;
         }
         if let Some(way) = facts.way {
             file.way = way;
         }
-        // Once somebody else was seen to write, it stays so as long as the file is known.
+        // Once another program has written to it, it stays so as long as the file is known.
         file.is_exclusive &= facts.is_exclusive;
         // Bytes that were acknowledged and are not written yet lie past the end that the file
         // system knows.
         let length = facts.size.0.max(file.writing.dirty.end());
         let writes = !self.lanes.is_empty();
         if may_be_older || file.changed > asked || (is_new && writes && self.change_count > asked) {
-            // A change that we have answered for meanwhile may have moved its end: look again. Of a
-            // file that was forgotten meanwhile, and perhaps written back before, nobody knows
-            // whether it was this one that changed.
+            // A change that we have acknowledged meanwhile may have moved its end: look again. If
+            // the file was forgotten meanwhile, perhaps after it was written back, the count does
+            // not show whether the change was to this one.
             file.size_stale = true;
             if is_new || may_be_older {
-                // Nor whether it still has the blocks that were found.
+                // Nor whether it still has the blocks that the driver found.
                 file.writing.mapped_end = 0;
             }
         } else {
@@ -427,7 +428,7 @@ impl Server {
             return;
         }
         if self.is_recovering {
-            // The next piece that is told may be of it. See recovery_ended.
+            // The next piece of the recovery may be of it. See recovery_ended.
             return;
         }
         let (key, device) = (file.key, file.device);
@@ -448,7 +449,7 @@ impl Server {
         actions.list.push(Action::Forget { file: id });
     }
 
-    /// Bytes of a file were changed on its own descriptor.
+    /// A client or another program changed bytes of a file on its own descriptor.
     pub(super) fn changed(
         &mut self,
         key: FileKey,
@@ -456,7 +457,7 @@ impl Server {
         has_bytes: bool,
         actions: &mut Actions,
     ) {
-        // Also of a file that is not known: it may be just being opened.
+        // Also for an unknown file: the driver may be opening it now.
         self.change_count += 1;
         let Some(&id) = self.keys.get(&key) else {
             return;
@@ -468,7 +469,8 @@ impl Server {
         file.changed = self.change_count;
         if range.end() == u64::MAX {
             file.size_stale = true;
-            // It may have been cut: blocks that it had, or was about to have, may be another's.
+            // It may have been cut: blocks that it had, or was about to have, may be another
+            // file's.
             file.writing.mapped_end = file.writing.mapped_end.min(range.start.0);
             file.writing.is_reservation_void = file.writing.reserving.is_some();
         }
@@ -490,7 +492,7 @@ impl Server {
         self.retry_waiting(id, actions);
     }
 
-    /// It has its name, and those who read it next.
+    /// The file keeps its name, and may have readers later: its loose bytes are written first.
     pub(super) fn let_go_of(&mut self, key: FileKey, actions: &mut Actions) {
         let Some(&id) = self.keys.get(&key) else {
             return;
@@ -512,7 +514,8 @@ impl Server {
         if let Some(file) = self.files.get_mut(&id) {
             file.gone = true;
             if file.use_count == 1 && file.writing.is_loose {
-                // Nobody will ever look at it: its blocks are wanted back.
+                // The file has no readers any more: its loose bytes go, so that its blocks are
+                // freed.
                 return self.discard_loose(id, ByteRange::new(0, u64::MAX), actions);
             }
             if file.use_count == 0 {
@@ -522,15 +525,15 @@ impl Server {
         }
     }
 
-    /// Somebody else changed it: anything may be another, its length too. A stranger that does so
+    /// Another program changed it: any byte may differ, its length too. A program that does so
     /// again and again must not keep a reader waiting for ever for an answer that is still true
     /// when it comes: the kernel's cache has one.
     pub(super) fn foreign_change(&mut self, key: FileKey, actions: &mut Actions) {
         let known = self.keys.get(&key).and_then(|id| self.files.get(id));
         let waiting = known.map(|file| file.waiting.clone()).unwrap_or_default();
-        // It has none of bytes that are not written yet: the file may even end before them there.
-        // The kernel may have to give up loose bytes; a reader that waits for too long is left to
-        // it all the same, and its door holds the file first.
+        // The kernel's cache lacks bytes that are not written yet: its file may even end before
+        // them. The kernel may have to give up loose bytes; a reader that has waited too long is
+        // left to it all the same, and its door holds the file first.
         let is_clean = known.is_some_and(|file| file.writing.is_clean());
         let has_all = known.is_some_and(|file| file.writing.is_with_the_kernel());
         for read in waiting {
@@ -563,8 +566,8 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        // Changes that were answered for since it was asked count as much as what the driver saw,
-        // and so does what was acknowledged and is not written yet.
+        // Changes that we acknowledged since the question count as much as the driver's answer, and
+        // so do acknowledged bytes that are not written yet.
         let asked = file.stat.take().unwrap_or_default();
         let was_doubted =
             !asked.is_void && self.drop_what_was_cut(id, size_told.max(asked.length), actions);
@@ -574,16 +577,17 @@ impl Server {
         let size = size.max(file.writing.dirty.end()).max(asked.length);
         file.writing.native_size = size_told.max(asked.length);
         file.size_stale = asked.is_void;
-        // While a client of ours writes the file, its pages are not written yet because of that.
+        // While a client of ours writes the file, that is why its pages are not written yet.
         let is_quiet = file.is_quiet(self.now);
-        // A version we did not know: somebody changed the file, and may not have told us (yet).
+        // A version we did not know: the file was changed, and the change is perhaps not reported
+        // yet.
         if file.looked_at(found, (asked.at, self.now), false) {
             self.drop_blocks(id, 0, u64::MAX);
         } else if is_quiet {
             self.drop_changeable(id);
         }
         if asked.is_void {
-            // It is asked once more; until then this is nearer to what is there than what was known
+            // The server asks once more; until then this size is nearer to the truth than the one
             // before.
             if self.files.get(&id).is_some_and(|file| file.size != size) {
                 self.resize(id, size);
@@ -593,7 +597,7 @@ impl Server {
             self.advance_writes(id, actions);
             return self.forget_if_unused(id, actions);
         }
-        // Bytes that were written of it before lie within it, unless somebody has cut it.
+        // Bytes that were written of it before lie within it, unless another program has cut it.
         let native_end = size_told.max(asked.length);
         let cut = ByteRange::new(native_end, u64::MAX - native_end);
         self.discard_loose(id, cut, actions);

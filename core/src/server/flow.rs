@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How the server follows a reader with a stream. The promises are in `contracts`.
 //!
-//! A stream's place is counted in `v`: bytes in the order they are read, zero where the stream (or
-//! its last jump) began. Byte `v` is asked for at `anchor + v / rate` by a reader that keeps its
-//! rate, and is due a preroll later. Anything else that the reader does only ever moves the anchor:
+//! A stream's place is counted in `v`: bytes in the order they are read, zero where the stream, or
+//! its last jump, began. A reader that keeps its rate asks for byte `v` at `anchor + v / rate`, and
+//! the byte is due a preroll later. Anything else that the reader does only ever moves the anchor:
 //! a pause or a jump starts a new schedule, a late answer of ours does not.
 
 use super::clock::Due;
@@ -170,7 +170,7 @@ impl Server {
                 }
             }
             None => {
-                // A reader with a promise plays where it reads.
+                // A reader under contract plays where it reads.
                 let plays = stream.standing == Standing::Contract && pattern != Pattern::Random;
                 let presumed = plays.then_some(Flow::Forward);
                 if let Some(flow) = flow.or(presumed) {
@@ -192,7 +192,7 @@ impl Server {
         }
     }
 
-    /// The stream begins (again) at a read.
+    /// The stream begins at a read, for the first time or again.
     fn restart(
         &mut self,
         id: StreamId,
@@ -226,8 +226,8 @@ impl Server {
         self.enlist_background(id);
         self.touch(device);
         if was_contract {
-            // A jump is a move: the promise goes with the reader. Reads that wait at the place that
-            // was left are looked at again.
+            // A jump is a move: the contract goes with the reader. The server looks again at reads
+            // that wait at the place that was left.
             self.unsettle(id);
             self.retry_waiting(file, actions);
         }
@@ -346,7 +346,7 @@ impl Server {
         true
     }
 
-    /// Learn what the stream should be read at, and ask for its contract once.
+    /// Find the stream's rate, and ask for its contract once.
     fn settle_rate(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
@@ -379,7 +379,8 @@ impl Server {
             Some(RateHint::FramesPerKilosecond(..)) | None => None,
         };
         let known = known.or_else(|| {
-            // A twentieth on top: a promise must not run behind the reader it was learned from.
+            // A twentieth on top: a contract must not run behind the reader whose cadence gave its
+            // rate.
             let observed = entry
                 .cadence
                 .rate()
@@ -403,8 +404,8 @@ impl Server {
         }
     }
 
-    /// A header says another rate than the stream has, or none any more: at its next read it asks
-    /// for that.
+    /// A header says another rate than the stream has, or none any more: the stream asks for that
+    /// rate at its next read.
     pub(super) fn rate_told(&mut self, id: StreamId, hint: Option<RateHint>) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
@@ -429,7 +430,7 @@ impl Server {
         }
     }
 
-    /// It asks for no contract, and has none. Others may have what it had.
+    /// The stream gives up its contract, and asks for none. Others may have its room.
     pub(super) fn ask_no_more(&mut self, id: StreamId) {
         self.resign(id);
         if let Some(stream) = self.streams.get_mut(id.0) {
@@ -480,7 +481,7 @@ impl Server {
         let Some(stream) = self.streams.remove(id.0) else {
             return;
         };
-        // Its number will be another stream's: nobody keeps it.
+        // Another stream will get its number: no read keeps it.
         if stream.waiting_count > 0 {
             for (_, read) in self.reads.iter_mut() {
                 if read.stream == Some(id) {
@@ -563,7 +564,7 @@ impl Server {
             .saturating_mul(self.packing(stream))
             / 1000;
         let (offset, left) = self.next_place(stream, device, file);
-        // Buffers are kept for what the reader comes to next, wherever it lies.
+        // Buffers go to the bytes that the reader comes to next, on any device.
         let room = match &stream.frames {
             Some(frames) => frames
                 .lacking_before(device, stream.consumed.saturating_add(cap))
@@ -619,5 +620,5 @@ impl Server {
     }
 }
 
-/// Streams that ended and are still told about.
+/// Streams that ended and are still in the ledger.
 const CLOSED_COUNT_MAX: usize = 256;

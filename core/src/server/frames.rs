@@ -3,16 +3,16 @@
 //!
 //! The reader opens, reads and closes a file for every frame; the stream lives on between them. Its
 //! `v` runs through the frames in reading order, so that buffers, deadlines and admission are those
-//! of any other stream. Frames that come next are opened by the driver beside the one the reader
-//! has open, and fetched; they are served to a client only by its own open of the same inode, since
-//! every read goes through a handle of the client. A reader with several threads may have several
-//! frames open at once, and open them in any order: those behind the last one that it has come to
-//! stay until it has closed them.
+//! of any other stream. The driver opens the next frames beside the one that the reader has open,
+//! and the server fetches them. A client gets their bytes only by its own open of the same inode,
+//! since every read goes through a handle of the client. A reader with several threads may have
+//! several frames open at once, and open them in any order: those behind the last one that it has
+//! come to stay until it has closed them.
 //!
-//! On a pool the frames of one sequence lie on any of its members. Its stream is one, and its place
-//! in `v` is one; but each device is asked for its own frames by itself, in the order of `v`, so
-//! that one that is slow keeps nobody from fetching from the others. Each is charged the part of
-//! the rate that the frames have which lie there (docs/decisions/0034).
+//! On a pool the frames of one sequence lie on any of its members. It is one stream with one place
+//! in `v`; but each device is asked for its own frames by itself, in the order of `v`, so that a
+//! slow device does not hold up fetches from the others. Each is charged the part of the rate that
+//! its frames have (docs/decisions/0034).
 
 use super::clock::Due;
 use super::state::*;
@@ -24,12 +24,12 @@ use alloc::vec::Vec;
 
 /// Neighbours asked for at once, of one stream.
 const ASKED_MAX: usize = 16;
-/// Frames that a reader is believed to leave out at once.
+/// The most frames that a reader leaves out at once.
 const STEPS_MAX: i128 = 16;
 /// A sequence whose reader opened nothing for so long has ended.
 const SILENCE: Duration = Duration::from_s(10);
 
-/// So many frames, the last ones, tell how a sequence is spread over devices.
+/// The last so many frames show how a sequence is spread over devices.
 const LATELY_MAX: usize = 32;
 
 /// A device is asked again when its part of a sequence has become larger by so much. Thousandths of
@@ -64,33 +64,32 @@ pub(super) struct Folder {
     clips: Vec<ClipName>,
 }
 
-/// A file of a name like this was read as a clip is.
+/// A file with this ending was read like a clip.
 #[derive(Clone, Debug)]
 struct ClipName {
     ending: String,
-    /// So many, the last ones, were read as frames are.
+    /// How many of them in a row were read like frames, the last ones.
     framed_count: u32,
 }
 
 /// So many in a row are frames after all.
 const FRAMED_MAX: u32 = 8;
 
-/// Such endings of one folder.
+/// The most such endings of one folder.
 const CLIP_COUNT_MAX: usize = 16;
 
-/// So many frames in a row that nobody could open ahead, though their reader then opened them: it
-/// is not fetched ahead.
+/// After so many frames in a row that the driver could not open ahead, though their reader then
+/// opened them, the sequence counts as one that cannot be fetched ahead.
 const MISSED_MAX: u32 = 8;
 
 /// Readers at once in one folder of a pool: all clients of a mount are one owner.
 const POOL_READER_COUNT_MAX: usize = 64;
 
-/// So many frames behind the last one that its reader has come to are kept for the reader, as long
-/// as it has them open or has left them out.
+/// How many frames behind the last one that its reader has come to are kept, as long as the reader
+/// has them open or has left them out.
 const BEHIND_MAX: usize = 8;
 
-/// Folders of one owner that are watched for sequences; an indexer opens something in every one
-/// there is.
+/// Folders of one owner that are watched for sequences; an indexer opens files in all folders.
 const FOLDER_COUNT_MAX: usize = 64;
 
 /// A frame of a sequence that is open.
@@ -102,7 +101,7 @@ pub(super) struct Frame {
     /// `v` of its first byte.
     start: u64,
     size: u64,
-    /// So much of it, from its start on, was asked of its device. Units: bytes.
+    /// The bytes of it, from its start on, that its device was asked for. Units: bytes.
     fetched: u64,
     /// Handles that its reader has of it.
     handle_count: u32,
@@ -111,7 +110,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// One that nobody has asked for anything, nor come to.
+    /// A frame that the reader has not come to, and of which no device was asked for anything.
     fn new(number: u64, file: FileId, device: DeviceId, (start, size): (u64, u64)) -> Frame {
         Frame {
             number,
@@ -160,27 +159,26 @@ pub(super) struct Frames {
     folder: String,
     reader: usize,
     step: i64,
-    /// Where it is fetched from.
+    /// The devices that it is fetched from.
     devices: Vec<DeviceId>,
-    /// Of each of these, in thousandths, the part for which it was last asked.
+    /// For each of these, the part for which it was last asked. Thousandths.
     parts: Vec<u64>,
     /// Device and size of the frames opened lately; of all that are open, at least.
     lately: VecDeque<(DeviceId, u64)>,
     /// Frames opened, in reading order.
     open: VecDeque<Frame>,
-    /// Which of these is the last one that its reader has come to. The reader may still be in some
-    /// before it.
+    /// The last of these that its reader has come to. The reader may still be in some before it.
     at: usize,
     /// Neighbours that were asked for, in reading order.
     asked: VecDeque<(u64, Asked)>,
     /// The next one does not exist: ask again when the reader moves on.
     ended: bool,
-    /// The last one that was asked for did not exist. The next is asked for alone: a name that does
-    /// not exist is looked for on the disk.
+    /// The last one that was asked for did not exist. The next is asked for alone: the driver has
+    /// to look on the disk for a name that does not exist.
     is_doubtful: bool,
     /// Frames in a row that did not exist when they were asked for, and then were opened.
     missed_count: u32,
-    /// They are not to be had ahead (links, or frames that are only just being written): a contract
+    /// The driver cannot open frames ahead: they are links, or only just being written. A contract
     /// would promise nothing.
     is_blind: bool,
     cadence: Cadence,
@@ -205,13 +203,13 @@ impl Frames {
         self.open.back().map_or(0, Frame::end)
     }
 
-    /// Where frames of it lie.
+    /// The devices on which frames of it lie.
     pub(super) fn devices(&self) -> &[DeviceId] {
         &self.devices
     }
 
-    /// `v` of what a device is asked for next; where nothing of it is open, that comes after all
-    /// that is.
+    /// `v` of the next byte that a device is asked for; without an open frame there, the end of all
+    /// open ones.
     pub(super) fn next(&self, device: DeviceId) -> Option<u64> {
         let next = self.next_frame(device);
         match next {
@@ -254,7 +252,7 @@ impl Frames {
         }
     }
 
-    /// A device's part of `whole`: as much of it as frames lately had of their bytes there.
+    /// A device's part of `whole`: the part of their bytes that recent frames had there.
     pub(super) fn part_of(&self, device: DeviceId, whole: u64) -> u64 {
         if self.devices == [device] {
             return whole;
@@ -295,10 +293,10 @@ impl Frames {
         self.enter(self.open.len() - 1);
     }
 
-    /// Those that are passed go.
+    /// The frames that the reader has passed go.
     ///
-    /// `bytes_max`  of those behind the last one that are kept for a reader that has them open
-    /// still
+    /// `bytes_max`  of those behind the last one that are kept for a reader that still has them
+    ///              open
     fn pass(&mut self, bytes_max: u64) -> Vec<FileId> {
         let mut passed = Vec::new();
         let start = self.current().map_or(0, |frame| frame.start);
@@ -312,7 +310,7 @@ impl Frames {
         passed
     }
 
-    /// The frame that comes behind all that are open is the one with this number.
+    /// The number is that of the frame behind all that are open.
     fn is_next(&self, number: u64) -> bool {
         let last = self.open.back().map(|frame| frame.number);
         let next = last.and_then(|last| last.checked_add_signed(self.step));
@@ -320,8 +318,8 @@ impl Frames {
         next == Some(number) && asked.next().is_none_or(|asked| asked == number)
     }
 
-    /// So many frames from the last one that its reader has come to is the one with this number, in
-    /// the direction in which it reads.
+    /// The way from the last frame that its reader has come to, to the one with this number:
+    /// frames, in the direction in which the reader reads.
     fn way_to(&self, number: u64) -> i128 {
         let at = self.current().map_or(number, |frame| frame.number);
         (i128::from(number) - i128::from(at)) * i128::from(self.step.signum())
@@ -336,7 +334,7 @@ impl Frames {
         }
     }
 
-    /// Frames that nobody has opened yet will lie on one or another of its devices.
+    /// Frames that are not open yet may lie on any of its devices.
     pub(super) fn goes_on_elsewhere(&self) -> bool {
         !self.ended && self.devices.len() > 1
     }
@@ -382,7 +380,7 @@ impl Server {
         };
         if !entry.part.is_whole() {
             // Each device has one, under one name: they would be taken for readers of that frame,
-            // and what they have for all of it.
+            // and the bytes of each for all of it.
             return;
         }
         let (path, hint) = (entry.path.clone(), entry.hint);
@@ -418,10 +416,10 @@ impl Server {
             folder.streams.resize(reader + 1, None);
         }
         let ruled = matches!(hint, Some(RateHint::FramesPerKilosecond(..))) && !seen.is_guess;
-        // A rule that speaks of frames makes the first one a start; else two in order do.
+        // With a rule that speaks of frames the first one is a start; else two in order are.
         let step = seen.step.or(ruled.then_some(1));
         if let Moved::Jumped { from } = seen.moved {
-            // The reader is the same one elsewhere: it has one stream and one promise, here.
+            // The reader is the same one elsewhere: it has one stream and one contract, here.
             let left = folder
                 .streams
                 .get_mut(usize::from(from.0))
@@ -494,7 +492,8 @@ impl Server {
         self.end_stream(id, actions);
     }
 
-    /// A client closed a file whose name may be that of a clip: was it?
+    /// A client closed a file whose name may be that of a clip: note whether it was read like a
+    /// frame.
     pub(super) fn frame_left(
         &mut self,
         session: SessionId,
@@ -528,7 +527,8 @@ impl Server {
         pool.map_or(Owner::Session(session), Owner::Pool)
     }
 
-    /// Of the folders in which nothing is played, the one longest not looked into makes way.
+    /// Of the folders in which nothing is played, forget the one in which nothing was opened for
+    /// longest.
     fn make_room_for_folder(&mut self, owner: Owner) {
         let own = || {
             self.folders
@@ -718,11 +718,11 @@ impl Server {
                 self.ask_admission(id);
             }
         }
-        // Behind the one that has joined there may be some that came before it.
+        // Behind the frame that has joined there may be some that were opened before it.
         self.line_up_frames(id, actions);
     }
 
-    /// So much behind the last frame that its reader has come to is kept for the reader. Units:
+    /// How much behind the last frame that its reader has come to is kept for the reader. Units:
     /// bytes.
     fn behind_max(&self, id: StreamId) -> u64 {
         let rate = (self.streams.get(id.0)).map_or(0, |stream| stream.rate_or_none().0);
@@ -777,7 +777,7 @@ impl Server {
         }
     }
 
-    /// The sequence is fetched from where frames of it lie.
+    /// Fetch the sequence from the devices on which frames of it lie.
     fn settle_devices(&mut self, id: StreamId) {
         let Some(frames) = self
             .streams
@@ -807,7 +807,7 @@ impl Server {
         let (devices, parts) = before.filter(stays).unzip();
         (frames.devices, frames.parts) = (devices, parts);
         for &device in &come {
-            // The part that it is asked for when it comes.
+            // The part for which admission will ask the device.
             let part = frames.part_of(device, 1000);
             frames.devices.push(device);
             frames.parts.push(part);
@@ -822,8 +822,8 @@ impl Server {
         self.settle_parts(id);
     }
 
-    /// The part that a device was asked for is no promise of more: frames that come to lie there
-    /// more often, since they are played with another step, may be too many for it.
+    /// A device that was asked for one part has not promised more: played with another step, the
+    /// sequence may have more frames there than the device can serve.
     fn settle_parts(&mut self, id: StreamId) {
         for at in 0.. {
             let Some(stream) = self.streams.get_mut(id.0) else {
@@ -892,7 +892,7 @@ impl Server {
         }
     }
 
-    /// Have the frames opened that the stream's buffers can take.
+    /// Ask the driver to open the frames that the stream's buffers can take.
     fn ask_neighbours(&mut self, id: StreamId, actions: &mut Actions) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
@@ -1140,8 +1140,8 @@ impl Server {
             .min(size)
             .min(start.saturating_add(file.place(start).1));
         if start >= end {
-            // A frame that has become shorter is passed over: nothing of it is fetched, all of it
-            // is done.
+            // A frame that has become shorter is passed over: no more of it is fetched, and all of
+            // it counts as done.
             let rest = frame.size - start;
             return Some((frame.file, ByteRange::new(start, 0), rest));
         }
@@ -1169,7 +1169,7 @@ impl Server {
         (frame.size.saturating_mul(1000) / (slots * self.slot_bytes())).max(1)
     }
 
-    /// Sequences whose readers went away without a word.
+    /// End sequences whose readers opened nothing for [`SILENCE`].
     pub(super) fn end_silent_sequences(&mut self, device: DeviceId, actions: &mut Actions) {
         let now = self.now;
         let silent: Vec<(StreamId, bool)> = self
@@ -1200,7 +1200,8 @@ impl Server {
     pub(super) fn end_session_sequences(&mut self, session: SessionId, actions: &mut Actions) {
         let pool = self.sessions.get(&session).and_then(|entry| entry.pool);
         let owner = pool.map_or(Owner::Session(session), Owner::Pool);
-        // Another session of the pool's door goes on: of this one's member nothing more is read.
+        // If another session of the pool's door goes on, only sequences end that were last read in
+        // this one.
         let goes_on = pool.is_some()
             && self
                 .sessions
@@ -1230,7 +1231,7 @@ impl Server {
         }
     }
 
-    /// The stream ended: its folder and its askings forget it.
+    /// The stream ended: forget it in its folder and among those that asked for neighbours.
     pub(super) fn leave_folder(&mut self, id: StreamId, frames: &Frames) {
         let key = (frames.owner, frames.folder.clone());
         if let Some(folder) = self.folders.get_mut(&key) {

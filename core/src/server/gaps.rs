@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Moments that are left to the small reads of the kernel.
 //!
-//! Promised requests go in the real-time class, and a scheduler of classes (mq-deadline) sends
-//! nothing of a lower class beside them, nor within a moment after the last one. While windows are
-//! filled the next one is sent within that moment. A client that opens a file of which no cache
-//! knows anything needs a few small reads of the kernel's, each behind the one before, and would
-//! wait until all windows are full. So where it costs nobody a frame, a gap is left behind a
-//! promised request now and then. Programs of the server that read without a pause use such gaps as
-//! well: others that have taken much time in gaps get no more for a while. Where the scheduler lets
-//! others in between two promised requests anyway, which shows, no gap is left.
+//! Promised requests go in the real-time class, and a scheduler of classes, such as mq-deadline,
+//! sends nothing of a lower class beside them, nor within a moment after the last one. While the
+//! server fills windows it sends the next one within that moment. A client that opens a file of
+//! which no cache has anything needs a few small reads of the kernel's, each behind the one before,
+//! and would wait until all windows are full. So where no player loses a frame by it, the server
+//! leaves a gap behind a promised request now and then. Programs on its machine that read without a
+//! pause use such gaps as well: others that have taken much time in gaps get no more for a while.
+//! Where the scheduler lets others in between two promised requests anyway, which their times show,
+//! the server leaves no gap.
 
 use super::state::Device;
 use super::*;
@@ -19,29 +20,29 @@ const GAP: Duration = Duration::from_ms(1);
 /// The length of one behind a gap that others have used: a client that opens a file reads a few
 /// places in turn.
 const LONG_GAP: Duration = Duration::from_ms(20);
-/// A request that took so much longer than expected, and one part in so many of it, was sent while
-/// others used the gap.
+/// Others used a gap if the request behind it took so much longer than expected, and longer by one
+/// part in so many.
 const USED: Duration = Duration::from_ms(2);
 const USED_PART: u64 = 3;
-/// From one gap to the next at least, behind one that nobody used and behind one that others used.
+/// The least time from one gap to the next: behind an unused one, and behind one that others used.
 const EVERY: Duration = Duration::from_ms(100);
 const EVERY_USED: Duration = Duration::from_ms(20);
 /// A client that used a gap goes on with what it read there, and comes again.
 const COMES_AGAIN: Duration = Duration::from_ms(300);
-/// Everybody with a promise can wait so long.
+/// All contracts can wait so long.
 const EASE: Duration = Duration::from_ms(600);
-/// Where others were served between promised requests without a gap, twice within so long, none is
-/// left for so long.
+/// Where others were served between promised requests without a gap, twice within the first time,
+/// the server leaves none for the second.
 const NOT_NEEDED_TWICE: Duration = Duration::from_s(1);
 const NOT_NEEDED: Duration = Duration::from_s(10);
 /// At most so much of each second of the device is promised.
 const PROMISED_MAX: Duration = Duration::from_ms(500);
-/// The time that others may have taken in gaps; what one of them costs is known only afterwards.
+/// The time that others may have taken in gaps; the cost of each is known only afterwards.
 const TAKEN_MAX: Duration = Duration::from_ms(500);
-/// One part in so many of the time that passes is given back of it.
+/// Of that, one part in so many of the time that passes is given back.
 const GIVEN_BACK: u64 = 20;
 
-/// Of one device.
+/// The gaps of one device.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Gaps {
     /// The last request sent was of the real-time class.
@@ -67,7 +68,7 @@ pub(super) struct Gaps {
     is_close: bool,
     /// When one of them took so long that others were served before it, last.
     slow_at: Instant,
-    /// When two did.
+    /// When two of them did.
     not_needed_at: Instant,
 }
 
@@ -87,7 +88,7 @@ impl Gaps {
         self.is_measured |= core::mem::take(&mut self.is_open);
     }
 
-    /// A gap is left just now.
+    /// A gap is open now.
     pub(super) fn is_open(&self) -> bool {
         self.is_open
     }
@@ -102,8 +103,8 @@ impl Gaps {
     /// All requests with the device have ended, and took so long together. Returns whether that
     /// says nothing of its speed: a drive reads on by itself in a long gap.
     ///
-    /// `disturbed`  others than the kernel may have made them longer: the drive, which writes what
-    ///              it has in a memory of its own, or a header that was read
+    /// `disturbed`  others than the kernel may have made them longer: the drive, which writes the
+    ///              bytes in its memory, or the driver, which reads a header
     pub(super) fn ended(&mut self, now: Instant, taken: Duration, disturbed: bool) -> bool {
         let expected = core::mem::take(&mut self.expected);
         let is_close = core::mem::take(&mut self.is_close);
@@ -131,7 +132,7 @@ impl Gaps {
         is_measured && self.was_long
     }
 
-    /// Of the time that others took, the part that was not given back.
+    /// The time that others took, less the part that was given back.
     fn taken(&self, now: Instant) -> Duration {
         self.taken - Duration(now.since(self.counted).0 / GIVEN_BACK)
     }
@@ -157,7 +158,7 @@ impl Gaps {
 }
 
 impl Device {
-    /// Whether a promised request that could go to it waits, since a gap is left.
+    /// Whether a promised request that could go to the device has to wait, since there is a gap.
     ///
     /// `load`   its claims as they are due
     /// Returns  until when
@@ -281,7 +282,7 @@ mod tests {
                 !gaps.is_used && !gaps.may_begin(at(ms), at(ms)),
                 "behind a write"
             );
-            // The drive writes what it has in its memory.
+            // The drive writes the bytes in its memory.
             for is_behind_gap in [true, false] {
                 if is_behind_gap {
                     gaps.begin(gaps.began);

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Glances: single reads here and there, from which nothing is read on.
+//! Glances: single reads here and there, from which the reader does not read on.
 //!
-//! A hand on the mouse, a conform, thumbnails: each wants one frame, and then one elsewhere. The
-//! bytes behind such a frame are not wanted, and fetching them costs the reader the next one. So a
-//! seat's reads are watched: a place that is left before half a second of it was played was glanced
-//! at. After two such places in a row the seat looks about, until it plays again. Then
+//! A hand on the mouse, a conform, thumbnails: each wants one frame, and then one elsewhere. It
+//! does not want the bytes behind such a frame, and fetching them delays the next one. So the
+//! server watches a seat's reads: a place that is left before half a second of it was played was
+//! glanced at. After two such places in a row the seat looks about, until it plays again. Then
 //!
 //! - nothing is fetched ahead of a first read, and twice what was read on from there of the others;
-//! - a first read elsewhere neither begins to play nor takes the promise along: the second one
+//! - a first read elsewhere neither begins to play nor takes the contract along: the second one
 //!   does;
 //! - no contract is asked for before half a second was played.
 //!
-//! All of that is per session. Of a pool's door, by which all clients of a mount come, it is per
+//! All of that is per session. In a pool's door, by which all clients of a mount come, it is per
 //! stream.
 
 use super::seats::PLAYED_MIN;
@@ -19,19 +19,19 @@ use super::state::*;
 use super::*;
 use crate::stream::{Observation, Pattern};
 
-/// So many places that were left at once.
+/// A seat looks about after so many places that it left at once.
 const GLANCES_ABOUT: u8 = 2;
-/// Of a seat that has not looked about for so long nothing is known any more.
+/// After so long without a glance the server has forgotten those of a seat.
 const FORGOTTEN: Duration = Duration::from_s(10);
 /// A place that is played for less than that is glanced at.
 pub(super) const RUN_MIN: Duration = Duration::from_ms(500);
-/// The same where nobody knows the rate. Units: bytes.
+/// The same where the rate is not known. Units: bytes.
 const RUN_MIN_BYTES: u64 = 4 << 20;
 /// Reads of one run may be so far apart, by the rate of the file: a player at eight times its speed
 /// leaves seven frames of eight out.
 const APART: Duration = Duration::from_ms(320);
-/// And so many reads, and twice as many as their reader has waited for at once, since requests
-/// overtake each other.
+/// And so many reads, and twice the most of them that waited at once, since requests overtake each
+/// other.
 const APART_READS: u64 = 2;
 
 /// Places that a seat has left at once.
@@ -47,8 +47,8 @@ pub(super) struct Row {
     last: ByteRange,
     /// Units: bytes.
     bytes: u64,
-    /// Of those, reads that touch the one before or the one behind; of both only what was read
-    /// lately. Units: bytes.
+    /// Of those, the bytes of reads that touch the one before or the one behind. Both count only
+    /// what was read lately. Units: bytes.
     touched: u64,
     /// The last one did.
     is_touching: bool,
@@ -69,9 +69,9 @@ impl Row {
         range.start.0.abs_diff(last.end()) <= apart || range.end().abs_diff(last.start.0) <= apart
     }
 
-    /// True when a read touches the last one, but for parts that a reader may leave out of a clip
-    /// (its sound) and for reads that overtake each other. A hand that moves a few frames on does
-    /// not: the bytes behind are wanted only by chance.
+    /// True when a read touches the last one, but for parts that a reader may leave out of a clip,
+    /// such as its sound, and for reads that overtake each other. A hand that moves a few frames on
+    /// does not touch: it wants the bytes behind only by chance.
     fn touches(&self, range: ByteRange) -> bool {
         let last = self.last;
         let longest = range.length.0.max(last.length.0);
@@ -80,17 +80,17 @@ impl Row {
         range.start.0.abs_diff(last.end()) <= apart || range.end().abs_diff(last.start.0) <= apart
     }
 
-    /// True when what lies behind its last read is likely to be read next: most of it was read so.
+    /// True when the reader is likely to read on behind its last read: most of its reads did.
     fn is_read_on(&self) -> bool {
         self.touched > 0 && self.touched >= self.bytes / 2
     }
 
-    /// Nobody has read on from its last read's first place.
+    /// The reader has not read on from the first place of its last run.
     pub(super) fn is_one(&self) -> bool {
         self.count <= 1
     }
 
-    /// How much was read so: bytes, but for small reads of unknown rate, and reads.
+    /// How much was read in a row: bytes, without small reads of unknown rate, and reads.
     pub(super) fn read_in_a_row(&self) -> (u64, u32) {
         (self.bytes, self.count)
     }
@@ -117,7 +117,7 @@ impl Row {
         self.latest = range;
     }
 
-    /// How far ahead of its reader it is worth to read while that looks about. Units: bytes.
+    /// How far ahead of a reader that looks about it is worth to read. Units: bytes.
     fn ahead(&self) -> u64 {
         match self.is_read_on() {
             true => self.touched.saturating_mul(2),
@@ -141,8 +141,8 @@ impl Glances {
 }
 
 impl Server {
-    /// A read of a stream: whether it goes on from the last one, and what that says of its seat.
-    /// True: it was a hop to somewhere else.
+    /// Note a read of a stream: whether it goes on from the last one, and whether its seat plays or
+    /// glances. True: it was a hop to another place.
     pub(super) fn note_place(
         &mut self,
         id: StreamId,
@@ -220,7 +220,7 @@ impl Server {
         glances.is_about(self.now)
     }
 
-    /// How far ahead of a reader that looks about is read; None: it plays. Units: bytes.
+    /// How far the server reads ahead of a reader that looks about; None: it plays. Units: bytes.
     pub(super) fn glance_ahead(&self, stream: &Stream) -> Option<u64> {
         self.glances_about(stream).then(|| stream.row.ahead())
     }

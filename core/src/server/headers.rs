@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Headers of files: when they are read, and what follows from them.
+//! Headers of files: when they are read, and what follows from their rates.
 //!
-//! The driver reads a header by itself, in a few places of the file, beside all that we ask of its
-//! device. A client that opens a file for the first time wants a frame of it, and one that opens a
-//! clip in nine files wants nine of them one after the other: reading headers between those makes
-//! everybody wait for something that can wait for a moment. So of a device with positioning one
-//! header is read at a time, and only once nobody has wanted anything of it for a moment; or at
-//! once when somebody goes on reading a file, which is played without a promise until its header is
-//! known.
+//! The driver reads a header by itself, in a few places of the file, beside all requests of the
+//! server to its device. A client that opens a file for the first time wants a frame of it, and one
+//! that opens a clip in nine files wants nine of them one after the other: headers read between
+//! those would delay all of them, and can wait for a moment. So on a device with positioning the
+//! driver reads one header at a time, and only once the device has had nothing to do for a moment;
+//! or at once when a reader goes on in a file, which is played without a contract until its header
+//! is known.
 
 use super::state::*;
 use super::*;
@@ -19,7 +19,7 @@ const QUIET: Duration = Duration::from_ms(10);
 /// A reader that has read so much in a row, or so often, goes on reading. Units: bytes, reads.
 const GOES_ON_BYTES: u64 = 2 << 20;
 const GOES_ON_READS: u32 = 32;
-/// A driver that does not answer for so long does not answer.
+/// The server waits so long for an answer of the driver.
 const ANSWER: Duration = Duration::from_s(1);
 
 /// The header of a file that goes on changing is read again after so long, then less and less
@@ -29,15 +29,15 @@ const REREAD_MAX: Duration = Duration::from_s(8);
 /// The length of a file's beginning, when its header is looked for. Units: bytes.
 const HEADER_BYTES: u64 = 1 << 20;
 
-/// Headers on a device that nobody has read.
+/// Headers on a device that the driver has not read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct UnreadHeaders {
-    /// Since when, oldest first, but before them those that somebody needs (never: it is time);
-    /// [`File::is_header_wanted`] says of each whether it still waits.
+    /// Since when they wait, oldest first; before them, with None, those that a reader needs now.
+    /// [`File::is_header_wanted`] is true of each that still waits.
     waiting: VecDeque<(Option<Instant>, FileId)>,
     /// The file whose header the driver is reading, and since when.
     reading: Option<(FileId, Instant)>,
-    /// One was being read since the device was last asked.
+    /// The driver was reading one since the device last ended a batch.
     disturbs: bool,
 }
 
@@ -52,8 +52,8 @@ impl UnreadHeaders {
         self.reading.is_some_and(|(_, at)| now.since(at) < ANSWER)
     }
 
-    /// The driver has answered, or nobody wants to know any more. Whether that makes way for the
-    /// next one.
+    /// The driver has answered, or the file is gone. True: it was this one's turn, and the next may
+    /// come.
     pub(super) fn ended(&mut self, id: FileId) -> bool {
         let is_this = self.reading.is_some_and(|(file, _)| file == id);
         if is_this {
@@ -64,7 +64,7 @@ impl UnreadHeaders {
 }
 
 impl Server {
-    /// A file was opened whose header nobody has read.
+    /// A client opened a file whose header was not read yet.
     pub(super) fn want_header(&mut self, id: FileId) {
         let now = self.now;
         let policy = &self.policy;
@@ -88,7 +88,7 @@ impl Server {
         self.touch(device);
     }
 
-    /// A read of a stream was noted: whether its reader goes on, and needs to be known.
+    /// A read of a stream was noted: if its reader goes on, the header is needed now.
     pub(super) fn need_header(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
@@ -116,7 +116,7 @@ impl Server {
         }
     }
 
-    /// Have the next header of a device read, if this is a moment for it.
+    /// Ask the driver for the next header of a device, if this is a moment for it.
     pub(super) fn read_next_header(&mut self, id: DeviceId, actions: &mut Actions) {
         let now = self.now;
         let Some(device) = self.devices.get_mut(&id) else {
@@ -144,7 +144,7 @@ impl Server {
         let at = match since {
             None => Instant::ZERO,
             Some(since) if is_idle => device.queue.service_started.max(since) + QUIET,
-            // All that it has to do will end, and then this is looked at.
+            // The end of all that the device has to do brings us here again.
             Some(_) => Instant::NEVER,
         };
         if positions && (is_reading || now < at) {
@@ -170,7 +170,7 @@ impl Server {
         });
     }
 
-    /// A header told the rate of a file, or does not tell it any more: the promises follow.
+    /// A header has a rate for the file, or has none any more: the contracts follow.
     pub(super) fn hinted(&mut self, id: FileId, hint: Option<RateHint>) {
         let device = self.files.get(&id).map(|file| file.device);
         if let Some((device, entry)) = device.and_then(|id| Some((id, self.devices.get_mut(&id)?)))
@@ -194,8 +194,8 @@ impl Server {
         }
     }
 
-    /// A file that is being read has changed since its header was read: the header may tell another
-    /// rate, or may only now be there. While its beginning is still with us the device has an old
+    /// A file that is being read has changed since its header was read: the header may have another
+    /// rate, or may only now be there. While the file's beginning is dirty the device has an old
     /// one.
     pub(super) fn reread_header(
         &mut self,

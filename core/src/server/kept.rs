@@ -1,30 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Promises of seats that have nothing open.
+//! Contracts whose handles are closed, and which their seats keep.
 //!
-//! Many players close a clip before they open the next one, at each cut. So the promise to a place
-//! is not given up with its handle: the seat keeps it for a pause's time, counted from the last
-//! read, and its next read takes it up. A kept promise is a line among the streams that has no
-//! handle, no file and no buffers, and is never fetched for; admission counts it as a player that
-//! may begin at any moment.
+//! Many players close a clip before they open the next one, at each cut. So a contract does not end
+//! with its handle: the seat keeps it for a pause's time, counted from the last read, and its next
+//! read takes it up. A kept contract is a line among the streams that has no handle, no file and no
+//! buffers, and is never fetched for; admission counts it as a player that may begin at any moment.
 //!
 //! They end with the session: a client that disconnects has left.
 //!
-//! A reader that pauses with its handle open keeps its promise as long as that is open.
+//! A reader that pauses with its handle open keeps its contract as long as that is open.
 
 use super::state::*;
 use super::*;
 use crate::sched::admission::Player;
 
-/// Promises kept at once, of one session and of all; more are given up with their handles.
+/// Contracts kept at once, of one session and of all; more end with their handles.
 const KEPT_OF_SESSION_MAX: usize = 64;
 const KEPT_MAX: usize = 1024;
-/// So many others may be reckoned to come back one after another, a second apart; the rest come
-/// with the last.
+/// The dry run lets so many others come back one after another, a second apart; the rest come with
+/// the last.
 const COME_BACK_MAX: u64 = 8;
 
 impl Server {
-    /// The handle of a stream is closed: its seat keeps the promise, if there is one and something
-    /// was played.
+    /// The handle of a stream is closed: its seat keeps the contract, if there is one and the
+    /// reader has played.
     pub(super) fn keep_promise(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
@@ -32,7 +31,7 @@ impl Server {
         let session = stream.session;
         let is_seat = (self.sessions.get(&session)).is_some_and(|session| session.pool.is_none());
         let is_place = stream.frames.is_none() && stream.part.is_whole();
-        // A look at the head of a clip makes nobody a player.
+        // A look at the head of a clip is no play.
         let played = stream.consumed >= stream.rate_or_none().bytes_in(glances::RUN_MIN).0;
         let is_promised = stream.standing == Standing::Contract && !stream.is_copy;
         let has_time = self.kept_until(stream) > self.now;
@@ -80,7 +79,7 @@ impl Server {
         stream.last_read + self.policy.pause
     }
 
-    /// The promises that a session keeps.
+    /// The contracts that a session keeps.
     pub(super) fn kept_of(&self, session: SessionId) -> impl Iterator<Item = (StreamId, &Stream)> {
         self.kept
             .iter()
@@ -88,8 +87,8 @@ impl Server {
             .filter(move |(_, stream)| stream.session == session)
     }
 
-    /// The promise that a seat keeps and a stream may take up: the least that is enough, and not
-    /// far more than that. Of a clip's sound and picture each finds its own.
+    /// The kept contract of its seat that a stream may take up: the least that is enough, and not
+    /// far more than that. A clip's sound and picture each find their own.
     pub(super) fn kept_for(
         &self,
         stream: &Stream,
@@ -105,7 +104,7 @@ impl Server {
             .map(|(_, id)| id)
     }
 
-    /// The promise that a seat keeps and in place of which a stream of a higher rate asks.
+    /// The kept contract of its seat in place of which a stream of a higher rate asks.
     pub(super) fn kept_below(&self, id: StreamId) -> Option<StreamId> {
         let stream = self.streams.get(id.0).filter(|stream| !stream.is_kept)?;
         let own = stream.rate_or_none().0;
@@ -117,7 +116,7 @@ impl Server {
             .map(|(_, id)| id)
     }
 
-    /// A kept promise is over. Refused streams ask soon, and not from here: promises end while
+    /// A kept contract is over. Refused streams ask soon, and not from here: contracts end while
     /// another stream asks, which may be the first of those.
     pub(super) fn end_kept(&mut self, id: StreamId) {
         self.kept.retain(|&kept| kept != id);
@@ -136,7 +135,7 @@ impl Server {
         self.touch(stream.device);
     }
 
-    /// A kept promise has gone to a place that is read.
+    /// A kept contract has gone to a place that is read.
     pub(super) fn forget_kept(&mut self, id: StreamId) {
         if self.streams.get(id.0).is_some_and(|stream| stream.is_kept) {
             self.kept.retain(|&kept| kept != id);
@@ -144,7 +143,7 @@ impl Server {
         }
     }
 
-    /// Promises whose time is over are given back.
+    /// Give back contracts whose time is over.
     pub(super) fn end_kept_over(&mut self) {
         if self.now < self.kept_wake {
             return;
@@ -168,7 +167,7 @@ impl Server {
         self.kept_wake = next.min().unwrap_or(Instant::NEVER);
     }
 
-    /// A session has ended: its client has left, as far as anybody can know.
+    /// A session has ended: its client has left, as far as can be known.
     pub(super) fn end_kept_of(&mut self, session: SessionId) {
         let own: Vec<StreamId> = self.kept_of(session).map(|(id, _)| id).collect();
         for id in own {
@@ -176,7 +175,7 @@ impl Server {
         }
     }
 
-    /// A kept promise as the dry run of a device sees it: its seat may play on at any moment, the
+    /// A kept contract as the dry run of a device sees it: its seat may play on at any moment, the
     /// `nth` of them behind the others.
     pub(super) fn kept_player(&self, stream: &Stream, promised: Promised, nth: u64) -> Player {
         let rate = stream.rate_or_none();
@@ -200,7 +199,7 @@ impl Server {
         }
     }
 
-    /// It has no promise and no buffers any more; its reader asks anew when it comes back.
+    /// Take a stream's contract and buffers; its reader asks anew when it comes back.
     pub(super) fn give_back_promise(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(id.0) else {
             return;

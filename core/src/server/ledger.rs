@@ -28,7 +28,7 @@ impl Server {
                 _ => 0,
             },
             hit_count: u64::from(hit && matches!(outcome, Outcome::Data { .. })),
-            // A promise as of the read's arrival stays one, also when the contract was withdrawn
+            // A contract at the time of the read's arrival counts, also when it was withdrawn
             // meanwhile.
             promised: (read.promised != Instant::NEVER).then_some(now > read.promised),
             ..Entry::due(read, now)
@@ -73,7 +73,7 @@ impl Server {
         lines.find(|line| line.number == number)
     }
 
-    /// A run that begins, or goes on where nobody followed it, has a clock of its own from its
+    /// A run that begins, or goes on where no stream followed it, has a clock of its own from its
     /// first read on.
     pub(super) fn begin_clock(
         &mut self,
@@ -90,7 +90,7 @@ impl Server {
             return;
         };
         let session = self.sessions.get(&stream.session);
-        // All clients of a pool's mount are in one of them.
+        // A session of a pool's door has all clients of its mount.
         let seat = session.filter(|session| session.pool.is_none());
         let place = (seen.cursor, range.start.0);
         stream.begun = Some(match seat.and_then(|seat| seat.clock) {
@@ -104,7 +104,7 @@ impl Server {
         });
     }
 
-    /// When a read is due that is of a run nobody follows yet.
+    /// When a read is due of a run that no stream follows yet.
     pub(super) fn begun_due(
         &mut self,
         id: StreamId,
@@ -235,10 +235,10 @@ impl Server {
         label
     }
 
-    /// Seats with something open, or with a promise that they keep; by session.
+    /// Seats with something open, or with a contract that they keep; by session.
     pub fn seats(&self, now: Instant) -> Vec<SeatRecord> {
         let now = self.now.max(now);
-        // Sessions of a pool's door are all clients of its mount together.
+        // All clients of a pool's mount are in its door's sessions together.
         let number_of = |key: u32, stream: &Stream| {
             let session = self.sessions.get(&stream.session);
             let is_seat = session.is_some_and(|session| session.pool.is_none());
@@ -313,14 +313,14 @@ impl Server {
             .is_some_and(|file| !file.writing.dirty.is_empty() || !file.writing.flights.is_empty())
     }
 
-    /// Bytes of it are to be written, or were and may still fail: the descriptor that they are
-    /// written on is also the one that tells of that.
+    /// Bytes of it are not written yet, or were and may still fail: the kernel reports that on the
+    /// descriptor on which they are written.
     pub fn is_unsettled(&self, id: FileId) -> bool {
         let is_loose = |file: &File| file.writing.is_loose;
         self.is_dirty(id) || self.files.get(&id).is_some_and(is_loose)
     }
 
-    /// The error of its device that has not taken something of it yet; nothing once it has.
+    /// The error of its device as long as the device lacks bytes of it; None once it has them.
     pub fn failing(&self, id: FileId) -> Option<Errno> {
         self.files.get(&id)?.writing.failing
     }
@@ -333,7 +333,7 @@ impl Server {
             || flights.any(|(_, flight)| flight.file == id && flight.buffered)
     }
 
-    /// So may bytes that others wrote to it by themselves: an error may be about those.
+    /// So may bytes that others wrote to it past us: an error may be about those.
     pub fn may_have_bytes_of_others(&self, id: FileId) -> bool {
         let file = self.files.get(&id);
         file.is_some_and(|file| file.writing.may_have_bytes_of_others())
@@ -418,7 +418,7 @@ impl Stream {
         self.clock = Some(clock);
     }
 
-    /// When a read of what it follows is due by its player's clock.
+    /// When a read of the run that it follows is due by its player's clock.
     ///
     /// `at`      the stream's `v` where the read starts
     /// `length`  of the read. Units: bytes
@@ -452,9 +452,9 @@ struct Entry {
     read_count: u64,
     bytes: u64,
     hit_count: u64,
-    /// It was promised; true: and answered later.
+    /// It was under contract; true: and answered later than promised.
     promised: Option<bool>,
-    /// It was due by its player's clock: how late it is, zero: in time.
+    /// It was due by its player's clock: how late it was, zero: in time.
     due: Option<(Duration, Stage)>,
 }
 

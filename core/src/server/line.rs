@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The line of writes that wait for room in the write buffer: by devices, and of one device the
-//! file that is least far first.
+//! The line of writes that wait for room in the write buffer: by device, and for one device the
+//! file with the least progress first.
 //!
-//! Of writers without a claim none gets far ahead of another one that waits (start-time fair
-//! queueing, Goyal et al. 1996).
+//! Of writers without a claim none gets far ahead of another one that waits: start-time fair
+//! queueing, Goyal et al. 1996.
 
 use super::state::*;
 use super::*;
@@ -27,15 +27,15 @@ pub(super) enum InLine {
 }
 
 impl Server {
-    /// There is more room in the write buffer: writes that wait for it are looked at again before
-    /// the step ends.
+    /// There is more room in the write buffer: this step looks again at the writes that wait for
+    /// it.
     pub(super) fn roomier(&mut self) {
         self.is_roomier = true;
     }
 
-    /// Writes that wait for room in the write buffer are looked at again: first those of the device
+    /// Look again at the writes that wait for room in the write buffer: first those of the device
     /// with the longest waiting one, and those of one device in their order. A write that waits for
-    /// its own file, or for blocks of it, keeps nobody.
+    /// its own file, or for blocks of it, holds up no other.
     pub(super) fn give_room(&mut self, actions: &mut Actions) {
         if !core::mem::take(&mut self.is_roomier) {
             return;
@@ -60,8 +60,8 @@ impl Server {
         let mut blocked: Vec<(LaneId, DeviceId)> = Vec::new();
         for (_, device, _, lane, key) in line {
             if blocked.contains(&(lane, device)) {
-                // Were it still said to wait for room, it could keep writes to other devices behind
-                // one that comes before it.
+                // If it still counted as waiting for room, it could hold writes to other devices
+                // behind one that comes before it.
                 if let Some(write) = self.writes.get_mut(key)
                     && write.waits_for == WaitsFor::Room
                 {
@@ -76,11 +76,10 @@ impl Server {
         }
     }
 
-    // Of writers without a claim none gets far ahead of another one that waits (start-time fair
-    // queueing, Goyal et al. 1996).
+    // Start-time fair queueing: see the head of this file.
 
-    /// Where a write stands among those that wait, and for which device: how far files are is
-    /// counted by devices, and says nothing of a file on another one.
+    /// Where a write stands among those that wait, and for which device: progress is counted by
+    /// device, and says nothing of a file on another one.
     fn place_in_line(&self, key: u32) -> Option<(DeviceId, Place)> {
         let write = self.writes.get(key)?;
         let file = write.file?;
@@ -88,8 +87,8 @@ impl Server {
         Some((device, (self.progress_of(file), write.asked)))
     }
 
-    /// How far a file is, as its device counts. A writer that was silent for a while does not have
-    /// that coming. Units: bytes.
+    /// The progress of a file, as its device counts. A writer gets no credit for a time of silence.
+    /// Units: bytes.
     fn progress_of(&self, id: FileId) -> u64 {
         let Some(file) = self.files.get(&id) else {
             return 0;
@@ -129,7 +128,7 @@ impl Server {
 
     /// The progress of the last of the files that wait for room on a device, or for their earlier
     /// bytes. A write that waits for its lane's turn, which is another device's, or for a file that
-    /// its device does not take, keeps nobody of other lanes. Units: bytes.
+    /// its device does not take, holds up no other lane. Units: bytes.
     fn least_progress(&self, id: DeviceId) -> Option<u64> {
         let of_lane = |state: &LaneState| -> Option<u64> {
             let mut least: Option<u64> = None;
@@ -153,7 +152,7 @@ impl Server {
         self.lanes.values().filter_map(of_lane).min()
     }
 
-    /// Its file has got so much more than another one that waits that it waits, too.
+    /// Its file has got so much more than another one that waits that its write has to wait, too.
     pub(super) fn is_ahead(&self, key: u32) -> bool {
         let Some(id) = self.writes.get(key).and_then(|write| write.file) else {
             return false;

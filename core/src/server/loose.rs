@@ -1,40 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bytes that went through the kernel's cache, until it is known that the device has them.
 //!
-//! A kernel that cannot write a page of its cache says so once, to each descriptor, and takes the
-//! page for written from then on: a second sync is told that all is well. So a piece's pages are
-//! *loose* when they have gone into that cache: on their device as far as anybody has been told, in
-//! nobody's table any more, and yet kept, until a sync without an error covers them. After one with
-//! an error all loose bytes are dirty again, have a record again ([`Action::Publish`] without a
-//! request), are written again, and the next sync tells. The driver syncs and writes on one and the
-//! same descriptor as long as anything is loose, since its file is not forgotten, so no error is
-//! told to another in its place.
+//! A kernel that cannot write a page of its cache reports that once, to each descriptor, and takes
+//! the page for written from then on: a second sync succeeds. So a piece's pages are *loose* when
+//! they have gone into that cache: on their device as far as the kernel has reported, in no table
+//! any more, and yet kept, until a sync without an error covers them. After one with an error all
+//! loose bytes are dirty again, have a record again ([`Action::Publish`] without a request), are
+//! written again, and the next sync gets the result. The driver syncs and writes on one and the
+//! same descriptor as long as anything is loose, since its file is not forgotten, so no other
+//! descriptor gets an error in its place.
 //!
-//! When nobody syncs we look ourselves, after the kernel has written by itself: that costs the
-//! device nothing. Bytes of direct I/O are loose only where the kernel took them into its cache all
-//! the same ([`Event::FellBack`]): else their errors are those of their own requests. A daemon that
-//! dies loses the copy of bytes that the kernel has not told of, not the bytes.
+//! When no client syncs the server asks by itself, after the kernel has written on its own: that
+//! costs the device nothing. Bytes of direct I/O are loose only where the kernel took them into its
+//! cache all the same ([`Event::FellBack`]): else their errors are those of their own requests. A
+//! daemon that dies loses the copy of bytes on which the kernel has not reported, not the bytes.
 //!
 //! A program that changes the file beside us may have done so where bytes are loose. Bytes that it
-//! cut off are not written again: the file's length is looked at first. Bytes that it wrote to the
-//! very range that is written again are overwritten by ours: the kernel does not say which it lost,
-//! so that nobody can tell the program's bytes from those that a disk has had there all along, and
-//! without ours a client would lose bytes that it was told are there.
+//! cut off are not written again: the server looks at the file's length first. Bytes that it wrote
+//! to the very range that is written again are overwritten by ours: the kernel does not report
+//! which bytes it lost, so the program's bytes cannot be told from those that a disk has had there
+//! all along, and without ours a client would lose acknowledged bytes.
 
 use super::state::*;
 use super::*;
 use crate::write::{Released, Span};
 use alloc::vec::Vec;
 
-/// By then the kernel has written what was in its cache (30 s, looked for each 5), and asking about
-/// it makes no work.
+/// By then the kernel has written its cached bytes, which it does after 30 s, with a look every 5
+/// s, and to ask about them makes no work.
 const LOOSE_AGE: Duration = Duration::from_s(36);
-/// Files that may have loose bytes; beyond that the oldest are looked after at once.
+/// Files that may have loose bytes; beyond that the oldest are written out at once.
 const LOOSE_FILES_MAX: usize = 1024;
 /// Pages that may be loose, as a part of the write buffer.
 const LOOSE_PART: u64 = 16;
-/// Files of one device that are written out at once when nobody waits for it. One that gives no
-/// answer holds up no other's.
+/// Files of one device that are written out at the same time while no client waits for it. A device
+/// that gives no answer holds up no other.
 const WRITING_OUT_MAX: usize = 2;
 
 impl Server {
@@ -72,7 +72,7 @@ impl Server {
         self.settle_loose(id, released, actions);
     }
 
-    /// Other bytes are there than the loose ones, or nobody wants those any more.
+    /// Newer bytes have come in the place of the loose ones, or nothing needs those any more.
     pub(super) fn discard_loose(&mut self, id: FileId, range: ByteRange, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
@@ -84,14 +84,14 @@ impl Server {
         }
     }
 
-    /// Somebody has changed a file on its own descriptor, or has cut it.
+    /// A client or a program has changed a file on its own descriptor, or has cut it.
     pub(super) fn changed_loose(&mut self, key: FileKey, range: ByteRange, actions: &mut Actions) {
         let Some(&id) = self.keys.get(&key) else {
             return;
         };
         if range.end() == u64::MAX {
-            // Nobody says what of it. Where it ends now is being found out, and what lay behind
-            // that is dropped then.
+            // The report does not say which bytes. The server asks for the file's length, and then
+            // drops the loose bytes behind it.
             self.hurry_loose(|_, other, _| other == id);
         } else {
             self.discard_loose(id, range, actions);
@@ -126,7 +126,7 @@ impl Server {
         }
     }
 
-    /// A sync that was asked for when so much had become loose has ended well.
+    /// A sync has succeeded, which covers the pieces that were loose when it was asked for.
     pub(super) fn loose_synced(&mut self, id: FileId, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
@@ -147,7 +147,7 @@ impl Server {
         self.look_again_at_loose(id);
     }
 
-    /// A file that is still loose has its turn like any other.
+    /// A file that is still loose waits for its turn like any other.
     fn look_again_at_loose(&mut self, id: FileId) {
         if self.is_unseen(id) {
             self.loose_files.push_back((self.now, id));
@@ -155,7 +155,7 @@ impl Server {
         }
     }
 
-    /// Something of it lies in a lane that nobody writes to any more, which goes when it is empty.
+    /// Loose bytes of it lie in a lane without a session, which goes when it is empty.
     pub(super) fn is_left_loose(&self, file: &File) -> bool {
         let mut spans = file.writing.loose.spans(ByteRange::new(0, u64::MAX));
         spans.any(|span| {
@@ -165,7 +165,7 @@ impl Server {
         })
     }
 
-    /// It could not be tried now.
+    /// The driver could not try it now.
     pub(super) fn try_loose_again(&mut self, id: FileId) {
         if self.is_unseen(id) {
             let soon = self.now + LOOK_AGAIN;
@@ -174,15 +174,15 @@ impl Server {
         }
     }
 
-    /// It has loose bytes, and nobody will look after them.
+    /// It has loose bytes, and waits in no list for its turn.
     fn is_unseen(&self, id: FileId) -> bool {
         let file = self.files.get(&id);
         file.is_some_and(|file| file.writing.is_loose)
             && !self.loose_files.iter().any(|(_, other)| *other == id)
     }
 
-    /// The driver was told of an error that no sync will tell of any more. Nobody is told of it:
-    /// all of it is written again, and each sync is told how that went.
+    /// The kernel has reported an error to the driver that no sync will get any more. No client
+    /// gets it: all loose bytes are written again, and each sync gets the result of that.
     pub(super) fn not_kept(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
         if let Some(file) = self.files.get_mut(&id)
             && file.writing.is_syncing
@@ -192,15 +192,15 @@ impl Server {
         self.write_again(id, None, actions);
     }
 
-    /// A sync has ended with an error, which nobody will be told of again: loose bytes are dirty as
-    /// before they were written.
+    /// A sync has ended with an error, which the kernel will not report again: loose bytes are
+    /// dirty as before they were written.
     ///
-    /// `told`  the error for clients that write or sync before the device has it
+    /// `told`  the error for clients that write or sync before the device has the bytes
     pub(super) fn write_again(&mut self, id: FileId, told: Option<Errno>, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        // Bytes on their way into the kernel's cache may have had their error told just now.
+        // The error may have been that of bytes on their way into the kernel's cache.
         file.writing.failed_syncs += 1;
         let loose = core::mem::take(&mut file.writing.loose);
         if loose.is_empty() {
@@ -212,8 +212,8 @@ impl Server {
             let old = old.expect("loose bytes have their piece");
             let lane = self.lanes.get_mut(&old.lane);
             let lane = lane.expect("a lane with a piece is not done");
-            // From now on it is no matter whether they could be anywhere else: the next server has
-            // to write them. Without a free record they are ours alone.
+            // From now on these bytes count as being nowhere else: the next server has to write
+            // them. Without a free record only this server knows of them.
             let piece = Piece {
                 record: lane.records.pop().unwrap_or(NO_RECORD),
                 live: span.range.length.0,
@@ -275,9 +275,9 @@ impl Server {
         self.retry_waiting(id, actions);
     }
 
-    /// It ends there, and somebody may have cut it: bytes to be written again past that are
-    /// nobody's any more. Bytes committed since lengthen it, as they would have done then. True:
-    /// that was in doubt.
+    /// The file ends at `end`, and another program may have cut it: drop bytes behind that which
+    /// had to be written again. Bytes committed since lengthen the file, as they would have done
+    /// then. True: the cut was in doubt.
     pub(super) fn drop_what_was_cut(
         &mut self,
         id: FileId,
@@ -308,7 +308,7 @@ impl Server {
         true
     }
 
-    /// Have the kernel write the loose bytes, and say whether it could. Not more than that: a
+    /// Make the kernel write the loose bytes, and report whether it could. No more than that: a
     /// client that wants stable storage asks for it.
     pub(super) fn write_out(&mut self, id: FileId, actions: &mut Actions) {
         self.loose_files.retain(|(_, other)| *other != id);
@@ -328,8 +328,8 @@ impl Server {
         actions.list.push(Action::WriteOut { file: id });
     }
 
-    /// Something goes wrong with a device, or somebody changes a file beside us: the sooner it is
-    /// known what became of loose bytes the better.
+    /// A device fails, or a program changes a file beside us: write these files out first, so that
+    /// the fate of their loose bytes is known soon.
     pub(super) fn hurry_loose(&mut self, which: impl Fn(&Server, FileId, &File) -> bool) {
         let is_meant = |id: &FileId| {
             let file = self.files.get(id);
@@ -343,7 +343,7 @@ impl Server {
         }
     }
 
-    /// Loose bytes that nobody has asked about for so long, or whose memory somebody wants.
+    /// Write out loose bytes that no sync has covered for so long, or whose memory a write needs.
     pub(super) fn write_out_due(&mut self, actions: &mut Actions) {
         while let Some((since, id)) = self.next_to_write_out()
             && self.now >= self.loose_due(since)
@@ -352,7 +352,7 @@ impl Server {
         }
     }
 
-    /// The first of those whose device has few enough under way.
+    /// The first file whose device has few enough under way.
     fn next_to_write_out(&self) -> Option<(Instant, FileId)> {
         let device_of = |id: &FileId| self.files.get(id).map(|file| file.device);
         let mut busy: Vec<Option<DeviceId>> = self.writing_out.iter().map(device_of).collect();
@@ -385,13 +385,13 @@ impl Server {
         since + LOOSE_AGE
     }
 
-    /// When loose bytes are to be looked after next.
+    /// When the next loose bytes are due to be written out.
     pub(super) fn loose_wake(&self) -> Instant {
         let next = self.next_to_write_out();
         next.map_or(Instant::NEVER, |(since, _)| self.loose_due(since))
     }
 
-    /// A lane in which no page is in use, loose or otherwise: its memory is of no use to anybody.
+    /// A lane in which no page is in use, loose or otherwise: its memory is of no use.
     pub fn is_lane_unused(&self, lane: LaneId) -> bool {
         self.lanes
             .get(&lane)
