@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which bytes each buffer holds, and which may be taken. Holds slot numbers, never bytes.
 //!
-//! A slot is in exactly one of these conditions: *free*; *idle* (owned by a block of a file and in
-//! the used list, so that the least recently used goes first); or *busy* (pinned by a client, held
-//! for a stream, being filled, or an orphan waiting for its last user). Only idle and free slots
-//! are ever given away. A slot whose block was dropped while somebody uses it becomes an orphan: it
-//! answers no lookup any more and is freed by its last user, so no reader sees bytes change owner
+//! A slot is *free*, *idle* or *busy*. An idle one is owned by a block of a file and stands in a
+//! list, so that the least recently used goes first. A busy one is pinned by a client, held for a
+//! stream, being filled, or an orphan that waits for its last user. Only idle and free slots are
+//! ever given away. A slot whose block was dropped while it was in use becomes an orphan: it
+//! answers no lookup any more and its last user frees it, so no reader sees bytes change owner
 //! under its hands.
 
 mod pages;
@@ -22,13 +22,13 @@ const NONE: u32 = u32::MAX;
 /// A block of a file: its number is the offset divided by the slot size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Which file.
+    /// Its file.
     pub file: FileId,
-    /// Which block of it.
+    /// Its number in the file.
     pub number: u64,
 }
 
-/// The users of a slot, as they have it.
+/// The users of a slot, by their own count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Users {
     /// Clients and writes that copy from it.
@@ -49,7 +49,7 @@ struct Slot {
     fill_count: u32,
     pin_count: u32,
     hold_count: u32,
-    /// It has recorded bytes, and nobody has used it yet.
+    /// It has recorded bytes that no client has used yet.
     unread: bool,
     listed: bool,
     newer: u32,
@@ -72,8 +72,8 @@ impl Idle {
     };
 }
 
-/// Once no slot is free, what was recorded and not read has at most this part of them, as one in so
-/// many.
+/// Once no slot is free, those with recorded bytes that were not read are at most this part of all
+/// slots, as one in so many.
 const UNREAD_PART: u32 = 8;
 
 /// All slots of the segment.
@@ -150,9 +150,9 @@ impl Cache {
             .count() as u32
     }
 
-    /// Appends a sentence for each slot that is not used as `users` says or not listed as its
-    /// condition wants, and for each count that is wrong. `users`: one for each slot. Takes time
-    /// that grows with the slots.
+    /// Append a sentence for each slot whose users or list are not as `users` says, and for each
+    /// count that is wrong. `users`: one for each slot. The time that it takes grows with the
+    /// slots.
     pub fn check(&self, users: &[Users], odd: &mut Vec<String>) {
         let (mut pinned, mut held, mut idle, mut free, mut unread) = (0, 0, 0, 0, 0);
         for (index, (slot, &wanted)) in self.slots.iter().zip(users).enumerate() {
@@ -214,9 +214,9 @@ impl Cache {
     /// again, whose former block is returned so that the file can forget it. None when every slot
     /// is busy.
     ///
-    /// Used slots go by the time of their last use. Slots with recorded bytes that nobody read may
-    /// take their place up to a part of the cache: most of them are never asked for, and hours of
-    /// recording would leave nothing of the clips that somebody works with.
+    /// Used slots go by the time of their last use. Slots with recorded bytes that no client read
+    /// may take their place up to a part of the cache: most of them are never asked for, and hours
+    /// of recording would leave nothing of the clips that clients work with.
     pub fn take(&mut self, block: Block) -> Option<(SlotIndex, Option<Block>)> {
         let unread_max = self.slots.len() as u32 / UNREAD_PART;
         let oldest = match (self.used.oldest, self.unread.oldest) {
@@ -254,7 +254,7 @@ impl Cache {
         slot.filling.without(slot.dropped)
     }
 
-    /// Pages with device I/O in flight, kept or not: nobody else may fill them.
+    /// Pages with device I/O in flight, kept or not: no other request may fill them.
     pub fn filling(&self, index: SlotIndex) -> PageSet {
         self.slot(index).filling
     }
@@ -288,7 +288,7 @@ impl Cache {
         self.settle(index);
     }
 
-    /// It is about to get recorded bytes that nobody has asked for. It was just taken.
+    /// A slot that was just taken will get recorded bytes that no client has asked for.
     pub fn mark_unread(&mut self, index: SlotIndex) {
         let slot = self.slot_mut(index);
         assert!(!slot.listed, "listed among those that were used");
@@ -306,7 +306,7 @@ impl Cache {
         self.settle(index);
     }
 
-    /// It has ended.
+    /// The client has ended that.
     pub fn unpin(&mut self, index: SlotIndex) {
         let slot = self.slot_mut(index);
         slot.pin_count -= 1;
@@ -327,7 +327,7 @@ impl Cache {
         self.settle(index);
     }
 
-    /// It does not any more.
+    /// The stream does not want it any more.
     pub fn unhold(&mut self, index: SlotIndex) {
         let slot = self.slot_mut(index);
         slot.hold_count -= 1;
@@ -475,7 +475,7 @@ mod tests {
         assert_eq!(evicted, Some(block(1)));
     }
 
-    /// Hours of recordings that nobody plays leave what somebody works with where it is.
+    /// Hours of recordings without a player leave the clips that clients work with in the cache.
     #[test]
     fn what_is_recorded_takes_a_part_of_what_was_used_and_no_more() {
         let slot_count = 64;

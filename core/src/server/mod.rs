@@ -99,7 +99,7 @@ use slab::Slab;
 use state::*;
 use writeback::NextWrite;
 
-/// How often devices that could not serve somebody are looked at again.
+/// How often the server looks again at devices that could not serve a request.
 const LOOK_AGAIN: Duration = Duration::from_ms(20);
 
 /// The server's whole state.
@@ -111,14 +111,14 @@ pub struct Server {
     sessions: BTreeMap<SessionId, Session>,
     handles: BTreeMap<(SessionId, HandleId), Handle>,
     files: BTreeMap<FileId, File>,
-    /// Files that nobody uses, by the number of the use that was their last. Some are used again,
+    /// Files that nothing uses, by the number of the use that was their last. Some are used again,
     /// or gone.
     unused: VecDeque<(u64, FileId)>,
     /// Last uses so far.
     unused_count: u64,
     keys: BTreeMap<FileKey, FileId>,
-    /// Sessions that are about to change files that nobody has asked for yet: once they are known,
-    /// nothing of them is granted before that is done.
+    /// Sessions that are about to change files that the server does not know yet: once it does, it
+    /// grants nothing of them before the change is done.
     holds_of_unknown: Vec<(FileKey, SessionId)>,
     devices: BTreeMap<DeviceId, Device>,
     streams: Slab<Stream>,
@@ -145,19 +145,19 @@ pub struct Server {
     plain_write_count: u64,
     /// Pieces that a former daemon left and that made no sense.
     unclaimed_count: u64,
-    /// Pieces of a former daemon are being told.
+    /// The driver is passing on pieces of a former daemon.
     is_recovering: bool,
     /// Writers that met a full disk.
     reserved_blocks: ReservedBlocks,
     /// The next write of the device that is being looked at.
     next_write: Option<NextWrite>,
-    /// There is more room in the write buffer: writes that wait for it are to be looked at before
-    /// this step ends.
+    /// There is more room in the write buffer: this step looks at the writes that wait for it
+    /// before it ends.
     is_roomier: bool,
     /// Changes so far, of all files.
     change_count: u64,
-    /// Files with loose bytes and since when, those first that are to be looked after first; none
-    /// that is being written out.
+    /// Files with loose bytes and since when, in the order of their turns to be written out;
+    /// without those that are being written out.
     loose_files: VecDeque<(Instant, FileId)>,
     /// Pieces that became loose so far.
     loose_count: u64,
@@ -167,26 +167,26 @@ pub struct Server {
     closed: VecDeque<StreamRecord>,
     /// Streams so far.
     stream_count: u32,
-    /// Promises of seats that have no place for them now.
+    /// Contracts that seats keep after the close of their handles.
     kept: Vec<StreamId>,
     /// When the time of one of them may be over.
     kept_wake: Instant,
-    /// When a device goes on that rests because a client that was just served may ask for something
-    /// else.
+    /// When a resting device goes on: it rests because a client that was just served may ask for
+    /// something else.
     rest_wake: Instant,
-    /// Sessions that end may not know it.
+    /// The driver stops: clients of sessions that end may not know it.
     is_stopping: bool,
-    /// The promises of all contracts together.
+    /// The sum of all contracts.
     promised: Promised,
     hit_count: u64,
     miss_count: u64,
-    /// Devices to be looked at before this step ends.
+    /// Devices to look at before this step ends.
     touched: Vec<DeviceId>,
-    /// Devices whose wishes are to be looked at again by the timer.
+    /// Devices that the timer looks at again.
     blocked: Vec<DeviceId>,
     /// Devices that could not get a buffer.
     starved: Vec<DeviceId>,
-    /// Reads whose stream may no longer fetch what they lack: to be looked at before this step
+    /// Reads whose stream may no longer fetch the bytes that they lack: to look at before this step
     /// ends.
     unsettled: Vec<u32>,
     wake_at: Instant,
@@ -259,8 +259,8 @@ impl Server {
         }
     }
 
-    /// Take one event at `now` and append what is to be done. An instant before the last one counts
-    /// as the last one.
+    /// Take one event at `now` and append the actions that it calls for. An instant before the last
+    /// one counts as the last one.
     pub fn step(&mut self, now: Instant, event: Event, actions: &mut Actions) {
         self.now = self.now.max(now);
         match event {
@@ -335,7 +335,7 @@ impl Server {
             } => self.hold(session, request, key, actions),
             Event::Reserved { file, result } => self.reserved(file, result, actions),
             Event::HasReserve { file } => self.has_reserve(file),
-            // And no more in this step: bytes that would be fetched again fail again, without an
+            // And do no more in this step: a new fetch of those bytes would fail again, without an
             // end.
             Event::Unfilled { slot } => return self.unfilled(slot),
             Event::RecoveryEnded => self.recovery_ended(actions),
@@ -431,14 +431,14 @@ impl Server {
         }
     }
 
-    /// Have a device looked at before the step ends.
+    /// Look at a device before the step ends.
     fn touch(&mut self, device: DeviceId) {
         if !self.touched.contains(&device) {
             self.touched.push(device);
         }
     }
 
-    /// Have all devices that a stream is fetched from looked at before the step ends.
+    /// Look at all devices that a stream is fetched from before the step ends.
     fn touch_devices_of(&mut self, id: StreamId) {
         let device_at = |server: &Server, at| server.streams.get(id.0)?.device_at(at);
         for at in 0.. {
@@ -449,7 +449,7 @@ impl Server {
         }
     }
 
-    /// Have a device looked at again by the timer.
+    /// Look at a device again by the timer.
     fn block(&mut self, device: DeviceId) {
         if let Some(entry) = self.devices.get_mut(&device)
             && !entry.queue.blocked

@@ -5,12 +5,12 @@
 use super::*;
 use crate::write::{Lane, Runs, Span};
 
-/// A lane that nobody was granted pages of for so long is not written to.
+/// A lane without a grant for so long is not written to.
 const LANE_IDLE: Duration = Duration::from_s(10);
 
-/// A committed write. It has its pages as long as the map points to it or a request reads from it;
-/// its record it has longer, if it hides part of an older one that still has pages: a later server,
-/// which finds that one, must not write it over what came after.
+/// A committed write. It has its pages as long as the map points to it or a request reads from it.
+/// It has its record longer if it hides part of an older piece that still has pages: a later
+/// server, which finds that one, must not write it over newer bytes.
 #[derive(Clone, Debug)]
 pub(super) struct Piece {
     pub file: FileId,
@@ -23,7 +23,7 @@ pub(super) struct Piece {
     pub range: ByteRange,
     /// Number of its commit.
     pub commit: u64,
-    /// The oldest commit that nothing but this one brings to the device: bytes of it were written
+    /// The oldest commit of which bytes reach the device through this one alone: they were written
     /// over before they were on their way. A sync of the older bytes waits for the bytes that are
     /// there now.
     pub since: u64,
@@ -34,9 +34,9 @@ pub(super) struct Piece {
     pub flights: u32,
     /// Bytes of it that are loose.
     pub loose: u64,
-    /// The how manieth of all that became loose; 0: it never did.
+    /// Its number among all that became loose; 0: it never did.
     pub loosened: u64,
-    /// Older pieces that it hides a part of and that have pages.
+    /// Older pieces with pages of which it hides a part.
     pub hides: u32,
     /// Newer ones that hide a part of it.
     pub hidden_by: Vec<PieceKey>,
@@ -44,7 +44,7 @@ pub(super) struct Piece {
     pub is_announcement: bool,
 }
 
-/// The piece of a commit, if that is not done with: its place may be another's by now.
+/// The piece of a commit, if it still exists: its key may be another's by now.
 pub(super) fn piece_of<'a>(
     pieces: &'a super::slab::Slab<Piece>,
     &(commit, key): &(u64, PieceKey),
@@ -59,8 +59,8 @@ impl Piece {
         (self.live > 0 || self.flights > 0).then_some(self.since)
     }
 
-    /// These bytes of it, as a piece that is a part of this one, in the pages that they lie in:
-    /// nobody's bytes yet, and nothing in a table.
+    /// These bytes of it, as a piece of their own, in the pages where they lie: no map points to it
+    /// yet, and no table has its record.
     pub(super) fn part(&self, span: &Span) -> Piece {
         let from = self.range.start.0 % PAGE_BYTES + span.at;
         let first = from / PAGE_BYTES;
@@ -79,7 +79,7 @@ impl Piece {
         }
     }
 
-    /// Nobody needs its pages any more.
+    /// Nothing needs its pages any more.
     pub(super) fn is_spent(&self) -> bool {
         self.live == 0 && self.flights == 0 && self.loose == 0
     }
@@ -89,11 +89,11 @@ impl Piece {
 #[derive(Clone, Debug)]
 pub(super) struct LaneState {
     pub pages: Lane,
-    /// The session that writes to it; None: nobody writes any more.
+    /// The session that writes to it; None: it has ended.
     pub session: Option<SessionId>,
     /// Records of its table that are free.
     pub records: Vec<u32>,
-    /// Those of what a former server left and is told later.
+    /// Records of a former server that the driver passes on later, or that could not be claimed.
     pub kept: BTreeSet<u32>,
     pub record_count: u32,
     /// Writes that wait for room in it.
@@ -108,7 +108,7 @@ impl LaneState {
         u64::from(self.pages.page_count() - self.pages.free_count()) * PAGE_BYTES
     }
 
-    /// Of those, what is loose and nothing else. Units: bytes.
+    /// Of those, the bytes that are loose and nothing else. Units: bytes.
     pub(super) fn loose_bytes(&self) -> u64 {
         u64::from(self.pages.held_alone_count()) * PAGE_BYTES
     }
@@ -118,7 +118,7 @@ impl LaneState {
         u64::from(self.pages.touched_count()) * PAGE_BYTES
     }
 
-    /// A record of its table, for a write that is granted. Any other would be another write's.
+    /// Take a record of its table for a write that is granted. Any other would be another write's.
     pub(super) fn take_record(&mut self) -> u32 {
         let record = self.records.pop();
         let record = record.expect("pages are taken for a write when its lane has a record for it");
@@ -134,7 +134,7 @@ impl LaneState {
             && self.pages.held_count() == 0
     }
 
-    /// Somebody writes to it and will want again the memory that it has.
+    /// A session writes to it and will want its memory again.
     pub(super) fn is_written_to(&self, now: Instant) -> bool {
         self.session.is_some() && (!self.waiting.is_empty() || now.since(self.granted) < LANE_IDLE)
     }
@@ -152,9 +152,10 @@ pub(super) struct WriteFlight {
     pub buffered: bool,
     /// Failed syncs of its file when it was sent.
     pub failed_syncs: u64,
-    /// The kernel may have taken it into its cache, and could not write something of that.
+    /// The kernel may have taken it into its cache, and has reported bytes that it could not write.
     pub lost: Option<Errno>,
-    /// It took it there, for the first time: past it once more, and the record stays meanwhile.
+    /// The kernel took it into its cache for the first time: the server writes it past that once
+    /// more, and the record stays meanwhile.
     pub is_again: bool,
     pub spans: Vec<Span>,
     /// Buffers that it writes from.

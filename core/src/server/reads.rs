@@ -2,7 +2,7 @@
 //! A client's read, from its arrival to its answer.
 //!
 //! A read is answered in the step in which its last page becomes valid, at once when it is a hit.
-//! While it waits, every page it lacks is valid, on its way, demanded of the device, or about to be
+//! While it waits, every page of it is valid, on its way, demanded of the device, or about to be
 //! fetched by the contract it belongs to: `pursue` looks at that again whenever anything changed.
 
 use super::state::*;
@@ -121,7 +121,7 @@ impl Server {
         self.pursue(key, actions);
     }
 
-    /// Answer the read if it can be; else see to it that what it lacks will come.
+    /// Answer the read if it can be; else make sure that the missing bytes will come.
     pub(super) fn pursue(&mut self, key: u32, actions: &mut Actions) {
         let Some(read) = self.reads.get(key) else {
             return;
@@ -133,8 +133,8 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        // Nobody is told where the file ends by a size that may be old, nor what it holds by what
-        // was right long ago.
+        // No answer may rest on a size that may be old, nor on bytes that were last known to be
+        // right long ago.
         let now = self.now;
         let is_late = file.must_be_looked_at(now, read.arrived, self.policy.look_age);
         let is_unknown = file.size_stale || (read.range.end() > file.size && !read.size_checked);
@@ -158,7 +158,7 @@ impl Server {
         }
         let range = ByteRange::new(start, end - start);
         if !file.writing.dirty.is_empty() && !self.compose(id, range, None, actions) {
-            // No buffer is free: asked for again when one is.
+            // No buffer is free: the device gets the demand when one is.
             return self.demand(key, id, range);
         }
         match self.lack(id, range) {
@@ -189,8 +189,8 @@ impl Server {
     }
 
     /// Scattered reads where nothing is promised: the kernel's cache keeps small pieces better than
-    /// buffers of a mebibyte do, and nobody needs to be protected from them. Not where that cache
-    /// may have to give up bytes that it could not write: only we have them then.
+    /// buffers of a mebibyte do, and no contract needs to be protected from them. Not where that
+    /// cache may have to give up bytes that it could not write: only we have them then.
     fn left_to_the_kernel(&self, key: u32, id: FileId) -> bool {
         let scattered = self
             .reads
@@ -206,7 +206,7 @@ impl Server {
                 .is_some_and(|device| device.contracts.is_empty())
     }
 
-    /// All reads that wait for a file are looked at again.
+    /// Look again at all reads that wait for a file.
     pub(super) fn retry_waiting(&mut self, id: FileId, actions: &mut Actions) {
         let Some(file) = self.files.get(&id) else {
             return;
@@ -265,8 +265,8 @@ impl Server {
         })
     }
 
-    /// Name these bytes to a client. It reads the bytes in the buffers: that they are the file's is
-    /// asserted, regardless of earlier questions.
+    /// Pin the buffers of these bytes for a client's answer. The client reads the bytes in the
+    /// buffers, so this asserts that they are the file's, regardless of earlier checks.
     pub(super) fn pin(
         &mut self,
         session: SessionId,

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Seats: one client at its work, and the promise that goes with it.
+//! Seats: one client at its work, and the contract that goes with it.
 //!
 //! A contract belongs to the client and not to a handle. An editor that plays a timeline cuts every
-//! few seconds to another place in another file, and keeps the files open: the promise moves with
-//! it. A cut is a move and not a new question, so nothing is asked of admission; the place that was
-//! left has no claim and holds no buffers. Several places that are read at the same time (layers)
-//! are several times the rate, and each of them is asked for once.
+//! few seconds to another place in another file, and keeps the files open: the contract moves with
+//! it. A cut is a move and not a new question, so the server does not ask admission; the place that
+//! was left has no claim and holds no buffers. Several places that are read at the same time, such
+//! as layers, are several times the rate, and the server asks for each of them once.
 //!
 //! A seat is a session here: smbd has one for each connection to a share. Sessions of a pool's door
 //! are left out, since all clients of a mount are one session: there each stream is a seat of its
@@ -18,19 +18,19 @@ use crate::stream::{Observation, Pattern};
 
 /// A place that was not read for so long is one that a reader can come back to.
 const AWAY: Duration = Duration::from_s(1);
-/// A promise that its reader has left, for another place, is given back after so long.
+/// A contract that its reader has left, for another place, is given back after so long.
 const LEFT: Duration = Duration::from_s(3);
-/// Read-ahead never falls below what is played in this time.
+/// Read-ahead never falls below the bytes that are played in this time.
 const WINDOW_MIN: Duration = Duration::from_ms(750);
-/// No client that was presumed to play, and did not, is presumed to play again before that.
+/// A client that was presumed to play, and did not, is not presumed to play again before that.
 const PRESUMED_AGAIN: Duration = Duration::from_s(10);
 /// A cut's first frame is looked for in this time.
 pub(super) const FIRST_FRAME: Duration = Duration::from_ms(100);
-/// A reader with a promise looks elsewhere at most so often at the promise's cost.
+/// A reader under contract reads elsewhere at most so often at the contract's cost.
 const LOOK_AWAY: Duration = Duration::from_ms(500);
-/// Smaller pieces of a file of unknown rate are played only when their rate is known. Units: bytes.
+/// Shorter reads of a file of unknown rate do not count as playing. Units: bytes.
 pub(super) const PLAYED_MIN: u64 = 128 << 10;
-/// Of a clip's picture its sound has less than such a part.
+/// A clip's sound has less than such a part of its picture's rate.
 const SOUND: u64 = 8;
 /// So many reads of a place show whether it is played.
 const LOOKS: u8 = 2;
@@ -39,22 +39,22 @@ const LOOKS: u8 = 2;
 pub(super) const REST: Duration = Duration::from_ms(4);
 
 impl Server {
-    /// A read of a stream without a contract: where the seat's promise is now, if this is where its
-    /// reader has gone.
+    /// The stream that has the seat's contract, if this read, of a stream without one, shows that
+    /// its reader has gone here.
     ///
-    /// A place that nobody has read since this one was last read is one that was left. Two that are
-    /// read in turn are two layers.
+    /// A place without a read since this one was last read was left. Two that are read in turn are
+    /// two layers.
     fn left_place(&self, id: StreamId, is_first: bool, length: u64) -> Option<StreamId> {
         let stream = self.streams.get(id.0)?;
         let is_seat = self.sessions.get(&stream.session)?.pool.is_none();
-        // A copy takes all that it is given, and leaves the promise with the player.
+        // A copy takes all that it gets, and leaves the contract with the player.
         if !is_seat || stream.is_copy || stream.frames.is_some() || !stream.part.is_whole() {
             return None;
         }
         let own = self.told_rate(stream);
         let device = self.devices.get(&stream.device)?;
-        // Where there is time for all, sound of unknown rate does without the promise of its
-        // picture, which would be far too much for it.
+        // Where there is time for all, sound of unknown rate does without its picture's contract,
+        // which would be far too much for it.
         let is_any = own.is_some() || !device.keeps_up(self.now);
         let is_like = |other: &Stream| is_any || other.row.is_read_like(length);
         let kept = self.kept_for(stream, is_like);
@@ -74,7 +74,7 @@ impl Server {
         (was_away || place.last_read <= stream.last_read).then_some(left)
     }
 
-    /// The rate at which a stream is read, or will be when it asks for a promise.
+    /// The rate at which a stream is read, or will be when it asks for a contract.
     pub(super) fn told_rate(&self, stream: &Stream) -> Option<(BytesPerSecond, RateSource)> {
         let from_header = self.policy.contracts_from_header;
         stream.rate.or(match self.hint_of(stream)? {
@@ -90,16 +90,16 @@ impl Server {
         self.handles.get(&handle)?.hint
     }
 
-    /// Whether a read may be the first of playing something: of a clip whose rate is known it is,
-    /// of another file if it is large. A promise does not go to a project's database because
-    /// somebody looks something up there.
+    /// Whether a read may begin a play: of a clip whose rate is known it may, of another file if it
+    /// is large. A contract does not go to a project's database because an editor looks something
+    /// up there.
     fn may_play(&self, stream: &Stream, seen: &Observation, length: u64) -> bool {
         let hint = self.hint_of(stream);
         let is_known = stream.rate.is_some() || matches!(hint, Some(RateHint::Rate(..)));
         seen.pattern != Pattern::Random && (is_known || length >= PLAYED_MIN)
     }
 
-    /// The seat's promise goes where its reader has gone, if that is here.
+    /// Move the seat's contract here, if its reader has gone here.
     pub(super) fn move_promise(&mut self, id: StreamId, seen: &Observation, length: u64) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
@@ -134,7 +134,7 @@ impl Server {
         stream.cursor = None;
         stream.refusal = None;
         stream.late_before = false;
-        // Nobody held the bytes that were fetched ahead of the last visit; those that are still
+        // No stream held the bytes that were fetched ahead at the last visit; those that are still
         // there are passed over.
         stream.fetched = stream.consumed.min(stream.fetched);
         stream.reanchor(self.now);
@@ -155,10 +155,10 @@ impl Server {
         self.touch(device);
     }
 
-    /// When a read is due that a client with a promise makes elsewhere in its material: it may be
-    /// the first after a cut, of which only the next shows that it is read on from there. A client
-    /// that looks about more often than people cut is served by best effort in between: each such
-    /// read costs the device positioning of which admission does not know.
+    /// When a read is due that a client under contract makes elsewhere in its material: it may be
+    /// the first after a cut, which only the next one shows. A client that reads elsewhere more
+    /// often than people cut gets best effort in between: each such read costs the device
+    /// positioning that admission has not counted.
     pub(super) fn look_away_due(&mut self, id: StreamId, arrived: Instant) -> Instant {
         let (now, preroll) = (self.now, self.policy.preroll);
         let Some(stream) = self.streams.get_mut(id.0) else {
@@ -173,9 +173,9 @@ impl Server {
     }
 
     /// When a read is due for which no stream is followed: the first reads of a clip of known rate
-    /// are taken for the beginning of playing it, at any place in it. Not of a client of which that
-    /// was wrong lately, nor where a stream was refused: there is no room for another, and a stream
-    /// with a promise would be late.
+    /// are presumed to begin its play, at any place in it. Not for a client for which that was
+    /// wrong lately, nor where a stream was refused: there is no room for another, and a stream
+    /// under contract would be late.
     pub(super) fn presumed_due(&mut self, id: StreamId, arrived: Instant) -> Instant {
         let (now, preroll) = (self.now, self.policy.preroll);
         let Some(stream) = self.streams.get(id.0) else {
@@ -212,8 +212,8 @@ impl Server {
         arrived + preroll
     }
 
-    /// Whether it is read on where the promise went with it. If not, it is followed to where it
-    /// reads now.
+    /// Whether the reader goes on at the place where it was presumed to play. If it strays, the
+    /// stream will follow it to where it reads now.
     pub(super) fn look_at_presumption(
         &mut self,
         id: StreamId,
@@ -233,7 +233,7 @@ impl Server {
             stream.is_presumed = false;
         }
         if strays {
-            // It looks about in what it plays.
+            // The reader looks about in its clip.
             stream.is_presumed = false;
             self.end_run(id);
             self.forget_cursor(id);
@@ -265,8 +265,7 @@ impl Server {
         }
     }
 
-    /// How long the run will be that a stream is in, as its seat's were; None: nothing says that it
-    /// ends.
+    /// How long the run will be that a stream is in, as its seat's were; None: not known.
     pub(super) fn run_bytes(&self, stream: &Stream) -> Option<u64> {
         let session = self.sessions.get(&stream.session)?;
         let mean = session.run_bytes.filter(|_| session.pool.is_none())?;
@@ -275,9 +274,9 @@ impl Server {
 
     /// How far ahead of its reader a stream is read. Units: bytes; at most `cap`.
     ///
-    /// A visit costs positioning, and what was fetched when the reader cuts away is lost, half a
-    /// window in the mean. Of a run of `r` bytes read in windows of `w`, positioning as dear as `p`
-    /// bytes, that is `p·r/w + w/2`: least at `w = √(2·p·r)`.
+    /// A visit costs positioning, and bytes that were fetched when the reader cuts away are lost,
+    /// half a window in the mean. For a run of `r` bytes read in windows of `w`, with positioning
+    /// as dear as `p` bytes, that is `p·r/w + w/2`: least at `w = √(2·p·r)`.
     pub(super) fn window(&self, stream: &Stream, device: DeviceId, cap: u64) -> u64 {
         let chunk = self.limits.chunk_bytes_max;
         let session = self.sessions.get(&stream.session);
@@ -299,7 +298,7 @@ impl Server {
     }
 
     /// The first frame behind a cut is wanted long before it is due: the editor looks at the old
-    /// one until then. Not of a reader that glances about.
+    /// one until then. Not for a reader that glances about.
     pub(super) fn first_frame_wanted(&self, stream: &Stream) -> Instant {
         match stream.awaits_first_frame() && !self.glances_about(stream) {
             true => stream.anchor + FIRST_FRAME,
@@ -307,15 +306,15 @@ impl Server {
         }
     }
 
-    /// Nothing is fetched ahead until then behind a first read from which its reader has not gone
-    /// on. None: no such moment is to come.
+    /// Until when nothing is fetched ahead behind a first read from which its reader has not gone
+    /// on. None: read-ahead need not wait.
     pub(super) fn rests_until(&self, stream: &Stream) -> Option<Instant> {
         if !stream.row.is_one() || stream.frames.is_some() {
             return None;
         }
         if stream.waiting_count > 0 {
-            // When that request ends the device is looked at again. The reader may wait for nothing
-            // that is under way: it was dropped, and is fetched anew.
+            // When that request ends the device is looked at again. The reader may also wait for
+            // bytes that are not under way: they were dropped, and are fetched anew.
             let is_on_its_way = stream.fetched >= stream.consumed
                 && self.devices.get(&stream.device)?.queue.flight_count > 0;
             return is_on_its_way.then_some(Instant::NEVER);
@@ -325,8 +324,7 @@ impl Server {
         Some(answered + REST).filter(|until| *until > self.now)
     }
 
-    /// Promises on a device that their readers have left, for another place that was promised as
-    /// well, are given back.
+    /// Give back a contract on a device that its reader has left for another place under contract.
     pub(super) fn give_back_left(&mut self, device: DeviceId) {
         let Some(entry) = self.devices.get(&device) else {
             return;
@@ -359,8 +357,8 @@ impl Server {
     }
 }
 
-/// Whether a promise is one for a place of that rate: enough for it, and not so much more that
-/// sound would take what picture was promised.
+/// Whether a contract suits a place of that rate: enough for it, and not so much more that sound
+/// would take the picture's.
 pub(super) fn suits(promised: BytesPerSecond, own: Option<(BytesPerSecond, RateSource)>) -> bool {
     own.is_none_or(|(own, _)| {
         own.0 <= promised.0.saturating_add(promised.0 / 20) && own.0 >= promised.0 / SOUND
@@ -368,9 +366,9 @@ pub(super) fn suits(promised: BytesPerSecond, own: Option<(BytesPerSecond, RateS
 }
 
 impl Stream {
-    /// Its reader has cut to its present place, has had nothing yet, and waits. Admission does not
-    /// count on the preference that it gets then, so a start, which admission has looked at, is
-    /// left as it is.
+    /// Its reader has cut to its present place, has got nothing yet, and waits. Admission does not
+    /// count the preference that it gets then, so a start, which admission has looked at, gets
+    /// none.
     pub(super) fn awaits_first_frame(&self) -> bool {
         self.was_cut_to && self.fetched == 0 && self.waiting_count > 0
     }

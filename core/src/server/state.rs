@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The server's memory: sessions, handles, files, writes and reads that wait. Devices, streams and
-//! pieces have files of their own. Plain records; the verbs are in the files beside this one.
+//! pieces have files of their own. Plain records; the code that acts on them is in the files beside
+//! this one.
 
 use super::api::*;
 use super::clock::PlayClock;
@@ -15,7 +16,7 @@ use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
 use alloc::string::String;
 use alloc::vec::Vec;
 
-/// After a device failed to write.
+/// How long after a failed write the server retries.
 const TRY_AGAIN: Duration = Duration::from_s(1);
 
 /// A client connection.
@@ -27,9 +28,9 @@ pub(super) struct Session {
     pub handle_count: u32,
     /// Reads that wait for it to release pins, oldest first.
     pub parked: VecDeque<u32>,
-    /// Where it writes; None: it has no lane, and writes on its own descriptors.
+    /// Its lane; None: it has none, and its client writes on its own descriptors.
     pub lane: Option<LaneId>,
-    /// Of which pool's door it is one.
+    /// The pool whose door it is a session of.
     pub pool: Option<PoolNumber>,
     /// How much was read at one place before it cut to another, in the mean; None: it has never
     /// cut. Units: bytes.
@@ -40,9 +41,9 @@ pub(super) struct Session {
     pub clock: Option<PlayClock>,
     /// Places that it left at once.
     pub glances: Glances,
-    /// Reads that were served as the beginning of playing, and nothing has come of it yet.
+    /// Reads that were served as the beginning of a play, which has not followed yet.
     pub look_count: u8,
-    /// Nothing came of such reads: until then they are served as any others.
+    /// No play followed such reads: until then they are served as any others.
     pub presumed_wrongly_until: Instant,
 }
 
@@ -70,7 +71,7 @@ pub(super) struct Waiting {
 pub(super) struct Handle {
     pub state: HandleState,
     pub path: String,
-    /// Which part of the file of that path it is.
+    /// The part of the file of that path.
     pub part: FilePart,
     /// `change_count` of the server when the driver was asked about its file.
     pub asked: u64,
@@ -87,13 +88,13 @@ pub(super) struct Handle {
 }
 
 impl Handle {
-    /// It goes on being read as no frame is, and nobody has said that it is one.
+    /// Its reads are not like a frame's, and no rule says that it is one.
     pub(super) fn is_clip(&self) -> bool {
         let ruled = matches!(self.hint, Some(RateHint::FramesPerKilosecond(..)));
         !ruled && self.cadence.is_long()
     }
 
-    /// Its header decides at what it is read: no rule does.
+    /// Its header decides its rate: no rule does.
     pub(super) fn is_unruled(&self) -> bool {
         matches!(
             self.hint,
@@ -116,7 +117,7 @@ pub(super) struct File {
     pub key: FileKey,
     pub device: DeviceId,
     pub size: u64,
-    /// Size must be asked for before anybody is told where the file ends.
+    /// The size must be asked for before a client learns where the file ends.
     pub size_stale: bool,
     /// A Stat is on its way.
     pub stat: Option<Asked>,
@@ -141,21 +142,21 @@ pub(super) struct File {
     pub gone: bool,
     /// How it may be written.
     pub way: WriteWay,
-    /// Nobody but clients of ours writes to it, as far as anybody has said or shown.
+    /// Only clients of ours write to it, as far as has been reported or seen.
     pub is_exclusive: bool,
     pub header: Looked,
-    /// That was never read, and is to be.
+    /// The header was never read, and waits for the driver.
     pub is_header_wanted: bool,
     pub writing: Writing,
 }
 
-/// Whether the cache has the bytes that the file has. A change need not be told of: a program that
-/// stores into a mapping tells nobody, nor does one that hands a write to the kernel without
-/// waiting for it.
+/// Whether the cached bytes are those of the file. Not every change is reported: not one by a
+/// program that stores into a mapping, nor by one that hands a write to the kernel without waiting
+/// for it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Looks {
-    /// Its version was asked for then: its cached bytes were right, and later ones were right when
-    /// they came.
+    /// When the server last asked for its version: its cached bytes were right then, and later ones
+    /// when they came.
     pub at: Instant,
     /// The facts found then, or by the last open of it, came at this time.
     pub came: Instant,
@@ -164,22 +165,23 @@ pub(super) struct Looks {
     pub doubt: Doubt,
 }
 
-/// Whether what came since a file's version became so may be older than that. In any doubt it is
-/// dropped when the version is no longer fresh.
+/// Whether bytes that came since the file got its version may be older than that version. In any
+/// doubt they are dropped when the version is no longer fresh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Doubt {
     #[default]
     None,
     /// No more than that.
     Last,
-    /// Clients of ours made it that version, by themselves perhaps: it is dropped, too, once they
-    /// are quiet from one look to the next. A reader that follows a recording keeps its bytes as
-    /// long as the recording goes on.
+    /// Clients of ours made that version, perhaps on their own descriptors: the bytes are dropped,
+    /// too, once these clients are quiet from one look to the next. A reader that follows a
+    /// recording keeps its bytes as long as the recording goes on.
     Ours,
-    /// It was so when the file became known, and nobody knows the writer that made it so: it is
-    /// dropped at each look, too, until a client of ours writes it.
+    /// The file had the version when it became known, and the writer that made it is not known: the
+    /// bytes are dropped at each look, too, until a client of ours writes it.
     Unknown,
-    /// A stranger did, or nobody has told of it: it is dropped at each look, too.
+    /// Another program made it, or the change was not reported: the bytes are dropped at each look,
+    /// too.
     Foreign,
 }
 
@@ -191,7 +193,7 @@ pub(super) struct Version {
     pub is_fresh: bool,
 }
 
-/// When its header was last looked at, and what the file was then.
+/// When its header was last looked at, and the state of the file then.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Looked {
     pub at: Instant,
@@ -204,46 +206,48 @@ pub(super) struct Looked {
 /// Bytes of a file on their way from clients to its device.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Writing {
-    /// Its length as the file system has it; `File::size` is what was acknowledged.
+    /// Its length as the file system has it; `File::size` is the acknowledged one.
     pub native_size: u64,
     pub dirty: DirtyMap,
-    /// Commits in order, with those that nobody needs any more between them: the first that is
-    /// alive is the oldest.
+    /// Commits in order, with spent ones between them: the first that is alive is the oldest.
     pub commits: VecDeque<(u64, PieceKey)>,
-    /// From where to where those reach at most: a writer that goes on behind them hides none, and
-    /// need not look at each. Start, end.
+    /// The range in which those lie, start and end: a write behind it hides none, and need not look
+    /// at each.
     pub reach: (u64, u64),
     /// Writes that wait for a grant, oldest first.
     pub waiting: Vec<u32>,
     /// Ranges granted and not committed.
     pub grant_count: u32,
     /// Bytes that went through the kernel's cache and are not known to have got to the device: see
-    /// `loose`. Nothing of it is dirty.
+    /// `loose`. None of them is dirty.
     pub loose: DirtyMap,
-    /// It has a use of the file for that.
+    /// The loose bytes count as a use of the file.
     pub is_loose: bool,
-    /// Its latest sync covers what had become loose up to this one, in the count of the server.
+    /// Its latest sync covers the pieces that had become loose up to this number of the server's
+    /// count.
     pub synced_loose: u64,
     /// Syncs that ended with an error. Bytes that were on their way into the kernel's cache
     /// meanwhile are written again.
     pub failed_syncs: u64,
     /// Its last write past the kernel's cache went into it.
     pub falls_back: bool,
-    /// So many of them, one behind the other, were told of something that the kernel could not keep
-    /// (see [`LOST_IN_A_ROW`]).
+    /// So many of them in a row came with a report of bytes that the kernel could not keep (see
+    /// [`LOST_IN_A_ROW`]).
     pub lost_count: u8,
-    /// Bytes are to be written again that somebody may have cut off: none is before its length was
-    /// looked at.
+    /// Another program may have cut off bytes that have to be written again: the server writes none
+    /// before it has looked at the file's length.
     pub is_cut_doubted: bool,
-    /// The sync that the driver has is one for nobody but us.
+    /// The sync with the driver is the server's own, and no client waits for it.
     pub is_writing_out: bool,
     /// Ranges on their way to the device.
     pub flights: Vec<ByteRange>,
     /// A reservation is on its way, for these bytes.
     pub reserving: Option<ByteRange>,
-    /// It is one ahead of need, up to here: nobody waits for it, and it uses the file.
+    /// That one is ahead of need, up to here: no write waits for it, and it counts as a use of the
+    /// file.
     pub reserving_ahead_to: Option<u64>,
-    /// The file was changed beside us since: blocks that the reservation found may be gone again.
+    /// The file was changed beside us since: the blocks that the reservation finds may be gone
+    /// again.
     pub is_reservation_void: bool,
     /// From here on its extents may have been given back since we saw them.
     pub mapped_end: u64,
@@ -252,56 +256,57 @@ pub(super) struct Writing {
     /// A session that had it open ended without closing it: its client may write to it by itself.
     /// The reserved blocks are not ours to cut off then.
     pub is_open_elsewhere: bool,
-    /// Blocks asked for ahead of need were not to be had.
+    /// The disk did not give the blocks asked for ahead of need.
     pub is_short: bool,
-    /// Another writer meets a full disk: blocks reserved here are given back as soon as the file's
+    /// Another writer meets a full disk: this file gives its reserved blocks back as soon as its
     /// bytes are written.
     pub gives_room: bool,
     /// Requests that wait for stable storage, and the last commit that each waits for.
     pub syncs: VecDeque<SyncWaiter>,
-    /// A sync is with the driver. Its answer says nothing of what was written after it was asked
-    /// for, so that it is one at a time.
+    /// A sync is with the driver. Its answer does not cover bytes that were written after it was
+    /// asked for, so there is one at a time.
     pub is_syncing: bool,
-    /// An error that the driver was told of meanwhile, which that sync will not tell of.
+    /// An error that the kernel has reported to the driver meanwhile, and will not report to that
+    /// sync.
     pub not_kept: Option<Errno>,
-    /// So many, one behind the other, covered nothing for that (see [`LOST_IN_A_ROW`]).
+    /// Syncs in a row that covered nothing because of that (see [`LOST_IN_A_ROW`]).
     pub uncovered_syncs: u8,
-    /// How often others have written to it by themselves, as far as we know: so far; before the
-    /// sync under way was asked for; and before the last one that ended well.
+    /// How often others have written to it past us, as far as we know: so far; before the sync
+    /// under way was asked for; and before the last one that ended well.
     pub others_changed: u64,
     pub others_syncing: u64,
     pub others_synced: u64,
-    /// For so many of `syncs`; fewer than it was asked for, when some of them have left or been
-    /// told of a failure.
+    /// That sync is for so many of `syncs`; fewer than at first, when some of them have left or got
+    /// an error.
     pub syncing: usize,
-    /// Sessions that change it on their own descriptors, or wait to do so with the request to be
-    /// answered.
+    /// Sessions that change it on their own descriptors; with a request, they wait for its answer
+    /// to do so.
     pub holds: Vec<(SessionId, Option<RequestId>)>,
-    /// Its device has failed to write; not to be tried again before.
+    /// The error with which its device failed to write, and the earliest retry.
     pub failed: Option<(Errno, Instant)>,
-    /// The bytes that it was granted without a claim, counted from where its device was then.
+    /// The bytes that it was granted without a claim, counted on from its device's `progress` then.
     /// Units: bytes.
     pub progress: u64,
-    /// Its device has failed since it last had everything that was committed until then: each
-    /// client that syncs is told so, until it has.
+    /// Its device has failed, and does not have all bytes yet that were committed until then: each
+    /// client that syncs gets this error until it has.
     pub failing: Option<Errno>,
-    /// The last commit before that.
+    /// The last commit at that failure.
     pub failing_since: u64,
-    /// The next client that writes is to be told that it has begun to fail.
+    /// The next client that writes gets the error, since the file has begun to fail.
     pub refuses: bool,
     /// It is in its device's list of writers.
     pub is_listed: bool,
-    /// A request over a gap has failed: each goes by itself then, and says itself what it lacks.
+    /// A request over a gap has failed: each run goes by itself then, with its own result.
     pub is_unbridgeable: bool,
     /// Its file system has refused a request of whole pages that goes past the kernel's cache: all
-    /// go through it then.
+    /// go through that cache then.
     pub is_direct_refused: bool,
-    /// We have written to it since we knew its version: another one says nothing of others.
+    /// We have written to it since we knew its version: a new one does not show a change by others.
     pub is_unsettled: bool,
     /// Requests under way that change its times and blocks after we wrote.
     pub settling: u32,
-    /// A piece of which nothing but its record is left, so that a later server sees to its time,
-    /// should this one die before that is set.
+    /// A piece of which only the record is left, so that a later server sets the file's time if
+    /// this one dies before it is set.
     pub remembered: Option<PieceKey>,
     /// How fast it is being written.
     pub pace: Pace,
@@ -317,21 +322,21 @@ pub(super) struct SyncWaiter {
 }
 
 impl Writing {
-    /// Bytes that others have written by themselves may not be on its device, as far as any sync of
-    /// ours says. Nobody can write those again that the kernel loses. A session that holds the file
-    /// may be writing.
+    /// Its device may lack bytes that others have written past us: no sync of ours has covered
+    /// them. The server cannot write them again if the kernel loses them. A session that holds the
+    /// file may be writing.
     pub(super) fn may_have_bytes_of_others(&self) -> bool {
         self.others_changed > self.others_synced || !self.holds.is_empty()
     }
 
-    /// Its device has what it lacked: nobody is told any more.
+    /// Its device has the bytes that it lacked: clients get the error no more.
     pub(super) fn fails_no_more(&mut self) {
         self.failing = None;
         self.refuses = false;
     }
 
-    /// Its device did not take something of the bytes committed so far: they are kept and tried
-    /// again, and clients that write or sync are told.
+    /// Its device did not take some of the bytes committed so far: the server keeps and retries
+    /// them, and clients that write or sync get the error.
     pub(super) fn failed_to_write(&mut self, errno: Errno, now: Instant, commit: u64) {
         self.failed = Some((errno, now + TRY_AGAIN));
         self.refuses |= self.failing.is_none();
@@ -351,14 +356,14 @@ pub(super) struct Write {
     pub range: ByteRange,
     /// Set once its handle is ready.
     pub file: Option<FileId>,
-    /// The thing that it waits for, as of the last look.
+    /// The reason for its wait, as of the last look.
     pub waits_for: WaitsFor,
 }
 
-/// The thing that a write in the line of its lane waits for.
+/// The reason for which a write in the line of its lane waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WaitsFor {
-    /// Blocks, a length, a hold: nobody waits for it meanwhile.
+    /// Blocks, a length, a hold: no other write waits behind it meanwhile.
     Other,
     /// Room in the write buffer: those behind it in its lane wait, too.
     Room,
@@ -388,7 +393,7 @@ pub(super) struct Asked {
     pub at: Instant,
     /// It has at least this length.
     pub length: u64,
-    /// Nobody knows where it ends now: the answer is worth nothing.
+    /// A change has moved its end: the answer is worth nothing.
     pub is_void: bool,
 }
 
@@ -408,13 +413,14 @@ impl File {
         self.size.min(self.writing.native_size)
     }
 
-    /// Nobody has used it since that use.
+    /// It was not used since that use.
     pub(super) fn is_unused_since(&self, since: u64) -> bool {
         self.use_count == 0 && self.unused_since == since
     }
 
-    /// Its version was asked for at `asked`, and was this. True: its cached bytes may be old.
-    /// `strictly`: also when clients of ours have told of the change that made it so, or made it.
+    /// Take in a look: the version that was asked for at `asked` is `found`. True: its cached bytes
+    /// may be old. `strictly`: also when clients of ours have reported the change that made the
+    /// version, or made it.
     pub(super) fn looked_at(
         &mut self,
         found: Version,
@@ -454,7 +460,7 @@ impl File {
         is_old
     }
 
-    /// Nobody has told of a change since the last look, and no change of ours is under way.
+    /// No change was reported since the last look, and no change of ours is under way.
     pub(super) fn is_quiet(&self, now: Instant) -> bool {
         self.changed == self.looks.told && !self.is_written_by_us(now)
     }
@@ -467,13 +473,14 @@ impl File {
         writing.is_unsettled || writing.settling > 0 || is_about_to || goes_on
     }
 
-    /// Whether it is to be looked at before a read that arrived at `arrived` is answered from the
-    /// cache.
+    /// Whether the server has to look at it before it answers a read that arrived at `arrived` from
+    /// the cache.
     pub(super) fn must_be_looked_at(&self, now: Instant, arrived: Instant, age: Duration) -> bool {
         !self.is_exclusive && arrived > self.looks.at && now.since(self.looks.at) >= age
     }
 
-    /// Of a file that has another one than before the header may say something else.
+    /// The state of the file for its header: if it differs from before, the header may say
+    /// something else.
     pub(super) fn likeness(&self) -> (u64, u64, u64, bool) {
         let is_dirty = !self.writing.dirty.is_empty() || !self.writing.flights.is_empty();
         (self.size, self.changed, self.version, is_dirty)
@@ -516,7 +523,7 @@ pub(super) struct Read {
     pub line: Option<u32>,
     /// Set once its handle is ready.
     pub file: Option<FileId>,
-    /// When it is wanted of the device; NEVER for best effort.
+    /// Its deadline for the device; NEVER for best effort.
     pub due: Instant,
     /// When it was promised, as things were when it arrived; NEVER: it was not.
     pub promised: Instant,
@@ -532,8 +539,8 @@ pub(super) struct Read {
     pub size_checked: bool,
     /// Device errors it has seen on requests larger than itself.
     pub retry_count: u8,
-    /// Strangers that changed the file while it waited: bytes that came for it were old before it
-    /// could be answered.
+    /// Changes by other programs while it waited: bytes that came for it were old before it could
+    /// be answered.
     pub voided_count: u8,
 }
 
@@ -557,7 +564,7 @@ pub(super) struct Flight {
     pub known_size: u64,
     pub slots: Vec<SlotIndex>,
     pub cost: Duration,
-    /// When it is wanted; NEVER: by nobody under contract.
+    /// Its deadline; NEVER: it is under no contract.
     pub deadline: Instant,
     /// It came out of pages that are not written yet ([`Event::MayChange`]).
     pub may_change: bool,
@@ -572,6 +579,6 @@ pub(super) struct Demand {
     pub range: ByteRange,
     pub due: Instant,
     pub since: Instant,
-    /// Of a reader with a stream that is fetched ahead.
+    /// The reader's stream, if it is fetched ahead.
     pub stream: Option<StreamId>,
 }

@@ -47,7 +47,7 @@ impl Promised {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeldSlot {
     pub slot: SlotIndex,
-    /// The stream's `v` at the end of what it wants of it.
+    /// The stream's `v` at the end of the bytes that it wants from the slot.
     pub end: u64,
 }
 
@@ -57,30 +57,30 @@ pub(super) struct Stream {
     /// As in [`StreamRecord::number`].
     pub number: u32,
     pub session: SessionId,
-    /// Of the handle that it was last read by.
+    /// Of the handle that last read it.
     pub station: Option<Station>,
-    /// None once the handle is closed (a sequence lives between handles).
+    /// None once the handle is closed; a sequence lives between handles.
     pub handle: Option<HandleId>,
-    /// File that is being fetched (of a sequence: the one the player is in).
+    /// The file that is being fetched; of a sequence, the one that the player is in.
     pub file: FileId,
     /// Where that lies. A sequence of a pool is fetched from others as well, see
     /// [`Stream::device_at`].
     pub device: DeviceId,
     pub path: String,
-    /// Which part of the file of that path it is.
+    /// The part of the file of that path.
     pub part: FilePart,
     pub standing: Standing,
     pub rate: Option<(BytesPerSecond, RateSource)>,
     /// Why it was refused a contract, when that last happened.
     pub refusal: Option<Refusal>,
-    /// It is a promise that its seat keeps, and nothing else: see `kept`. Its `origin` is where its
-    /// place ended on the device.
+    /// It is only a contract that its seat keeps: see `kept`. Its `origin` is where its place ended
+    /// on the device.
     pub is_kept: bool,
-    /// Its reader copies: it takes all that it is given, and needs no promise.
+    /// Its reader copies: it takes all that it gets, and needs no contract.
     pub is_copy: bool,
     /// How often the reader was taken for one.
     pub copied_count: u32,
-    /// By how much of its rate the reader is ahead of a clock that runs with it. Units: ns.
+    /// How far the reader is ahead of a clock that runs at its rate. Units: ns.
     pub ahead_ns: i64,
     /// When that was reckoned.
     pub ahead_at: Instant,
@@ -95,7 +95,7 @@ pub(super) struct Stream {
     /// readers apart.
     pub row: Row,
     pub glances: Glances,
-    /// Its reader cut to where it is now, and took the promise along.
+    /// Its reader cut to where it is now, and took the contract along.
     pub was_cut_to: bool,
     /// It is followed from a first read on, and nothing has shown yet that it is read on.
     pub is_presumed: bool,
@@ -105,7 +105,7 @@ pub(super) struct Stream {
     /// `v` up to which the device was asked. Of a sequence over several devices all that lies
     /// before: see [`Frames`].
     pub fetched: u64,
-    /// When the player asked for v = 0 (or would have, at its rate).
+    /// When the player asked for v = 0, or would have at its rate.
     pub anchor: Instant,
     pub read_bytes: u64,
     pub held: VecDeque<HeldSlot>,
@@ -119,9 +119,9 @@ pub(super) struct Stream {
     pub late_count: u64,
     pub promised_count: u64,
     pub promised_late_count: u64,
-    /// Its last read was answered late: by us, so the schedule stands.
+    /// The server answered its last read late, so the schedule stands.
     pub late_before: bool,
-    /// The last read elsewhere that was served as part of what it is promised.
+    /// When a read elsewhere was last served at the contract's cost.
     pub looked_away: Instant,
     /// Reads of it that are not answered yet.
     pub waiting_count: u32,

@@ -40,7 +40,7 @@ impl Server {
                 }
                 Outcome::Plain
             }
-            // Another handle may have written bytes that the kernel could not.
+            // Another handle may have written bytes that the kernel does not have.
             Some(HandleState::Opening(waiting)) => return waiting.syncs.push(request),
             Some(HandleState::Plain) => Outcome::Plain,
             None => Outcome::Failed(Errno::BAD_HANDLE),
@@ -52,8 +52,8 @@ impl Server {
         });
     }
 
-    /// We have nothing of it that its device may lack: a client syncs the kernel's part by itself,
-    /// and gets its result as of any file.
+    /// The server has no bytes of it that its device may lack: a client syncs the kernel's part by
+    /// itself, and gets that result as for any file.
     fn is_the_kernels(&self, id: FileId) -> bool {
         self.files.get(&id).is_some_and(|file| {
             let writing = &file.writing;
@@ -91,7 +91,7 @@ impl Server {
         self.settle_waiters(id, actions);
     }
 
-    /// The client that changed the file has told so: its hold ends.
+    /// The client has reported its change of the file: its hold ends.
     pub(super) fn end_hold(&mut self, session: SessionId, key: FileKey, actions: &mut Actions) {
         let Some(&id) = self.keys.get(&key) else {
             let mut unknown = self.holds_of_unknown.iter();
@@ -114,7 +114,7 @@ impl Server {
         }
     }
 
-    /// A file is known from now on: the sessions that hold it already.
+    /// A file becomes known: take the holds that sessions have on it already.
     pub(super) fn holds_of(&mut self, key: FileKey) -> Vec<(SessionId, Option<RequestId>)> {
         let unknown = self
             .holds_of_unknown
@@ -129,7 +129,7 @@ impl Server {
         self.forget_if_unused(id, actions);
     }
 
-    /// Every write that waits for a file is looked at again.
+    /// Look again at every write that waits for a file.
     pub(super) fn advance_writes(&mut self, id: FileId, actions: &mut Actions) {
         let waiting = self
             .files
@@ -141,8 +141,7 @@ impl Server {
         }
     }
 
-    /// Something of the file was written, or failed to be: requests that wait for that are looked
-    /// at.
+    /// Bytes of the file were written, or a write failed: look at the requests that wait for that.
     pub(super) fn settle_waiters(&mut self, id: FileId, actions: &mut Actions) {
         let due = self.due_syncs(id);
         let Some(file) = self.files.get_mut(&id) else {
@@ -150,7 +149,7 @@ impl Server {
         };
         let writing = &mut file.writing;
         if let Some(errno) = writing.failing {
-            // It will have its bytes when the device works again: nobody is to wait for that.
+            // The device gets the bytes when it works again: no request waits for that.
             let outcome = Outcome::Failed(errno);
             let holds = writing.holds.len();
             writing.holds.retain(|&(holder, request)| {
@@ -181,7 +180,7 @@ impl Server {
             actions.list.push(Action::Sync { file: id });
         }
         if writing.is_settled() && writing.is_loose {
-            // A client that changes it comes after the bytes that the kernel still has of it, or
+            // A client that changes the file waits until the kernel has written its bytes of it:
             // bytes that are written again could come over that change.
             if writing.holds.iter().any(|(_, request)| request.is_some()) {
                 self.write_out(id, actions);
@@ -220,8 +219,8 @@ impl Server {
         let Some(file) = self.files.get_mut(&id) else {
             return;
         };
-        // A sync that has not been told of an error that somebody else was told of meanwhile covers
-        // nothing.
+        // A sync covers nothing if the kernel has reported an error elsewhere meanwhile, which it
+        // does not report to the sync.
         if let (Ok(()), Some(errno)) = (result, file.writing.not_kept.take()) {
             file.writing.uncovered_syncs += 1;
             if file.writing.uncovered_syncs < LOST_IN_A_ROW {
@@ -243,8 +242,8 @@ impl Server {
             file.writing.syncs.len(),
         );
         let count = match result {
-            // The failed bytes may be those that later syncs wait for, and nobody is told of the
-            // error again.
+            // The failed bytes may be those that later syncs wait for, and the kernel does not
+            // report the error again.
             Err(errno) if errno != Errno::AGAIN => all,
             _ => asked.min(all),
         };
@@ -255,8 +254,8 @@ impl Server {
         };
         match result {
             Ok(()) => self.loose_synced(id, actions),
-            // A client that holds it and waits for that waits on: asked at once it would be the
-            // same again.
+            // A client that holds the file and waits for this waits on: a retry at once would end
+            // the same.
             Err(Errno::AGAIN) if is_written_out => return self.try_loose_again(id),
             Err(Errno::AGAIN) => self.try_loose_again(id),
             Err(errno) => self.write_again(id, Some(errno), actions),
@@ -265,9 +264,9 @@ impl Server {
         self.settle_waiters(id, actions);
     }
 
-    /// A sync has ended, and covers nothing. Its waiters wait on: the bytes that it may be about
-    /// are written again, then it is asked for once more. Unless it may be about bytes that others
-    /// wrote by themselves: then it has failed.
+    /// A sync has ended, and covers nothing. Its waiters wait on: the server writes again the bytes
+    /// that the error may be about, then asks for a sync once more. If the error may be about bytes
+    /// that others wrote past us, the sync has failed.
     pub(super) fn sync_doubted(&mut self, id: FileId, errno: Errno, actions: &mut Actions) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
@@ -285,17 +284,15 @@ impl Server {
         self.settle_waiters(id, actions);
     }
 
-    /// How many of the requests that wait for stable storage, from the first on, wait for nothing
-    /// but that: the device has been given all that was committed before, or the bytes written over
-    /// it.
+    /// How many of the requests that wait for stable storage, from the first on, need nothing but a
+    /// sync: the device has got all that was committed before them, or the bytes written over it.
     pub(super) fn due_syncs(&mut self, id: FileId) -> usize {
         let Some(file) = self.files.get_mut(&id) else {
             return 0;
         };
         let pieces = &self.pieces;
         let Writing { commits, syncs, .. } = &mut file.writing;
-        // Spent ones nobody asks for any more. One that is hidden, but still under way to the
-        // device, stays.
+        // No sync needs spent pieces. One that is hidden, but still under way to the device, stays.
         while let Some(first) = commits.front()
             && piece_of(pieces, first).is_none_or(Piece::is_spent)
         {
@@ -316,8 +313,8 @@ impl Server {
         due
     }
 
-    /// A handle is being closed: blocks reserved past the end are given back when nobody writes any
-    /// more.
+    /// A handle is being closed: give back the blocks reserved past the end when no client writes
+    /// any more.
     pub(super) fn trim_if_left(&mut self, id: FileId, actions: &mut Actions) {
         let others = self
             .handles
@@ -328,17 +325,17 @@ impl Server {
         };
         let writing = &mut file.writing;
         let done = writing.is_reserved
-            // A client that holds it may be lengthening it on its own descriptor. One that asks
-            // for that now waits for the cut.
+            // A client that holds the file may be lengthening it on its own descriptor. One that
+            // asks for a hold now waits for the cut.
             && writing.holds.iter().all(|(_, request)| request.is_some())
             && (!others || writing.gives_room && writing.holds.is_empty() && !file.size_stale)
             && writing.dirty.is_empty()
             && writing.grant_count == 0
             && writing.reserving.is_none()
             && writing.waiting.is_empty();
-        // Giving back is cutting: a client that writes to it beside us could lose bytes, and to a
-        // length that may be old nothing is cut. The driver sees to it when nobody has it open, and
-        // that it has itself is our doing.
+        // To give back is to cut: a client that writes to the file beside us could lose bytes, and
+        // no file is cut to a length that may be old. The driver does it when no program has the
+        // file open; that it does not have it open itself is up to us.
         if done && (writing.is_open_elsewhere || file.size_stale) {
             self.drop_blocks(id, 0, u64::MAX);
             self.forget_if_unused(id, actions);
@@ -347,7 +344,7 @@ impl Server {
             writing.is_short = others;
             let size = ByteCount(file.size);
             if others {
-                // Doors that have no session find a fact of it until it is cut.
+                // Doors without a session find a fact of it until it is cut.
                 actions.list.push(Action::Known { file: id, size });
             }
             actions.list.push(Action::Trim { file: id, size });

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that nobody uses: known for what is cached of them, and no longer than there is room for
-//! the files that are used.
+//! Files that nothing uses: known for their cached bytes, and no longer than there is room for the
+//! files in use.
 //!
-//! The driver holds each file open that is known here, and may hold so many only. How many that is,
-//! and that there are too many after all, it says.
+//! The driver holds each known file open, and may hold only so many. It reports how many, and that
+//! there are too many after all.
 
 use super::*;
 
-/// This part of those that nobody uses goes where the driver has no room at all, and so many at
-/// least.
+/// The part of the unused files that goes when the driver has no room at all, as one in so many;
+/// and the least that goes.
 const CROWDED_PART: usize = 8;
 const CROWDED_COUNT: usize = 16;
-/// Those that are used again are looked for when so many are listed.
+/// The list is cleared of files that are used again when it has so many more than twice the known
+/// files.
 const LISTED_COUNT: usize = 64;
 
 impl Server {
-    /// A use of it ended, which may have been its last.
+    /// A use of a file ended, which may have been its last.
     pub(super) fn note_unused(&mut self, id: FileId) {
         let Some(file) = self.files.get_mut(&id).filter(|file| file.use_count == 0) else {
             return;
@@ -33,7 +34,7 @@ impl Server {
         }
     }
 
-    /// Files beyond those that may be known go, unused for longest first.
+    /// Forget files above the limit, the longest unused first.
     pub(super) fn let_go_of_unused(&mut self, actions: &mut Actions) {
         let most = self.limits.file_count_max as usize;
         while self.files.len() > most && self.let_go_of_one(actions) {}
@@ -45,16 +46,16 @@ impl Server {
         self.let_go_of_some(count, actions);
     }
 
-    /// So many, if there are.
+    /// Forget so many unused files, if there are.
     pub(super) fn let_go_of_some(&mut self, count: usize, actions: &mut Actions) {
         let most = self.files.len().saturating_sub(count);
         while self.files.len() > most && self.let_go_of_one(actions) {}
     }
 
-    /// False: there is none.
+    /// Forget the longest unused file, if that is first in the list. False: the list is empty.
     fn let_go_of_one(&mut self, actions: &mut Actions) -> bool {
         if self.is_recovering {
-            // Nothing is forgotten then.
+            // During a recovery nothing is forgotten.
             return false;
         }
         let Some((since, id)) = self.unused.pop_front() else {

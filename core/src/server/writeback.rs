@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The way of acknowledged bytes to their device: they are read from their lanes, and written.
+//! The way of acknowledged bytes from their lanes to their device.
 //!
 //! A request takes whole pages, contiguous in the file and on the device, from as many pieces as it
 //! needs. A part of a page at either end of a dirty run waits until its neighbour bytes come, and
@@ -15,13 +15,13 @@ use alloc::vec::Vec;
 
 /// One file's turn at the device. Units: bytes.
 const WRITE_VISIT: u64 = 32 << 20;
-/// A device with nothing else to do begins to write what has rested so long.
+/// A device with nothing else to do begins to write bytes that have rested this long.
 const WRITE_REST: Duration = Duration::from_ms(500);
 /// A request of less is one of many small ones. Units: bytes.
 const SCATTERED_BYTES: u64 = 1 << 20;
-/// A writer that was held back has a claim as before, if it keeps to its earlier rate and that is
-/// no more than one part in so many of its device's: a writer that wants more might be a copy that
-/// was not held back yet, and takes the room of all others.
+/// A writer that was held back keeps its claim if it keeps to its earlier rate and that is no more
+/// than one part in so many of its device's: a writer that wants more might be a copy that was not
+/// held back yet, and takes the room of all others.
 const KEPT_PART: u64 = 6;
 
 /// The next write of a device.
@@ -33,7 +33,8 @@ pub(super) struct NextWrite {
     pub physical: u64,
     /// When it should be on the device.
     pub due: Instant,
-    /// It takes turns with reads without a promise. Else: when nobody else wants the device.
+    /// It takes turns with reads without a contract. Else it goes when no other request wants the
+    /// device.
     pub is_wanted: bool,
 }
 
@@ -42,28 +43,28 @@ struct Weighed {
     next: NextWrite,
     /// When the oldest byte that the device lacks was acknowledged.
     oldest: Instant,
-    /// There is no use in waiting for more of it.
+    /// Waiting for more of it is no use.
     is_ripe: bool,
 }
 
 impl Writing {
-    /// Nothing of it is anywhere but on its device, or about to be.
+    /// No byte of it is dirty, on its way to the device, or granted.
     pub(super) fn is_clean(&self) -> bool {
         self.dirty.is_empty() && self.flights.is_empty() && self.grant_count == 0
     }
 
-    /// Nor is anything of it in the kernel's cache that may never reach the device: a client that
-    /// reads by itself finds all acknowledged bytes.
+    /// It is clean and not loose, and the kernel can lose none of it: a client that reads by itself
+    /// finds all acknowledged bytes.
     pub(super) fn is_with_the_kernel(&self) -> bool {
         self.is_clean() && !self.is_loose
     }
 
-    /// Its time is set, too.
+    /// It is clean, and its time is set.
     pub(super) fn is_settled(&self) -> bool {
         self.is_clean() && !self.is_unsettled && self.settling == 0
     }
 
-    /// Somebody waits for all of it to be on the device.
+    /// A sync, a hold or a writer that needs its blocks waits for all of it to be on the device.
     fn is_wanted(&self) -> bool {
         !self.syncs.is_empty() || !self.holds.is_empty() || self.gives_room
     }
@@ -72,12 +73,12 @@ impl Writing {
 /// A reader that plays a recording in progress is at most this part of the cache behind, as one in
 /// so many.
 const FOLLOWED_PART: u64 = 8;
-/// A recording stays where more of the cache than one in so many is free or was used.
+/// A recording stays in the cache where more of it than one in so many is free or idle.
 const RECORDED_PART: u32 = 4;
 /// A reader that has not read for so long has stopped.
 const FOLLOWED_SILENT: Duration = Duration::from_s(10);
 
-/// The rate of its own that it keeps to although it was held back; 0: none. Units: bytes a second.
+/// The own rate to which a writer keeps although it was held back; 0: none. Units: bytes a second.
 fn kept_rate(file: &File, most: u64) -> u64 {
     let own = file.writing.pace.own_rate();
     own.filter(|rate| rate.0 <= most / KEPT_PART)
@@ -87,8 +88,8 @@ fn kept_rate(file: &File, most: u64) -> u64 {
 impl Server {
     // ---- Reading what is not written yet ----
 
-    /// Bring those pages of `range` that no device has whole, because all their bytes are ours,
-    /// into the cache. False: no buffer is free.
+    /// Bring into the cache those pages of `range` for which the device has nothing to give,
+    /// because all their bytes are in lanes. False: no buffer is free.
     pub(super) fn compose(
         &mut self,
         id: FileId,
@@ -99,8 +100,7 @@ impl Server {
         self.bring_in(id, range, holder, false, actions)
     }
 
-    /// The same; `is_unread`: nobody has asked for it, and it takes the place of little that
-    /// somebody has used.
+    /// The same; `is_unread`: no client has asked for it, so it evicts little that was used.
     fn bring_in(
         &mut self,
         id: FileId,
@@ -161,9 +161,9 @@ impl Server {
         true
     }
 
-    /// Whether somebody plays the recording, so closely behind that the player will come to `range`
-    /// soon: it stays in the cache then, and is not read from the device that has just got it. The
-    /// kernel keeps it for clients of plain Samba.
+    /// Whether a player follows the recording so closely that it will come to `range` soon: the
+    /// bytes then stay in the cache, and are not read from the device that has just got them. The
+    /// kernel keeps them for clients of plain Samba.
     fn is_followed(&self, id: FileId, range: ByteRange) -> bool {
         let behind_max = u64::from(self.limits.slot_count) * self.slot_bytes() / FOLLOWED_PART;
         let follows = |stream: &Stream| {
@@ -179,8 +179,8 @@ impl Server {
     }
 
     /// Whether a recorder writes it, at a rate of its own: a player behind the recorder begins at
-    /// any moment, some seconds back. So it stays while the cache has enough that nobody uses, as
-    /// it does in the kernel's for clients of plain Samba.
+    /// any moment, some seconds back. So it stays while the cache has enough idle slots, as it does
+    /// in the kernel's for clients of plain Samba.
     fn is_recorded(&self, id: FileId) -> bool {
         let is_roomy = self.cache.takeable_count() > self.limits.slot_count / RECORDED_PART;
         let is_recorder =
@@ -188,8 +188,8 @@ impl Server {
         is_roomy && self.files.get(&id).is_some_and(is_recorder)
     }
 
-    /// Lay what is not written yet over pages of a slot that have the device's bytes; past the end
-    /// that the device knows they have nothing.
+    /// Lay unwritten bytes over pages of a slot that have the device's bytes; past the device's end
+    /// of the file they become zero.
     pub(super) fn overlay(
         &mut self,
         id: FileId,
@@ -204,8 +204,8 @@ impl Server {
         let Some(file) = self.files.get(&id) else {
             return;
         };
-        // Nothing is ours, and where it ends is being found out: the device's bytes are all there
-        // is to know.
+        // No byte is ours, and the server is asking for the file's length: the device's bytes are
+        // all that is known.
         let is_known_longer = !file.size_stale && file.size > file.writing.native_size;
         if file.writing.dirty.is_empty() && !is_known_longer {
             return;
@@ -236,8 +236,7 @@ impl Server {
         }
     }
 
-    /// Forget a block whose buffer did not get its bytes; the next read of it has it put together
-    /// anew.
+    /// Forget a block whose buffer did not get its bytes; the next read puts it together anew.
     pub(super) fn unfilled(&mut self, slot: SlotIndex) {
         let Some(block) = self.cache.owner(slot) else {
             return;
@@ -259,8 +258,8 @@ impl Server {
         claimants: &mut Vec<Claimant>,
     ) {
         self.next_write = None;
-        // More than it can write are not cameras that were held back: a crowd of copies began as
-        // slowly as one.
+        // Held-back writers that want more than it can write are no cameras: a crowd of copies
+        // begins as slowly as one.
         if let Some(device) = self.devices.get_mut(&id) {
             let most = device.model.base.write.rate.0;
             let writers = device.writers.iter();
@@ -270,8 +269,8 @@ impl Server {
         let Some(device) = self.devices.get(&id) else {
             return;
         };
-        // The next record that is told of a file may hide bytes that have been told: they must not
-        // reach the device.
+        // The next record of a recovery may hide bytes of earlier ones: they must not reach the
+        // device.
         if device.writers.is_empty() || self.is_recovering {
             return;
         }
@@ -291,8 +290,8 @@ impl Server {
             let next = weighed.next;
             let goes_on = device.visits.write_goes_on == Some((file, next.range.start.0))
                 && device.visits.write_given < WRITE_VISIT;
-            // The file under way goes on; then one that is waited for, then one that is due; then
-            // the nearest ahead.
+            // A wanted write goes first, then the file under way, then one that is due; then the
+            // nearest ahead.
             let is_overdue = self.now >= next.due;
             let ahead = next.physical.wrapping_sub(device.queue.head);
             let rank = if is_overdue { next.due.0 } else { ahead };
@@ -306,8 +305,8 @@ impl Server {
             .or_else(|| self.next_edge(device, pressed));
     }
 
-    /// Somebody waits for pages, and all that is left are parts of pages of which the rest may
-    /// still come: they hold the memory up to where they lie.
+    /// A client waits for pages, and the only dirty bytes left are parts of pages of which the rest
+    /// may still come: they hold the memory up to where they lie.
     fn next_edge(&self, device: &Device, pressed: bool) -> Option<NextWrite> {
         let somebody_waits = self.lanes.values().any(|lane| !lane.waiting.is_empty());
         // Whole pages that are under way give their memory back by themselves.
@@ -325,15 +324,15 @@ impl Server {
             .min_by_key(|next| next.due)
     }
 
-    /// The write buffer is more than half in use: there is no use in waiting.
+    /// A write waits for a lane, or the write buffer is more than half in use: waiting is no use.
     fn is_pressed(&self) -> bool {
         let waits = self.lanes.values().any(|lane| !lane.waiting.is_empty());
         waits || self.free_bytes() < self.limits.write_buffer_bytes / 2
     }
 
     /// When the oldest byte that the device lacks was acknowledged. Bytes that only announce a
-    /// length wait for what will hide them, as long as that comes: each by itself would cost the
-    /// device a way.
+    /// length wait for those that will hide them, as long as they come: each by itself would cost
+    /// the device positioning.
     fn oldest_dirty(&self, file: &File) -> Option<Instant> {
         let comes = self.is_still_written(file);
         self.oldest_where(file, |piece| !(comes && piece.is_announcement))
@@ -354,8 +353,8 @@ impl Server {
             .map(|piece| piece.committed)
     }
 
-    /// Its oldest bytes are in a lane that nobody writes to any more, as a dead daemon leaves them:
-    /// nobody can be expected to go on with them there.
+    /// Its oldest bytes are in a lane without a session, as a dead daemon leaves it: no client will
+    /// add to them there.
     fn is_left(&self, file: &File) -> bool {
         let known = file.writing.commits.iter();
         let mut known = known.filter_map(|entry| piece_of(&self.pieces, entry));
@@ -364,14 +363,14 @@ impl Server {
             .is_some_and(|lane| lane.session.is_none())
     }
 
-    /// Where its newest bytes lie.
+    /// The lane of its newest bytes.
     fn lane_of(&self, file: &File) -> Option<(LaneId, &LaneState)> {
         let mut known = file.writing.commits.iter().rev();
         let newest = known.find_map(|entry| piece_of(&self.pieces, entry))?;
         Some((newest.lane, self.lanes.get(&newest.lane)?))
     }
 
-    /// Somebody goes on with it. Not when records run short: announcements have one each.
+    /// A client goes on writing it. Not when records run short: each announcement has one.
     fn is_still_written(&self, file: &File) -> bool {
         let short = self
             .lane_of(file)
@@ -380,7 +379,8 @@ impl Server {
         (waits || file.writing.pace.rate(self.now).0 > 0) && !short
     }
 
-    /// The next write of a file; with `edges` parts of pages, too, that somebody may go on with.
+    /// The next write of a file; with `edges` parts of pages, too, that a client may still
+    /// complete.
     fn weigh_file(
         &self,
         device: &Device,
@@ -418,9 +418,9 @@ impl Server {
             false => self.lengthened(device, file, range),
         };
         let has_claim = self.has_claim(file);
-        // Scattered bytes are better written when more of them have come together. A drive with a
-        // memory orders the bytes in it. For one without, the way costs so much that it never has
-        // nothing to do.
+        // Scattered bytes are better written when more of them have come together: a drive with a
+        // volatile cache orders the bytes in it. A drive without one spends so much on positioning
+        // that it never has nothing to do.
         let is_scattered = device.defers_writes()
             && range.length.0 < SCATTERED_BYTES
             && self.is_still_written(file);
@@ -443,8 +443,8 @@ impl Server {
 
     // ---- Claims ----
 
-    /// It is written at a rate of its own that its device could keep. A writer that sends all it
-    /// may, or here and there, takes turns with readers without a promise.
+    /// It is written at a rate of its own that its device could keep. A writer that sends as fast
+    /// as it may, or here and there, takes turns with readers without a contract.
     pub(super) fn has_claim(&self, file: &File) -> bool {
         let pace = &file.writing.pace;
         let most = self
@@ -460,7 +460,8 @@ impl Server {
         !file.writing.dirty.is_empty() && (known || kept)
     }
 
-    /// A writer without a claim has bytes that its device should have by now: it waits for those.
+    /// A writer without a claim has bytes that its device should have by now: its next write waits
+    /// for those.
     pub(super) fn is_aged(&self, id: FileId) -> bool {
         let Some(file) = self.files.get(&id).filter(|file| !self.has_claim(file)) else {
             return false;
@@ -493,7 +494,7 @@ impl Server {
         dirty + bytes > room.max(2 * WRITE_VISIT)
     }
 
-    /// The bytes that a device can write in so long for writers without a claim.
+    /// The bytes that a device can write in this time for writers without a claim.
     fn spare_bytes(&self, id: DeviceId, time: Duration) -> u64 {
         let Some(device) = self.devices.get(&id) else {
             return 0;
@@ -594,8 +595,8 @@ impl Server {
             for (edge_start, edge_end) in [head, tail] {
                 let edge = ByteRange::new(edge_start, edge_end.saturating_sub(edge_start));
                 if edge.length.0 > 0 && (asked || self.is_quiet(file, edge)) {
-                    // Nothing of the same page may be under way: which of them would be last nobody
-                    // could say.
+                    // No other part of the same page may be under way: the order of the two would
+                    // not be known.
                     let page = edge_start / PAGE_BYTES * PAGE_BYTES;
                     let around = ByteRange::new(page, PAGE_BYTES);
                     if !file
@@ -613,7 +614,7 @@ impl Server {
         None
     }
 
-    /// Less than a page, of which nobody has written the rest for so long that nobody may.
+    /// An edge, less than a page, has rested so long that the rest of its page may never come.
     fn is_quiet(&self, file: &File, edge: ByteRange) -> bool {
         let rest = Duration(self.policy.write_age.0 / 2);
         let comes = self.is_still_written(file);
@@ -624,7 +625,7 @@ impl Server {
         })
     }
 
-    /// Send the device a write; of a claim, or without.
+    /// Send the device a write, of a claim or without one.
     pub(super) fn send_write(
         &mut self,
         id: DeviceId,
@@ -730,9 +731,9 @@ impl Server {
         (u64::from(flight.generation) == io.0 >> 32).then_some(key)
     }
 
-    /// A write past the kernel's cache went into it: from now on it is one through that cache. The
-    /// kernel tells only once of bytes that it could not write, so all writes under way past it are
-    /// written again: any may be the one.
+    /// A write past the kernel's cache went into it: from now on it counts as one through that
+    /// cache. The kernel reports bytes that it could not write only once, so the server writes
+    /// again all that is under way past it: any may be the one.
     pub(super) fn fell_back(&mut self, io: IoId, lost: Option<Errno>) {
         let key = self.write_flight_of(io);
         let Some(flight) = key.and_then(|key| self.write_flights.get_mut(key)) else {
@@ -747,8 +748,8 @@ impl Server {
             let past = all.filter(|flight| flight.file == id && !flight.buffered);
             past.for_each(|flight| flight.lost = lost);
         } else if let Some(file) = self.files.get_mut(&id) {
-            // The cause of its falling back is forgotten with that; where it does so again this
-            // file has no other way.
+            // The first time the write goes past the cache once more, since its cause is gone with
+            // that; a file that falls back again has no other way.
             let falls_back = core::mem::replace(&mut file.writing.falls_back, true);
             flight.is_again = !falls_back && !flight.buffered;
             flight.buffered |= falls_back;
@@ -806,12 +807,12 @@ impl Server {
             match result {
                 Ok(count) if count.0 >= flight.range.length.0 => file.writing.failed = None,
                 Ok(count) if count.0 > 0 => {}
-                // It may be the gap's fault, which nobody asked for.
+                // The cause may be the gap, which no client wrote.
                 Err(_) if !flight.pins.is_empty() => file.writing.is_unbridgeable = true,
                 Err(errno) if !flight.buffered && errno.refuses_direct() => {
                     file.writing.is_direct_refused = true;
                 }
-                // Nothing at all, and no reason why: asked again at once it would say the same.
+                // An error, or no bytes without a reason: a retry at once would end the same.
                 Err(_) | Ok(_) => {
                     let errno = result.err().unwrap_or(Errno::IO);
                     file.writing
@@ -820,7 +821,7 @@ impl Server {
                 }
             }
             if moved > 0 && written_end > file.writing.native_size {
-                // A look at its length that began before saw an older one.
+                // A look at its length that began before may have seen the old one.
                 file.writing.native_size = written_end;
                 self.change_count += 1;
                 file.changed = self.change_count;
@@ -828,8 +829,8 @@ impl Server {
                     asked.length = asked.length.max(written_end);
                 }
             }
-            // The kernel's cache has it, and may have told already that it could not keep it: it is
-            // written once more.
+            // The kernel's cache has the bytes, and may have reported already that it could not
+            // keep them: write them once more.
             is_doubtful = flight.is_again
                 || flight.lost.is_some()
                 || flight.buffered && flight.failed_syncs != file.writing.failed_syncs;
@@ -868,7 +869,7 @@ impl Server {
             self.owe_anew(id, &flight.spans);
         }
         if result.is_err() {
-            // A write that waits for room may be one that will not get it now.
+            // A write that waits for room may be one that cannot get it any more.
             self.roomier();
         }
         self.settle_released(&mut released, actions);
@@ -884,8 +885,8 @@ impl Server {
         self.touch(flight.device);
     }
 
-    /// The device has what was committed when it last failed: a file that is written to without a
-    /// pause never has everything.
+    /// The device has all bytes that were committed when it last failed: waiting for a clean file
+    /// would never end where a client writes without a pause.
     fn end_failing(&mut self, id: FileId) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
@@ -905,8 +906,8 @@ impl Server {
         }
     }
 
-    /// These did not get there. Bytes written over them meanwhile counted on that, and are now the
-    /// ones that a sync waits for in their place.
+    /// These bytes did not reach the device. Bytes written over them meanwhile counted on that: a
+    /// sync of the old ones now waits for the new ones.
     fn owe_anew(&mut self, id: FileId, spans: &[Span]) {
         let Some(file) = self.files.get(&id) else {
             return;
@@ -952,7 +953,7 @@ impl Server {
         }
     }
 
-    /// The file is as we left it.
+    /// The driver has finished its work on the file's times and blocks.
     pub(super) fn settled(&mut self, id: FileId, version: u64, actions: &mut Actions) {
         if let Some(file) = self.files.get_mut(&id) {
             let writing = &mut file.writing;
@@ -961,7 +962,7 @@ impl Server {
             if writing.settling == 0 && writing.dirty.is_empty() && writing.flights.is_empty() {
                 file.version = version;
                 file.writing.is_unsettled = false;
-                // The version does not show changes that others made meanwhile and did not tell of.
+                // The version does not show changes that others made meanwhile and did not report.
                 if file.looks.doubt != Doubt::Foreign {
                     file.looks.doubt = Doubt::Ours;
                 }
@@ -972,10 +973,10 @@ impl Server {
         self.forget_if_unused(id, actions);
     }
 
-    /// Nothing of the file is dirty any more: do all that waits for that.
+    /// The file has no dirty bytes any more: do all that waits for that.
     pub(super) fn settle_clean(&mut self, id: FileId, actions: &mut Actions) {
         if self.is_recovering {
-            // The next piece that is told may be of it. See recovery_ended.
+            // The next piece of the recovery may be of it. See recovery_ended.
             return;
         }
         let Some(file) = self.files.get_mut(&id) else {
@@ -984,8 +985,8 @@ impl Server {
         if !file.writing.dirty.is_empty() || !file.writing.is_listed {
             return;
         }
-        // A client that comes to a server that ends finds nobody, and does to a clean file as it
-        // likes: not to one of which something may have to be written again.
+        // A client that comes to an ending server finds none, and changes a clean file as it likes:
+        // it must not so change one of which bytes may have to be written again.
         if file.writing.is_loose && self.policy.ends() {
             return;
         }
@@ -1003,7 +1004,7 @@ impl Server {
     }
 }
 
-/// The first run of `start .. stop` that no request under way has a part in.
+/// The first run of `start .. stop` that no request under way overlaps.
 pub(super) fn without(flights: &[ByteRange], start: u64, stop: u64) -> Option<ByteRange> {
     let mut start = start;
     let mut stop = stop;

@@ -2,10 +2,10 @@
 //! A client's write, from its arrival to its acknowledgement, and the requests that wait for
 //! acknowledged bytes.
 //!
-//! A write is granted pages of its session's lane when nobody changes the file beside us, its
-//! blocks are the file's already, and there is room. It is acknowledged in the step in which its
-//! piece is published: [`Action::Publish`] stands before the reply. The way of pieces afterwards is
-//! in `writeback`.
+//! A write gets pages of its session's lane when no client changes the file beside us, the file has
+//! its blocks already, and there is room. It is acknowledged in the step in which its piece is
+//! published: [`Action::Publish`] stands before the reply. The way of pieces afterwards is in
+//! `writeback`.
 
 use super::line::InLine;
 use super::state::*;
@@ -14,14 +14,14 @@ use crate::write::{Lane, Runs};
 use alloc::collections::BTreeSet;
 use alloc::vec::Vec;
 
-/// A reservation that nobody announced: the write alone until a file has so much, then this.
+/// A reservation for a file of unannounced length: the write alone until it has so much, then this.
 const RESERVE_FROM: u64 = 1 << 20;
 const RESERVE_FIRST: u64 = 64 << 20;
 /// From so much on in pieces of a gigabyte, so that files that are written side by side have a few
 /// extents each.
 const RESERVE_LARGE_FROM: u64 = 32 << 20;
 const RESERVE_LARGE: u64 = 1 << 30;
-/// So long ahead of a writer, and at least so much.
+/// How far ahead of a writer: by its rate for so long, and at least so much.
 const RESERVE_AHEAD: Duration = Duration::from_s(3);
 const RESERVE_AHEAD_MIN: u64 = 16 << 20;
 /// Memory that lanes give back at once when another one needs it. Units: pages.
@@ -95,7 +95,7 @@ impl Server {
             .iter_mut()
             .filter_map(|(id, file)| {
                 let writing = &mut file.writing;
-                // Those with the driver are the first; of them, too, some are gone.
+                // The first are those of the sync with the driver; some of these leave, too.
                 let with_driver = writing.syncs.iter().take(writing.syncing);
                 let leaving = |waiter: &&SyncWaiter| waiter.session == session;
                 writing.syncing -= with_driver.filter(leaving).count();
@@ -103,7 +103,7 @@ impl Server {
                 writing.syncs.retain(|waiter| waiter.session != session);
                 let uses = waiters - writing.syncs.len();
                 let before = writing.holds.len();
-                // A door with an answer may be changing it, and was not heard to have done so.
+                // A door with an answer may be changing the file, and has not reported that.
                 let is_changing =
                     |hold: &(SessionId, Option<RequestId>)| hold.0 == session && hold.1.is_none();
                 writing.is_open_elsewhere |= writing.holds.iter().any(is_changing);
@@ -129,7 +129,7 @@ impl Server {
         }
     }
 
-    /// Everything that a former daemon left is known.
+    /// The driver has passed on everything that a former daemon left.
     pub(super) fn recovery_ended(&mut self, actions: &mut Actions) {
         self.is_recovering = false;
         let lanes: Vec<LaneId> = self.lanes.keys().copied().collect();
@@ -147,8 +147,8 @@ impl Server {
         }
     }
 
-    /// A lane that nobody writes to and that holds nothing is done; but not while its pieces are
-    /// still being told.
+    /// An empty lane without a session is done; but not while the driver still passes on pieces of
+    /// a recovery.
     pub(super) fn lane_emptied(&mut self, lane: LaneId, actions: &mut Actions) {
         if self.is_recovering {
             return;
@@ -282,12 +282,12 @@ impl Server {
             return Turn::Wait;
         }
         if file.way == WriteWay::Through {
-            // The client asks for a hold first.
+            // The client's door takes a hold first.
             return Turn::Plain;
         }
         if file.size_stale {
-            // Somebody has changed it: a write that ends in it or goes past its end is to find the
-            // end where it is.
+            // The file was changed: a write that ends in it or goes past its end must find the end
+            // where it is.
             if file.stat.is_none() {
                 file.stat = Some(Asked::since(self.now));
                 actions.list.push(Action::Stat { file: id });
@@ -295,9 +295,9 @@ impl Server {
             return Turn::Wait;
         }
         if let Some(errno) = writing.failing {
-            // The writer is told, once; its earlier bytes stay and are tried again, and later ones
-            // with them. When the oldest of those should have been written by now the writer is
-            // told each time: it would wait for as long as the device does not take them.
+            // The writer gets the error, once; its earlier bytes stay and are retried, and later
+            // ones with them. When the oldest of those should have been written by now the writer
+            // gets it each time: else it would wait for as long as the device does not take them.
             let told = core::mem::take(&mut file.writing.refuses);
             if told || is_failing_for_long {
                 return Turn::Failed(errno);
@@ -337,8 +337,8 @@ impl Server {
             return Turn::Plain;
         }
         if self.never_fits(lane, bytes, has_claim) {
-            // The client asks for a hold first, and is told if it is its own file that is not
-            // taken.
+            // The client's door takes a hold first, and gets the error if its own file is the one
+            // that fails.
             return Turn::Plain;
         }
         let Some(state) = self.lanes.get(&lane) else {
@@ -386,8 +386,8 @@ impl Server {
             if let Some(file) = self.files.get_mut(&id) {
                 file.writing.pace.held_back(self.now);
             }
-            // This write may come first without anybody giving room, as when one before it goes, or
-            // begins to wait for something else.
+            // This write may come first without more room, as when one before it goes, or begins to
+            // wait for something else.
             if let Some(device) = self.files.get(&id).map(|file| file.device) {
                 self.block(device);
             }
@@ -416,7 +416,7 @@ impl Server {
     }
 
     /// A writer that goes on at a rate of its own finds its blocks reserved when it gets there: a
-    /// file system that is busy takes longer for that than a frame may wait.
+    /// busy file system takes longer to reserve them than a frame may wait.
     fn reserve_ahead(&mut self, id: FileId, range: ByteRange, actions: &mut Actions) {
         let now = self.now;
         let Some(file) = self.files.get_mut(&id) else {
@@ -434,8 +434,8 @@ impl Server {
         if mapped_to >= soon || mapped_to < range.end() {
             return;
         }
-        // From where the file ends: the distance that a disk lets the writer go ahead is counted
-        // from there.
+        // From the end of this write. `reserved` counts from the end of this range how far ahead
+        // the disk has let the writer go.
         let needed = ByteRange::new(range.end(), mapped_to + PAGE_BYTES - range.end());
         let wished_end = if soon < RESERVE_LARGE_FROM {
             soon.next_multiple_of(RESERVE_FIRST)
@@ -454,17 +454,17 @@ impl Server {
         });
     }
 
-    /// Whether a lane may use so many bytes more: no more than twice the bytes that nobody uses, so
-    /// that there is always room for the next client, and a writer that is faster than its device
-    /// is slowed by its own backlog alone.
+    /// Whether a lane may use so many bytes more: no more than twice the free bytes, so that there
+    /// is always room for the next client, and a writer that is faster than its device is slowed by
+    /// its own backlog alone.
     fn may_grow(&self, lane: LaneId, bytes: u64, has_claim: bool) -> bool {
         let own = self.lanes.get(&lane).map_or(0, LaneState::used_bytes);
         let free = self.free_bytes();
         fits(bytes, own, free, has_claim)
     }
 
-    /// Files that their device does not take hold so much that no room is left for this write, even
-    /// with all others written: a write that waited for it could wait for ever.
+    /// Files that their device does not take hold so much that this write finds no room, even when
+    /// all others are written: it could wait for ever.
     fn never_fits(&self, lane: LaneId, bytes: u64, has_claim: bool) -> bool {
         let Some(state) = self.lanes.get(&lane) else {
             return false;
@@ -476,7 +476,8 @@ impl Server {
             || !fits(bytes, own, free, has_claim)
     }
 
-    /// Nothing that anybody holds will be given back by being written.
+    /// All memory in use is held by files that their device does not take: no write-back gives any
+    /// back.
     fn is_held_by_failing(&self, lane: LaneId) -> bool {
         let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
         self.held_by_failing(lane).0 >= used
@@ -507,7 +508,8 @@ impl Server {
         if !self.may_grow(lane, u64::from(count) * PAGE_BYTES, has_claim) {
             return None;
         }
-        // Its memory may go so far: with what the others have that is the write buffer.
+        // Its memory may reach this page: together with the other lanes' memory that is the write
+        // buffer.
         let others: u64 = self
             .lanes
             .iter()
@@ -522,8 +524,8 @@ impl Server {
             .take(count, end.max(state.pages.touched_count()))
     }
 
-    /// Other lanes give back memory that they do not use, so much that this one can have pages, and
-    /// little more. False: there is no use in it.
+    /// Make other lanes give back memory that they do not use, so much that this one can have
+    /// pages, and little more. False: there is no use in it.
     ///
     /// Memory that changes hands is given to the kernel and faulted in again, which costs about as
     /// much as the copy into it. So a lane that is written to keeps its share of the buffer for
@@ -594,7 +596,7 @@ impl Server {
         u32::try_from(share).unwrap_or(u32::MAX)
     }
 
-    /// The part of the write buffer that nobody uses. Units: bytes.
+    /// The free part of the write buffer. Units: bytes.
     pub(super) fn free_bytes(&self) -> u64 {
         let used: u64 = self.lanes.values().map(LaneState::used_bytes).sum();
         self.limits.write_buffer_bytes.saturating_sub(used)
@@ -637,8 +639,8 @@ impl Server {
         }
     }
 
-    /// It is forgotten with the last of its handles, so that the driver can give back what lies
-    /// behind its end.
+    /// The file is forgotten with the last of its handles, so that the driver can give back the
+    /// blocks behind its end.
     pub(super) fn has_reserve(&mut self, id: FileId) {
         if let Some(file) = self.files.get_mut(&id) {
             file.writing.is_reserved = true;
@@ -664,7 +666,7 @@ impl Server {
                 file.extents = extents;
                 file.writing.mapped_end = u64::MAX;
                 if asked.is_some_and(|range| !file.is_mapped(range)) {
-                    // Reserved, and yet not there: this file system does not tell where blocks are.
+                    // Reserved, and yet not there: this file system does not report its blocks.
                     file.way = WriteWay::Through;
                 }
                 // A disk that gives so little ahead of need would be asked again at each write.
@@ -711,11 +713,11 @@ impl Server {
     }
 }
 
-/// So many bytes more beside what the same lane has, of what is free.
+/// Whether a lane that has `own` bytes may have so many more, with `free` bytes unused.
 fn fits(bytes: u64, own: u64, free: u64, has_claim: bool) -> bool {
-    // One write at a time always: it may be longer than the rule gives. And a writer with a rate of
-    // its own takes all there is: its backlog is the device's doing, and held back it would be
-    // taken for a copy.
+    // A lane may always have one write at a time: it may be longer than the rule gives. And a
+    // writer with a rate of its own takes all there is: its backlog is the device's doing, and if
+    // held back it would be taken for a copy.
     bytes <= free && (has_claim || own == 0 || own + bytes <= 2 * (free - bytes))
 }
 
@@ -741,7 +743,7 @@ impl File {
         } else if end < RESERVE_LARGE_FROM {
             end.next_multiple_of(RESERVE_FIRST)
         } else if self.size > end {
-            // Somebody has said how long it will be.
+            // A client has announced how long it will be.
             self.size
         } else {
             end.saturating_add(RESERVE_LARGE)
@@ -749,8 +751,8 @@ impl File {
         (range, wished_end)
     }
 
-    /// A copying Windows makes a file as long as it will be before it writes to it: a byte at a
-    /// time, an allocation unit further each. The bytes between will be written, too.
+    /// Windows, before it copies into a file, makes it as long as it will be: a byte at a time, an
+    /// allocation unit further each. The bytes between will be written, too.
     pub(super) fn is_announcement(&self, range: ByteRange) -> bool {
         let ahead = range.start.0.saturating_sub(self.size);
         range.length.0 == 1 && range.start.0 >= self.size && ANNOUNCED_STEP.contains(&(ahead + 1))
