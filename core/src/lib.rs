@@ -3,7 +3,7 @@
 //!
 //! Everything here is a function of its arguments: there is no clock, file, thread, socket or
 //! chance in this crate, and no dependency. Time arrives as an [`units::Instant`], the world as an
-//! [`server::Event`], and what must be done leaves as an [`server::Action`]. The daemon and the
+//! [`server::Event`], and each decision leaves as an [`server::Action`]. The daemon and the
 //! simulator are two drivers of the same [`server::Server`].
 #![no_std]
 #![forbid(unsafe_code)]

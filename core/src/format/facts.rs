@@ -6,14 +6,14 @@
 //! bucket = hash(key, device, inode) % BUCKETS
 //! each bucket: WAYS entries of 64 bytes
 //! 0·8 sequence, 8·8 device, 16·8 inode (0: nothing here), 24·8 size, 32·8 time of change in ns since 1970, 40·8 generation, 48·16 zero
-//! in the very first entry, whatever else it says: 48·16 the key; zero: hash as version 1 had it, which has none
-//! in the second entry, whatever else it says: 48·8 LEFT_AT
+//! in the very first entry, beside its own words: 48·16 the key; zero: hash as version 1 had it, which has none
+//! in the second entry, beside its own words: 48·8 LEFT_AT
 //! ```
 //!
-//! The key is by chance and the table's for good: a client that does not know it cannot choose
-//! files that meet in one bucket. A bucket can be full all the same, as the table can: a file that
-//! finds no place is written by its clients, so the daemon keeps one for it before it lets anybody
-//! write to it.
+//! The key is random and the table's for good: a client that does not know it cannot choose files
+//! that meet in one bucket. A bucket can be full all the same, as the table can: clients write a
+//! file without an entry on their own descriptors, so the daemon keeps an entry for a file before
+//! it lets any client write to it.
 //!
 //! History: 1 without a key; 2 with one (session version 6). A table of version 1 is one whose key
 //! is zero. It is good as it is, and gets a key from the first daemon that finds nothing in it.
@@ -50,9 +50,9 @@ pub mod word {
 }
 
 /// Byte offset of a word of the table's own, in the second entry, where entries have nothing: 1
-/// when the process that set these facts has ended and could not write all of it, so that nobody is
-/// at it any more. A process that waits for the others' files need not wait; a file with a fact
-/// lacks bytes as before.
+/// when the process that set these facts has ended and could not write all of their bytes, so that
+/// no process works on them any more. A process that waits for the others' files need not wait; a
+/// file with a fact lacks bytes as before.
 pub const LEFT_AT: usize = (ENTRY_WORDS + 6) * 8;
 
 /// In the place of a file's device: says nothing of its bytes, but that blocks of it lie behind its
@@ -65,8 +65,8 @@ pub fn reserved_mark(device: u64) -> u64 {
 
 /// In the place of a file's device: the kernel has all of the file's bytes, but may have been
 /// unable to write some that only the daemon has besides, and let them go. A door that reads the
-/// file on its own descriptor asks the daemon to hold it first. Good as long as the daemon lives
-/// that said it. To a door that does not know this mark it is one of reserved blocks, of no file.
+/// file on its own descriptor asks the daemon to hold it first. Good as long as the daemon that set
+/// it lives. To a door that does not know this mark it is one of reserved blocks, of no file.
 pub fn loose_mark(device: u64) -> u64 {
     device | 3 << 62
 }
@@ -96,7 +96,7 @@ impl Key {
     }
 }
 
-/// As version 1 had it: anybody can say which files meet.
+/// As version 1 had it: any client can choose files that meet.
 fn unkeyed(device: u64, inode: u64) -> u64 {
     let mut hash = inode ^ device.rotate_left(32);
     hash ^= hash >> 31;

@@ -31,13 +31,13 @@ pub const HANDLE_BYTES_MAX: usize = 128;
 
 /// Words of a record of a piece.
 pub const PIECE_WORDS: usize = 16;
-/// The word of a piece that says when it was written.
+/// The word of a piece with the time when it was written.
 const CHANGED_WORD: usize = 6 + RUNS_MAX;
 /// Words of a record of a file.
 pub const FILE_WORDS: usize = 32;
 /// Words of the head.
 pub const HEAD_WORDS: usize = 8;
-/// The word of the head that says the epoch.
+/// The word of the head with the epoch.
 pub const EPOCH_WORD: usize = 4;
 
 /// Byte offsets in a table.
@@ -76,7 +76,7 @@ pub enum State {
     /// They were sent to the device by the daemon of this table's epoch.
     Submitted = 2,
     /// They are on the device, or newer ones are, and its pages may be another's; it still hides
-    /// what is older.
+    /// older pieces.
     Spent = 3,
 }
 
@@ -95,7 +95,7 @@ impl State {
 /// Why a record cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Damage {
-    /// Its state is none that there is.
+    /// There is no such state.
     State(u32),
     /// Its checksum is that of other words.
     Checksum,
@@ -133,7 +133,7 @@ pub struct PieceRecord {
     pub order: u64,
     /// The request that was acknowledged with it. 0: none, it is published again.
     pub request: u64,
-    /// Which bytes of the file.
+    /// The bytes of the file.
     pub range: ByteRange,
     /// Record of the file in the same table.
     pub file: u32,
@@ -152,7 +152,7 @@ pub struct FileRecord {
     pub handle_kind: i32,
     /// Bytes of the handle.
     pub handle: [u8; HANDLE_BYTES_MAX],
-    /// How many of them are meant.
+    /// How many of them are used.
     pub handle_bytes: u32,
     /// `st_dev`, as it was.
     pub device: u64,

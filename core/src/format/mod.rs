@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Byte layouts that two programs must agree on: the session socket and the rings.
 //!
-//! All integers are little endian (host order on every machine we run on; asserted in
-//! `engine/shm`). A layout never changes within a version; [`VERSION`] is compared at the
-//! handshake and a mismatch means plain I/O, never a guess.
+//! All integers are little endian, which is host order on every machine we run on; `engine/shm`
+//! asserts that. A layout never changes within a version; [`VERSION`] is compared at the handshake
+//! and a mismatch means plain I/O, never a guess.
 //!
 //! History: 1 first layout; 2 writes: lanes, facts, WRITE_BEGIN to HOLD, the user's ids in OPEN; 3
 //! TIMED; 4 pools: their number in CONNECT, WANTED and FOUND; 5 the part of a striped file in OPEN;
@@ -45,7 +45,7 @@ pub mod message {
     /// Daemon → client: [`super::RefusedMessage`]; the daemon then closes.
     pub const REFUSED: u32 = 3;
     /// Client → daemon: [`super::OpenMessage`] followed by the path, with the client's own
-    /// descriptor. Not answered: a read on the handle says whether it was taken.
+    /// descriptor. Not answered: a read on the handle shows whether it was taken.
     pub const OPEN: u32 = 4;
     /// Daemon → client, in sessions of a pool's door: [`super::WantedMessage`] followed by a path
     /// in the pool's tree, no descriptor. To be answered with [`FOUND`], in any session of that
@@ -87,14 +87,14 @@ pub struct ConnectMessage {
     pub share: [u8; NAME_BYTES_MAX],
     /// The user that is connected.
     pub user: [u8; NAME_BYTES_MAX],
-    /// From where (an address or a machine's name).
+    /// Where the user is: an address or a machine's name.
     pub client: [u8; NAME_BYTES_MAX],
     /// Of a pool's door the same number in each of its sessions, drawn when it starts; paths are
-    /// then those of the pool's tree. 0: it is none.
+    /// then those of the pool's tree. 0: it is no pool's door.
     pub pool: u64,
 }
 
-/// Which kind of door a session serves.
+/// The kind of door that a session serves.
 pub mod door {
     /// Samba's VFS module.
     pub const SMB: u32 = 1;
@@ -162,9 +162,9 @@ pub struct OpenMessage {
     pub gid: u32,
     /// Which part of the file that the path names the descriptor's bytes are; below `part_count`.
     pub part: u32,
-    /// So many objects have the file's bytes in turn, each the same share of them (a stripe of a
-    /// pool); 1: the descriptor has all of them. At most [`crate::units::FilePart::COUNT_MAX`]; in
-    /// sessions that are no pool's 1.
+    /// So many objects have the file's bytes in turn, each the same share of them, as in a stripe
+    /// of a pool; 1: the descriptor has all of them. At most [`crate::units::FilePart::COUNT_MAX`];
+    /// in sessions that are no pool's 1.
     pub part_count: u32,
 }
 
@@ -203,7 +203,7 @@ pub struct FoundMessage {
 pub struct StationMessage {
     /// [`message::STATION`].
     pub head: MessageHead,
-    /// As in [`OpenMessage`]. One that is closed by now is no fault: the two come by different
+    /// As in [`OpenMessage`]. A handle that is closed by now is no fault: the two come by different
     /// ways.
     pub handle: u32,
     /// Zero.
@@ -236,8 +236,8 @@ pub mod ring {
     pub const REPLY_BELL: usize = 320;
     /// Bits of [`super::server_flag`] (written by the daemon).
     pub const SERVER_FLAGS: usize = 384;
-    /// A number that is another one each second or oftener (written by the daemon): it is not hung,
-    /// however long a read takes.
+    /// A number that the daemon changes each second or oftener: it is not hung, however long a read
+    /// takes.
     pub const HEARTBEAT: usize = 448;
     /// First request entry.
     pub const REQUESTS: usize = 4096;
@@ -279,16 +279,16 @@ pub mod op {
     pub const WRITE_ABORT: u32 = 8;
     /// `handle` → when all that was acknowledged of its file is on stable storage.
     pub const SYNC: u32 = 9;
-    /// The file named by `device` and `inode` is about to be changed by the client in a way that
-    /// leads past its bytes (truncate, copy on the server). The reply comes when the file has
-    /// everything; nothing is granted of it until the session's CHANGED.
+    /// The client is about to change the file named by `device` and `inode` past the bytes in
+    /// lanes: by a truncate, or a copy on the server. The reply comes when the file has all its
+    /// bytes; the daemon grants none of it until the session's CHANGED.
     pub const HOLD: u32 = 10;
     /// Was request `offset` of the lane `device` with the secret `inode`, which the client had with
     /// a daemon that died, committed? An empty reply: it was. [`super::PLAIN`]: no.
     pub const WAS_COMMITTED: u32 = 11;
     /// The client is about to set the time of change of the file named by `device` and `inode` to
-    /// `offset`, ns since 1970 as i64 in two's complement. Reply, empty, when nobody sets another,
-    /// but for writes that come after it.
+    /// `offset`, ns since 1970 as i64 in two's complement. The reply, empty, comes when no other
+    /// time will be set, but for writes that come after it.
     pub const TIMED: u32 = 12;
     /// As [`CHANGED`] to the end of the file, but no byte was written: the length or blocks from
     /// `offset` on are others, and nothing of that waits in the kernel's cache for a disk. Not for
@@ -330,7 +330,7 @@ pub struct Reply {
     pub id: u64,
     /// 0, an errno for the application, or [`PLAIN`].
     pub errno: u32,
-    /// How many of `slots` are meant.
+    /// How many of `slots` are used.
     pub slot_count: u32,
     /// Bytes answered; short only at the end of the file. Of a grant: all that was asked for.
     pub length: u64,
@@ -344,7 +344,7 @@ pub struct Reply {
     pub padding: [u64; 4],
 }
 
-/// In [`Reply::errno`]: the daemon does not serve this file (or not now); do the I/O on your own
+/// In [`Reply::errno`]: the daemon does not serve this file, or not now; do the I/O on your own
 /// descriptor. Above every errno.
 pub const PLAIN: u32 = 0x1_0000;
 

@@ -7,8 +7,8 @@
 //! 4096    records, 256 bytes each: the records of files of [`super::lane`], little-endian; one that begins with eight zeros is free
 //! ```
 //!
-//! A record is written by one call, before the first reservation of its file. One that is damaged
-//! costs the blocks of one file and nobody's bytes, so unlike a lane it keeps nobody from starting.
+//! A record is written by one call, before the first reservation of its file. A damaged one costs
+//! the blocks of one file and no bytes, so unlike a damaged lane it keeps no daemon from starting.
 
 use super::lane::{Damage, FILE_WORDS, FileRecord, HeadFault, file_of, file_words};
 
@@ -16,11 +16,11 @@ use super::lane::{Damage, FILE_WORDS, FileRecord, HeadFault, file_of, file_words
 pub const MAGIC: u64 = 0x3156_5253_5248_5352;
 /// Version of everything in this file.
 pub const VERSION: u32 = 1;
-/// Files that can be in it. Of more than so many side by side a crash leaves some as they are.
+/// Files that can be in it. Of more than so many at once a crash leaves some with their blocks.
 pub const RECORD_COUNT_MAX: u32 = 16_384;
 /// Bytes of a record.
 pub const RECORD_BYTES: usize = FILE_WORDS * 8;
-/// Bytes of the head that say something.
+/// Bytes of the head that are used.
 pub const HEAD_BYTES: usize = 16;
 /// Where the first record is.
 const RECORDS_AT: u64 = 4096;

@@ -31,7 +31,7 @@ impl Fill {
 /// Why bytes stay where they are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stay {
-    /// Their member is not fuller than all together, or there are none of them.
+    /// Their member is not fuller than all together, or there are no bytes.
     Level,
     /// Each other member would be fuller than all together with them.
     TooMany,
@@ -59,10 +59,10 @@ pub fn fuller(fills: &[Fill]) -> Vec<(MemberNumber, u64)> {
     all.filter(|&(_, permille)| permille > most).collect()
 }
 
-/// To which member these bytes go from one that is fuller than all together.
+/// The member to which these bytes go from one that is fuller than all together.
 ///
-/// Each move brings both members nearer to the whole, or not past it by more than what is left
-/// alone; so moving ends.
+/// Each move brings both members nearer to the whole, or past it by no more than [`NEAR_PERMILLE`];
+/// so moving ends.
 pub fn lighter(fills: &[Fill], from: MemberNumber, bytes: u64) -> Result<MemberNumber, Stay> {
     let most = whole_permille(fills) + NEAR_PERMILLE;
     let source = fills.iter().find(|fill| fill.member == from);
@@ -98,7 +98,7 @@ mod tests {
             fill(2, 3, 500, 1000),
         ];
         assert_eq!(lighter(&fills, MemberNumber(0), 100), Ok(MemberNumber(1)));
-        // The pool is 46 % full: more than that nobody is given.
+        // The pool is 46 % full: no member gets more than that.
         assert_eq!(whole_permille(&fills), 466);
         assert_eq!(lighter(&fills, MemberNumber(0), 470), Ok(MemberNumber(1)));
         assert_eq!(lighter(&fills, MemberNumber(0), 490), Err(Stay::TooMany));

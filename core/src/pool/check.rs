@@ -2,9 +2,9 @@
 //! The faults of a pool: records and objects, as a look through all of them found them, held
 //! against each other.
 //!
-//! Nothing here touches a file. A finding says what is so; [`Finding::remedy`] names the remedy
-//! that loses no byte. Which of two copies of a byte counts is decided in one place, [`assemble`]:
-//! where there is no record to say it, the object that was made later has it.
+//! Nothing here touches a file. A finding states a fact; [`Finding::remedy`] names the remedy that
+//! loses no byte. Which of two copies of a byte counts is decided in one place, [`assemble`]:
+//! without a record, the copy in the object that was made later.
 
 use super::layout::{
     BackPointer, FileIdentity, Layout, LayoutFault, MemberNumber, Object, Part, PoolId, Shape,
@@ -55,18 +55,17 @@ pub struct FoundObject {
     pub has_data: bool,
 }
 
-/// Something that is not as it should be. Stubs are named by their place in what was given.
+/// A fault. Stubs are named by their place in the list that was given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// A record that cannot be used. `file` and `objects`: the owner of the bytes by the rest of
-    /// the record, and where they are; None when it is not known.
+    /// A record that cannot be used.
     RecordFaulty {
         /// The stub.
         stub: usize,
         /// Why.
         fault: LayoutFault,
-        /// The file that it was, proved by the record's own bytes and the marks of objects that
-        /// nobody else names.
+        /// The file that it was, proved by the record's own bytes and the marks of objects that no
+        /// record names; None when it is not known.
         file: Option<FileIdentity>,
     },
     /// A size, and no record.
@@ -74,7 +73,7 @@ pub enum Finding {
         /// The stub.
         stub: usize,
     },
-    /// The record names a member that the pool has not.
+    /// The record names a member that the pool does not have.
     MemberUnknown {
         /// The stub.
         stub: usize,
@@ -88,8 +87,8 @@ pub enum Finding {
         /// Which.
         object: Object,
     },
-    /// The file was being made when the power went: its record is there, an object of it is not,
-    /// and nobody had synced it.
+    /// The power went while the file was being made: its record is there, an object of it is not,
+    /// and no client had synced it.
     NeverSynced {
         /// The stub.
         stub: usize,
@@ -139,7 +138,7 @@ pub enum Finding {
         /// It has bytes.
         has_data: bool,
     },
-    /// An object of another pool, or of a newer Rushes, that no record names: none of ours to
+    /// An object of another pool, or of a newer Rushes, that no record names: it is not ours to
     /// touch.
     Foreign {
         /// Which.
@@ -237,7 +236,7 @@ impl Finding {
 /// Hold all stubs against all objects.
 ///
 /// `known`    the members that the pool has
-/// `looked_at` those of them whose objects are in `objects`; of others nothing is said
+/// `looked_at` those of them whose objects are in `objects`; others have no findings
 pub fn check(
     pool: PoolId,
     known: &BTreeSet<MemberNumber>,
@@ -418,7 +417,7 @@ fn proved_file(pool: PoolId, bytes: &[u8], unnamed: &[&FoundObject]) -> Option<F
             _ if !agrees => {}
             None => found = Some(mark.file),
             Some(file) if file == mark.file => {}
-            // Of two files: damaged in a way that nobody should guess at.
+            // Of two files: do not guess.
             Some(_) => return None,
         }
     }
@@ -430,7 +429,7 @@ fn proved_file(pool: PoolId, bytes: &[u8], unnamed: &[&FoundObject]) -> Option<F
 pub struct Piece {
     /// Which.
     pub object: Object,
-    /// Which of the file's bytes it has, from its mark.
+    /// The bytes of the file that it has, from its mark.
     pub part: Part,
     /// Where it has bytes, in order, without overlap; as offsets in the object.
     pub data: Vec<ByteRange>,
@@ -461,10 +460,10 @@ struct Home {
 }
 
 /// A layout for a file from its objects alone. Where two have the same byte, that of the later one
-/// is taken; which are not named by it is left to the next look. The file ends where the last byte
-/// is. Of a stripe all is taken from its first byte to its last, holes too.
+/// counts; objects that it does not name are left to the next look. The file ends where the last
+/// byte is. A stripe counts from its first byte to its last, holes too.
 ///
-/// Returns  None: a stripe is not whole, so that nobody can say where its bytes are
+/// Returns  None: a stripe is not whole, so that the places of its bytes are not known
 pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
     // Objects of one stripe together; any other by itself.
     let mut groups: BTreeMap<_, Vec<&Piece>> = BTreeMap::new();
@@ -570,7 +569,7 @@ fn whole<'a>(shape: Shape, group: &[&'a Piece]) -> Option<Vec<&'a Piece>> {
         .collect()
 }
 
-/// Which bytes of the file are in these objects, which are all of a stripe, or one.
+/// The bytes of the file in these objects, which are all of a stripe, or one.
 fn bytes_of(part: Part, all: &[&Piece]) -> Vec<ByteRange> {
     if part.shape == Shape::Single {
         let moved = all.iter().flat_map(|piece| &piece.data);
@@ -940,7 +939,7 @@ mod tests {
         // Only an object's id is left of it, then nothing.
         assert_eq!(proved(&good[44..52], &objects), (Some(file(1)), 1));
         assert_eq!(proved(b"RSL\x01forged", &objects), (None, 3));
-        // Two files agree: nobody guesses.
+        // Two files agree: no guess.
         assert_eq!(
             proved(&good, &[found(a, mark(1)), found(b, mark(2))]).0,
             None

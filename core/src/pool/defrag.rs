@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which files of a pool are in more pieces than they need be, and when mending that is worth what
-//! it costs.
+//! Which files of a pool are in more pieces than they need be, and when a copy is worth its cost.
 
 use super::layout::MemberNumber;
 use alloc::vec::Vec;
 
 /// A file may have one extent for each so many bytes, and one more: a disk that has read so much
-/// has long forgotten what going there cost. Units: bytes.
+/// has long made up for the positioning. Units: bytes.
 const EXTENT_BYTES: u64 = 64 << 20;
 /// A new copy is worth its writing if it has one extent for so many of the old one, at most.
 const FEWER: u64 = 2;
@@ -30,7 +29,8 @@ pub struct Holding {
 /// no member has room for the whole.
 ///
 /// `holdings`  of members that may take bytes of it; the best first among those that have as much
-/// of it Units       total: bytes
+///             of it
+/// Units       total: bytes
 pub fn gather_on(holdings: &[Holding], total: u64) -> Option<MemberNumber> {
     let has_room = |one: &&Holding| {
         let comes = total.saturating_sub(one.held);
@@ -72,7 +72,7 @@ mod tests {
     fn a_file_comes_together_where_most_of_it_is_already_if_there_is_room() {
         let holdings = [holding(3, 0, 900), holding(0, 80, 30), holding(1, 20, 500)];
         assert_eq!(gather_on(&holdings, 100 * MIB), Some(MemberNumber(0)));
-        // Not to the last byte: the file system wants some itself.
+        // Not to the last byte: the file system needs some itself.
         let full = [holding(3, 0, 900), holding(0, 80, 20), holding(1, 20, 500)];
         assert_eq!(gather_on(&full, 100 * MIB), Some(MemberNumber(1)));
         let other = [holding(3, 0, 900), holding(0, 80, 20), holding(1, 20, 50)];

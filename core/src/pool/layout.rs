@@ -17,10 +17,10 @@
 //! | 22 | 2 | flags; 1: it is unsettled. All others are 0 |
 //! | 24 | … | the segments, in the order of the file |
 //!
-//! **Unsettled** is a file whose first objects nobody has made durable yet: until somebody has,
-//! which is before its first fsync ends, a power cut may have left its record and not them. Then it
-//! never had a byte that anybody synced. Records of version 1 with that flag are read, too: they
-//! were written for a few days.
+//! **Unsettled** is a file whose first objects are not durable yet. They become so before its first
+//! fsync ends; until then a power cut may leave its record and not them. Such a file never had a
+//! synced byte. Records of version 1 with that flag are read, too: they were written for a few
+//! days.
 //!
 //! A segment is 20 bytes, then 12 bytes for each of its objects:
 //!
@@ -59,7 +59,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::fmt;
 
-/// Version of the layout record, and of the back-pointer of what is not striped.
+/// Version of the layout record, and of the back-pointer of an object that is in no stripe.
 pub const VERSION: u8 = 1;
 /// Of the layout record of an unsettled file: an older Rushes would take the flag for damage, and
 /// write the record anew.
@@ -73,7 +73,7 @@ pub const HEAD_BYTES: usize = 24;
 pub const SEGMENT_BYTES: usize = 20;
 /// Of an object in a segment. Units: bytes.
 pub const OBJECT_BYTES: usize = 12;
-/// Of a back-pointer of what is not striped. Units: bytes.
+/// Of a back-pointer of an object that is in no stripe. Units: bytes.
 pub const BACK_POINTER_BYTES: usize = 48;
 /// Most segments of one file. A catalogue's file system may have room for fewer.
 pub const SEGMENT_COUNT_MAX: usize = 1024;
@@ -99,7 +99,7 @@ pub struct MemberNumber(pub u16);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectId(pub u64);
 
-/// Which file, for as long as the pool lives: no two files of a pool have the same.
+/// The identity of a file for as long as the pool lives: no two files of a pool have the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileIdentity {
     /// Inode number, the pool's own.
@@ -130,7 +130,7 @@ pub enum Shape {
         /// Objects; 2 at least.
         members: u8,
     },
-    /// Unit by unit over groups, and what falls to a group unit by unit over its members.
+    /// Unit by unit over groups, and each group's bytes unit by unit over its members.
     StripedTwice {
         /// Logarithm of the unit within a group.
         unit_log2: u8,
@@ -202,8 +202,8 @@ impl Shape {
         }
     }
 
-    /// How long object `index` is that has its share of the first `length` bytes behind the origin,
-    /// and so where in it the first byte is that lies at `length` or behind.
+    /// The length of object `index` when it has its share of the first `length` bytes behind the
+    /// origin, and so the place in it of the first byte that lies at `length` or behind.
     pub fn share(self, index: usize, length: u64) -> u64 {
         fn stripe(length: u64, unit_log2: u8, ways: u8, way: u64) -> u64 {
             let unit = 1u64 << unit_log2;
@@ -337,7 +337,7 @@ pub struct Layout {
 /// Why a record is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayoutFault {
-    /// Shorter than what it says is in it, or than any record.
+    /// Shorter than its own counts say, or than any record.
     Truncated {
         /// How much there is. Units: bytes.
         read: usize,
@@ -353,7 +353,7 @@ pub enum LayoutFault {
     },
     /// Its checksum is of other bytes.
     Checksum,
-    /// Its checksum is right, but no Rushes of this version writes this; the words say what.
+    /// Its checksum is right, but no Rushes of this version writes this; the words name the fault.
     Unsound(&'static str),
 }
 
@@ -665,7 +665,7 @@ impl Layout {
     }
 }
 
-/// Which of a file's bytes an object has, as it says itself.
+/// The part of a file's bytes that an object has, by its own mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// How many objects the file had before it, or before its stripe.
@@ -1067,7 +1067,7 @@ mod tests {
                 Layout::decode(&record[..length]),
                 Err(LayoutFault::Checksum)
             );
-            // As somebody would write it on purpose.
+            // Cut off on purpose, with a right checksum.
             let mut cut = record[..length].to_vec();
             seal(&mut cut);
             assert!(matches!(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which part of an object the record of its file leads to. No reader ever sees the rest of the
-//! object: a move that was interrupted left it, or is to put its bytes there.
+//! The part of an object to which the record of its file leads. No reader ever sees the rest of the
+//! object: a move that was interrupted left it, or will put its bytes there.
 
 use super::layout::{Layout, Object, Shape};
 use crate::units::{ByteOffset, ByteRange};

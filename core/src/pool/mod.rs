@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Decisions of a pool: which member takes a segment, what a file's layout record says, and how
+//! Decisions of a pool: which member takes a segment, the format of a file's layout record, and how
 //! fast bytes are moved.
 //!
 //! Bytes, files and directories are engine/pool's; here are only numbers and the arithmetic of

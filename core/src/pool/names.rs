@@ -11,7 +11,7 @@
 //!
 //! | offset | size | meaning |
 //! |---|---|---|
-//! | 0 | 4 | length of what follows the checksum |
+//! | 0 | 4 | length of the bytes behind the checksum |
 //! | 4 | 4 | CRC-32C of that |
 //! | 8 | 1 | 1 head, 2 name, 3 inode |
 //!
@@ -104,7 +104,7 @@ fn string(out: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 impl Fact {
-    /// Add its frame. One that would be too long (by its attributes) goes without them.
+    /// Add its frame. One that its attributes would make too long goes without them.
     pub fn encode(&self, out: &mut Vec<u8>) {
         let start = out.len();
         out.extend([0; 8]);
@@ -269,7 +269,7 @@ impl Names {
         while let Some((fact, after)) = next(rest) {
             match fact {
                 Fact::Head(head) if found.head.is_none() => found.head = Some(head),
-                // A log without a head is of nobody; a second head is none's.
+                // A log without a head is none; a second head ends it.
                 Fact::Head(_) => break,
                 _ if found.head.is_none() => break,
                 Fact::Name {
@@ -322,7 +322,7 @@ pub fn fact_of(prefix: &[u8; PREFIX_BYTES], payload: &[u8]) -> Option<Fact> {
         .flatten()
 }
 
-/// The first fact, and what follows it. None: it is cut off or damaged.
+/// The first fact, and the bytes behind it. None: it is cut off or damaged.
 fn next(log: &[u8]) -> Option<(Fact, &[u8])> {
     let (prefix, rest) = log.split_first_chunk::<PREFIX_BYTES>()?;
     let (payload, rest) = rest.split_at_checked(fact_bytes(prefix)?)?;

@@ -3,28 +3,28 @@
 
 use crate::units::{ByteCount, Duration};
 
-/// Moving may use one part in so many of the bandwidth that is not promised of a device. The rest
-/// is for clients without a contract, and for the costs of a contract beyond its rate.
+/// Moving may use one part in so many of a device's bandwidth that no contract has. The rest is for
+/// clients without a contract, and for the costs of a contract beyond its rate.
 const SHARE: u64 = 4;
-/// It goes on at this pace regardless of promises, or a pool that is always busy would never be
+/// It goes on at this pace regardless of contracts, or a pool that is always busy would never be
 /// mended. Units: bytes per second.
 const LEAST_BYTES_PER_S: u64 = 1 << 20;
 /// The cost of a piece beside its bytes, as bytes: a few positionings.
 const PIECE_COST_BYTES: u64 = 256 << 10;
 /// Longest rest where nothing is known.
 const REST_MAX: Duration = Duration::from_s(2);
-/// A move that nobody waits for, beside others, works one part of the time in so many: a client
-/// without a contract is in no promise, and notices else.
+/// A move for which no command waits works beside others one part of the time in so many: clients
+/// without a contract would notice more.
 const PART_BESIDE: u64 = 8;
 /// And rests no longer after a piece, however slow the disk was.
 const REST_BESIDE_MAX: Duration = Duration::from_s(20);
 
 /// How long to rest after a piece.
 ///
-/// Units    unpromised: bytes per second that nobody was promised of the busier device that had a
-/// part in it; None: nothing is known Returns  so long that what was copied is that device's share
-/// for the whole time; where nothing is known, as long as it took: half
-///          of the time is others'
+/// Units    unpromised: bytes per second without a contract of the busier device that had a part in
+///          it; None: not known
+/// Returns  so long that the copied bytes are that device's share for the whole time; where nothing
+///          is known, as long as it took: half of the time is others'
 pub fn rest(copied: ByteCount, took: Duration, unpromised: Option<u64>) -> Duration {
     let Some(unpromised) = unpromised else {
         return took.min(REST_MAX);
@@ -39,9 +39,9 @@ pub fn rest(copied: ByteCount, took: Duration, unpromised: Option<u64>) -> Durat
     )
 }
 
-/// The same where nobody asked for it, and others want bytes.
+/// The same where no command asked for the move, and others want bytes.
 ///
-/// `worked`  of what it took: the time in which its requests were not the last in line
+/// `worked`  the part of `took` in which its requests were not the last in line
 pub fn rest_beside(
     copied: ByteCount,
     (took, worked): (Duration, Duration),
@@ -113,7 +113,7 @@ mod tests {
         let minute = Duration::from_s(60);
         let slow = rest_beside(PIECE, (minute, minute), Some(43_000_000));
         assert_eq!(slow, REST_BESIDE_MAX);
-        // It waited for everybody else: that was their time.
+        // It waited for all others: that was their time.
         let waited = rest_beside(PIECE, (minute, took), Some(43_000_000));
         assert_eq!(waited, Duration::from_ms(700));
     }

@@ -2,8 +2,8 @@
 //! Which member takes a segment.
 //!
 //! The answer is an order, not a choice: the caller goes down the list until a member takes the
-//! segment, so that nobody gets "no space" while a member has room. Members on one device count as
-//! one: two of them must not get twice the files of their neighbour.
+//! segment, so that no client gets "no space" while a member has room. Members on one device count
+//! as one: two of them must not get twice the files of their neighbour.
 
 use super::layout::MemberNumber;
 use crate::units::ByteCount;
@@ -56,7 +56,7 @@ impl Policy {
     }
 }
 
-/// A member that is there and can be written to, and what it has left.
+/// A member that is there and can be written to, and its free room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Which.
@@ -77,14 +77,14 @@ pub struct Asked {
     pub turn: u64,
     /// The owner of the file.
     pub user: u32,
-    /// Bytes that are to be written now.
+    /// Bytes of the write.
     pub wanted: ByteCount,
 }
 
 /// In which order members are asked to take a segment.
 ///
 /// Returns  every member of `rooms` once: first those with room for a good while, last the nearly
-/// full ones (most free first)
+/// full ones, most free first
 pub fn order(policy: Policy, rooms: &[Room], asked: Asked) -> Vec<MemberNumber> {
     let Asked { turn, user, wanted } = asked;
     let least = room_least(wanted);
@@ -171,8 +171,8 @@ fn by_device(rooms: Vec<Room>, device: u64, member: u64) -> Vec<Room> {
 }
 
 /// By free space, the most first; those that have about as much take turns, or all clients that
-/// begin to write at one moment would meet on one device, where their bytes are not seen before
-/// they are there.
+/// begin to write at one moment would meet on one device: free space does not show their bytes
+/// before they are there.
 fn roomiest_first(mut rooms: Vec<Room>, turn: u64) -> Vec<Room> {
     rooms.sort_by_key(|room| core::cmp::Reverse(room.free));
     let mut found = Vec::new();
@@ -259,7 +259,7 @@ mod tests {
         asked_for(Policy::PerUser, rooms, asked)
     }
 
-    /// As `room`, with so many bytes a second that nobody was promised.
+    /// As `room`, with so many bytes a second without a contract.
     fn loaded(member: u16, free_mib: u64, unpromised: impl Into<Option<u64>>) -> Room {
         Room {
             unpromised: unpromised.into(),
@@ -288,7 +288,7 @@ mod tests {
 
     #[test]
     fn who_begins_to_write_at_one_moment_is_spread() {
-        // Nothing is written yet that would show.
+        // No bytes are written yet that free space would show.
         let rooms: Vec<Room> = (0..4).map(|at| room(at, u64::from(at), 900)).collect();
         let mut counts = [0; 4];
         for turn in 0..8 {
@@ -339,7 +339,7 @@ mod tests {
         let half = [loaded(0, 900, 60_000_000), loaded(1, 900, 100_000_000)];
         assert_eq!(first(Policy::LeastLoaded, &half, 0, 0), 0);
         let none = [loaded(0, 900, 0), loaded(1, 900, 100_000_000)];
-        // Room alone decides which is first; nobody is put before it.
+        // Room alone decides which is first; no member is put before it.
         assert_eq!(first(Policy::MostFreeSpace, &none, 1, 0), 1);
     }
 

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Rules of a pool: the policies for files that are made under names of a pattern. They have an
 //! order, and the first that matches counts.
-//!
-//! Whether a name is of a pattern engine/pool says, which reads patterns as the daemon does; here
-//! is what a list of rules may be, and how it is changed.
+//! engine/pool decides whether a name is of a pattern, and reads patterns as the daemon does; this
+//! file defines which lists of rules are valid, and how they change.
 
 use super::wish::{Wish, WishFault};
 use alloc::borrow::ToOwned;
@@ -35,7 +34,7 @@ impl fmt::Display for RuleFault {
 }
 
 impl Rule {
-    /// Read one. Words may be none: files of this pattern are spared the rules behind it.
+    /// Read one. Without words files of this pattern are spared the rules behind it.
     pub fn of(pattern: &str, words: &str) -> Result<Rule, RuleFault> {
         let fault = |what: &str| Err(RuleFault(format!("the pattern \"{pattern}\" {what}")));
         if pattern.is_empty() {
@@ -71,7 +70,7 @@ impl Rule {
         })
     }
 
-    /// Of which names.
+    /// The pattern of its names.
     pub fn pattern(&self) -> &str {
         &self.pattern
     }
@@ -108,9 +107,10 @@ pub struct RuleChange {
     pub is_clear: bool,
     /// The rules for these patterns go.
     pub gone: Vec<String>,
-    /// These are said: in place of the one for the same pattern, else behind all others.
+    /// These are set: in place of the one for the same pattern, else behind all others.
     pub said: Vec<Rule>,
-    /// They come, also those that were there, in front of the rule for this pattern.
+    /// The rules that are set, also those that were there, come in front of the rule for this
+    /// pattern.
     pub before: Option<String>,
 }
 

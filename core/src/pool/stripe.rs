@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Which members a stripe goes over.
 //!
-//! One of each device: two of one device would only send its head to and fro. A stripe that cannot
-//! have what was wished for has what there is: as many whole groups as there are, where two are;
-//! else as many members; of less than two devices there is none.
+//! One of each device: two of one device would only send its head to and fro. Where there are fewer
+//! members than the policy wants, a stripe has as many whole groups as there are, if two; else as
+//! many members. With less than two devices there is no stripe.
 
 use super::layout::{MemberNumber, Shape};
 use super::place::{ROOM_LEAST, Room};
@@ -11,11 +11,11 @@ use super::wish::{STRIPE_MAX, Spread, Wish};
 use crate::units::ByteCount;
 use alloc::vec::Vec;
 
-/// Shape and members of a stripe, in the order of its objects. None: it was not wished for, or
+/// Shape and members of a stripe, in the order of its objects. None: the policy wants none, or
 /// there are not two devices with room.
 ///
 /// `asked`   all members of `rooms`, the best first
-/// `wanted`  bytes that are to be written now
+/// `wanted`  bytes of the write
 pub fn stripe(
     wish: &Wish,
     rooms: &[Room],

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When a pool tidies itself: only while nobody asks anything of it, and nothing is promised of its
-//! members; or always, where somebody always plays.
+//! When a pool tidies itself: only while no client asks anything of it, and no contract is on its
+//! members; or always, where a client always plays.
 //!
-//! Beginning is slow and ending is quick. While nobody asks: it begins when nobody has asked for
-//! [`QUIET`] and nothing was promised for as long; it ends at the first request or promise, and
+//! Beginning is slow and ending is quick. Unless it is always to tidy, it begins when for [`QUIET`]
+//! no client has asked and no contract was there; it ends at the first request or contract, and
 //! begins again after another [`QUIET`]. Files that a whole pass has put in order are left alone
 //! for [`PASS_EVERY`], unless members have come.
 
@@ -12,7 +12,7 @@ use alloc::format;
 use alloc::string::{String, ToString};
 use core::fmt;
 
-/// Nobody has asked for so long: the pool is idle.
+/// A pool without requests for so long is idle.
 pub const QUIET: Duration = Duration::from_s(60);
 /// From the end of a whole pass to the next one.
 pub const PASS_EVERY: Duration = Duration::from_s(12 * 3600);
@@ -26,8 +26,8 @@ pub enum Schedule {
     Off,
     /// At any time of day.
     Idle,
-    /// At any time, also beside clients that play and record. How much of it they are to notice is
-    /// core/pool/pace's.
+    /// At any time, also beside clients that play and record. core/pool/pace limits how much they
+    /// notice.
     Always,
     /// From one time of day to another, over midnight if that is earlier.
     Daily {
@@ -90,7 +90,7 @@ fn minute_of(text: &str) -> Option<u16> {
         .filter(|minute| *minute < MINUTES_OF_DAY)
 }
 
-/// How things are.
+/// The state of the pool, as of a look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// As the pool says.
@@ -99,9 +99,9 @@ pub struct Seen {
     pub minute: u16,
     /// Requests for bytes so far, opens among them; names do not count.
     pub asked_count: u64,
-    /// Somebody has files open in a way that their requests are not seen.
+    /// Clients have files open whose requests are not seen.
     pub has_unseen: bool,
-    /// Something is promised of a member's device.
+    /// A contract is on a member's device.
     pub is_promised: bool,
     /// A command is under way, or waits.
     pub has_command: bool,
@@ -112,7 +112,7 @@ pub struct Seen {
 /// Why a pool does not tidy itself at this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// It is not to.
+    /// Its schedule is off.
     Off,
     /// It is not the time of day.
     Window,
@@ -120,7 +120,7 @@ pub enum Wait {
     Command,
     /// Streams have contracts.
     Promised,
-    /// Somebody has asked for something just now.
+    /// A client has asked for something just now.
     Asked,
     /// All is in order since a while ago.
     Done,
@@ -146,7 +146,7 @@ pub struct Tidier {
     quiet: Duration,
     begun_at: Instant,
     asked_count: u64,
-    /// When somebody asked last, or something was promised.
+    /// When a client last asked, or a contract was there.
     busy_at: Instant,
     /// When a whole pass was done, and with which members.
     done: Option<(Instant, u64)>,
@@ -175,7 +175,7 @@ impl Tidier {
     pub fn may_begin(&mut self, now: Instant, seen: Seen) -> Result<(), Wait> {
         self.may_go_on(now, seen)?;
         let since = match seen.schedule {
-            // A user who has just mounted it is not to wait for this.
+            // A user that has just mounted it must not wait for this.
             Schedule::Always => self.begun_at,
             _ => self.busy_at,
         };
@@ -197,7 +197,7 @@ impl Tidier {
         now.0.saturating_sub(self.busy_at.0) < self.quiet.0
     }
 
-    /// Whether to go on with what was begun, asked at every piece.
+    /// Whether to go on with the pass that was begun, asked at every piece.
     pub fn may_go_on(&mut self, now: Instant, seen: Seen) -> Result<(), Wait> {
         let is_asked = seen.asked_count != self.asked_count || seen.has_unseen;
         self.asked_count = seen.asked_count;

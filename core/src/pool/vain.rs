@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attempts to put a file in order that were in vain: they are not made again before the file is
-//! another one, or there is more room.
+//! Attempts to put a file in order that were in vain: they are not made again before the file has
+//! changed, or there is more room.
 //!
-//! Kept in memory, for so many files at most, and forgotten with the process. A look through all
-//! files that does not come upon one forgets it.
+//! Kept in memory, for so many at most, and forgotten with the process. A look through all files
+//! forgets those that it does not come upon.
 
 use super::layout::{FileIdentity, MemberNumber};
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-/// Of so many files; attempts on others are made each time.
+/// So many attempts; others are made each time.
 pub const VAIN_COUNT_MAX: usize = 1 << 16;
 /// There is more room when a member has so much more than it had at least since: so much, and one
-/// part in so many of what it had. Units: bytes.
+/// part in so many of that. Units: bytes.
 const MORE_BYTES: u64 = 16 << 20;
 const MORE_PART: u64 = 16;
 
@@ -45,7 +45,8 @@ pub struct Vain {
 }
 
 impl Vain {
-    /// Whether that was tried of a file as it is, with no less room.
+    /// Whether that was tried in vain on a file as it is, and no member has clearly more room
+    /// since.
     ///
     /// `stamp`  another number when the file is another one
     pub fn is_known(&mut self, file: FileIdentity, how: Try, stamp: u64, rooms: &Rooms) -> bool {
@@ -82,7 +83,7 @@ impl Vain {
         self.look += 1;
     }
 
-    /// Somebody wants all of it to be tried again.
+    /// An operator wants all of it to be tried again.
     pub fn forget(&mut self) {
         self.known.clear();
     }

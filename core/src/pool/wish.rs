@@ -2,14 +2,14 @@
 //! The policy for the bytes of a file: how they are spread, over which members, and how those are
 //! chosen.
 //!
-//! It is text, so that anybody may read and set it (`user.rushes.policy` of a file or folder; a
-//! pool has one, too): words, in any order.
+//! It is text that any user may read and set, in `user.rushes.policy` of a file or folder; a pool
+//! has one, too. It has words, in any order.
 //!
 //! | word | meaning |
 //! |---|---|
 //! | `single` | all bytes in one object, until its member is full |
 //! | `striped`, `striped=4` | unit by unit over all members, or over so many |
-//! | `striped=2x4` | in two stages: over two groups, and what falls to one over its four members |
+//! | `striped=2x4` | in two stages: over two groups, and each group's bytes over its four members |
 //! | `unit=1MiB` | of a stripe; a power of two from 4 KiB to 1 GiB |
 //! | `group_unit=16MiB` | of the stripe over groups; not smaller than `unit` |
 //! | `choose=round_robin` | which member is asked first: see [`Policy`] |
@@ -29,12 +29,12 @@ pub const WISH_ATTRIBUTE: &str = "user.rushes.policy";
 pub const WISH_BYTES_MAX: usize = 128;
 /// Longest name of a class. Units: bytes.
 const CLASS_BYTES_MAX: usize = 16;
-/// Unit of a stripe that says nothing of it, as logarithm: 1 MiB, a frame or two.
+/// Unit of a stripe whose policy names none, as logarithm: 1 MiB, a frame or two.
 const UNIT_DEFAULT_LOG2: u8 = 20;
 /// Most objects of a stripe.
 pub(super) const STRIPE_MAX: u8 = 64;
 
-/// How bytes are to be spread.
+/// How bytes are spread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Spread {
     /// In one object.
@@ -73,7 +73,7 @@ impl Class {
     }
 }
 
-/// A policy. Nothing said: the next one that is asked says it, the folder, then the pool.
+/// A policy. A missing word comes from the next policy: the folder's, then the pool's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wish {
     /// How bytes are spread.
@@ -99,7 +99,7 @@ impl fmt::Display for WishFault {
 }
 
 impl Wish {
-    /// Read one. An empty text wishes nothing.
+    /// Read one. An empty text is a policy without words.
     pub fn of(text: &str) -> Result<Wish, WishFault> {
         if text.len() > WISH_BYTES_MAX {
             return Err(WishFault(format!(
@@ -174,8 +174,8 @@ impl Wish {
         }
     }
 
-    /// Words that are not said here are as in `other`. Of units that do not go together the outer
-    /// one becomes as large as the inner one, so that the result is a policy, too, and reads back.
+    /// Take missing words from `other`. Of units that do not go together the outer one becomes as
+    /// large as the inner one, so that the result is a policy, too, and reads back.
     pub fn or(self, other: &Wish) -> Wish {
         let unit_log2 = self.unit_log2.or(other.unit_log2);
         let group_unit_log2 = self.group_unit_log2.or(other.group_unit_log2);
