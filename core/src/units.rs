@@ -216,7 +216,7 @@ id!(/// One client connection to the daemon (an smbd process, a mount).
     SessionId(u32));
 id!(/// A file as one open within a session names it; chosen by the client, unique in its session.
     HandleId(u32));
-id!(/// A file the server knows, whoever opened it.
+id!(/// A file that the server knows, once for all that have it open.
     FileId(u32));
 id!(/// A run of related reads that may hold a contract.
     StreamId(u32));
@@ -233,8 +233,8 @@ id!(/// Memory that one session writes to; its number is used once.
 id!(/// A pool as its door calls it, the same in each of its sessions; never 0.
     PoolNumber(u64));
 
-/// Which part of its file's bytes an object has: of a stripe over `count` objects the one with this
-/// index, of two stages group by group. All have equal shares, in turn.
+/// The part of its file's bytes that an object has: of a stripe over `count` objects the one with
+/// this index, of two stages group by group. All have equal shares, in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FilePart {
     index: u32,
@@ -269,7 +269,7 @@ impl FilePart {
 
     /// This part's share of a file's rate.
     pub fn of(self, rate: BytesPerSecond) -> BytesPerSecond {
-        // A new one is refused a count of 0.
+        // No part has a count of 0: `new` refuses it.
         BytesPerSecond(rate.0.div_ceil(u64::from(self.count.max(1))))
     }
 }
@@ -280,7 +280,7 @@ impl Default for FilePart {
     }
 }
 
-/// For people, who count from 1: `2/4`.
+/// For people, counted from 1: `2/4`.
 impl fmt::Display for FilePart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.index + 1, self.count)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Whether one more stream can be promised its rate.
 //!
-//! Two tests. In the long run: transfer and positioning of everybody must leave the margin free,
+//! Two tests. In the long run: transfer and positioning of all players must leave the margin free,
 //! with visits no larger than the buffers allow. From here on: the scheduler itself is played
-//! forward from the claims as they stand, newcomer included, and nobody may be late, the newcomer's
-//! start-up ramp included.
+//! forward from the claims as they stand, newcomer included, and no player may be late, the
+//! newcomer's start-up ramp included.
 
 use super::RefinedModel;
 use super::policy::{Choice, Claim, Load, Order, choose};
@@ -31,7 +31,7 @@ pub enum Refusal {
     },
 }
 
-/// A claim and what the dry run must know to let it be consumed.
+/// A claim, and the facts by which the dry run lets it be consumed.
 #[derive(Clone, Copy, Debug)]
 pub struct Player {
     /// The claim as it stands.
@@ -41,8 +41,7 @@ pub struct Player {
     /// Bytes that do not move the deadline: a read is due as a whole, and so much of its first one
     /// is not fetched yet.
     pub first_read: ByteCount,
-    /// Its reader cuts away after so much, and what was fetched ahead is lost then; None: nothing
-    /// says that it does.
+    /// Its reader cuts away after so much, and bytes fetched ahead are lost then; None: not known.
     pub run: Option<ByteCount>,
 }
 
@@ -62,7 +61,7 @@ pub struct Device<'a> {
 }
 
 /// Never promised, so that there is time for clients without a contract: `policy` lets one request
-/// of theirs through every 1.5 s, and that must not come out of promises. Thousandths of the time.
+/// of theirs through every 1.5 s, and that must not come out of contracts. Thousandths of the time.
 const BEST_EFFORT_PERMILLE: u64 = 20;
 
 /// How far the dry run looks.
@@ -88,8 +87,8 @@ fn needed(model: &RefinedModel, players: &[Player], cuts: fn(&Player) -> (u64, u
         let transfer = rate.0.saturating_add(lost);
         needed_ns = needed_ns.saturating_add(model.transfer_of(player.claim.writes, transfer).0);
         positioning = positioning.max(model.step_of(player.claim.writes, players.len()));
-        // A visit can be what the buffers hold less what must stay in them while the others are
-        // visited.
+        // A visit can be as large as the buffers, less the bytes that must stay in them while the
+        // others are visited.
         let visit = (player.claim.cap * 7 / 10).max(1);
         let visits_per_s_milli = transfer.saturating_mul(1000) / visit + cuts_per_s_milli;
         visits_milli = visits_milli.saturating_add(visits_per_s_milli);
@@ -110,12 +109,12 @@ fn cuts(player: &Player) -> (u64, u64) {
     };
     let (rate, run) = (player.claim.rate.0, run.0.max(1));
     let lost = u128::from(rate) * u128::from(player.claim.cap / 2) / u128::from(run);
-    // No more than twice the rate of play: bytes that were there before are found in part.
+    // No more than twice the rate of play: part of these bytes is in the cache from before.
     let lost = u64::try_from(lost).unwrap_or(u64::MAX).min(2 * rate);
     (lost, rate.saturating_mul(1000) / run)
 }
 
-/// Play the scheduler forward. Ok: nobody is late.
+/// Play the scheduler forward. Ok: no player is late.
 pub fn dry_run(
     device: &Device<'_>,
     now: Instant,
@@ -125,19 +124,19 @@ pub fn dry_run(
     let needed_permille = needed_permille(device.model, players);
     let without_cuts = needed(device.model, players, |_| (0, 0));
     let of_cuts = needed_permille.saturating_sub(without_cuts);
-    // Cuts do not come in turn: for those that come together half of what they cost is kept free.
+    // Cuts do not come in turn: for those that come together half of their cost is kept free.
     let kept = u64::from(device.margin_permille) + BEST_EFFORT_PERMILLE + of_cuts / 2;
     if needed_permille + kept > 1000 {
         return Err(Refusal::Capacity { needed_permille });
     }
-    // At its price, and with the margin on top, so that a promise survives a device that is that
-    // much slower. Not one of them alone: at another price others go first, and what then comes
-    // late is not the same.
+    // At the model's price, and with the margin on top, so that a contract survives a device that
+    // is that much slower. Both, since at another price others go first, and other claims come
+    // late.
     play(device, now, players, 0, order)?;
     play(device, now, players, device.margin_permille, order)
 }
 
-/// Whether everybody will be in time as things stand, as far as can be seen, even if the long run
+/// Whether all players will be in time as things stand, as far as can be seen, even if the long run
 /// says no.
 pub fn in_time(device: &Device<'_>, now: Instant, players: &[Player], order: &mut Order) -> bool {
     play(device, now, players, 0, order).is_ok()

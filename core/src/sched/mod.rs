@@ -3,8 +3,8 @@
 //!
 //! The trick is that there is one policy and two users of it. [`choose`] names the next one, given
 //! every stream's claim on the device; [`admission::dry_run`] plays the same function forward from
-//! the claims as they stand, with the newcomer added, and admits exactly when nobody would be late.
-//! So a promise is not a formula about the scheduler: it is the scheduler.
+//! the claims as they stand, with the newcomer added, and admits exactly when no claim would be
+//! late. So a contract does not rest on a formula about the scheduler: it rests on the scheduler.
 
 pub mod admission;
 mod model;

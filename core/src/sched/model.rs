@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How long a device will take: `t(n, d) = fixed + span·√d + n / rate`, times what it was lately
-//! off.
+//! How long a device will take: `t(n, d) = fixed + span·√d + n / rate`, times the factor by which
+//! it was lately off.
 
 use crate::units::*;
 
@@ -52,12 +52,12 @@ impl ServiceModel {
     }
 }
 
-/// A device model with what its completed requests taught.
+/// A device model, corrected by its completed requests.
 #[derive(Clone, Copy, Debug)]
 pub struct RefinedModel {
     /// As calibrated.
     pub base: DeviceModel,
-    /// The measurement of writes, be it of the drive's memory.
+    /// The measured times of writes, even if they are those of the drive's memory.
     measured_write: ServiceModel,
     /// Observed over predicted, in millionths; smoothed over about 64 requests.
     scale_ppm: u64,
@@ -87,8 +87,8 @@ const FOREIGN_PERMILLE_MAX: u64 = 900;
 impl RefinedModel {
     /// The calibrated model, nothing learned.
     pub fn new(base: DeviceModel) -> RefinedModel {
-        // A drive that seems to write much faster than it reads was measured into a memory of its
-        // own: that measurement did not see its speed in the long run, and reading is the better
+        // A drive that seems to write much faster than it reads was measured into its volatile
+        // cache: that measurement did not see its speed in the long run, and reading is the better
         // guess.
         let is_memory = base.write.rate.0 / 5 * 4 > base.read.rate.0;
         let write = if is_memory { base.read } else { base.write };
@@ -106,7 +106,7 @@ impl RefinedModel {
         }
     }
 
-    /// The drive takes writes into a memory of its own.
+    /// The drive takes writes into a volatile cache.
     pub fn has_memory(&self) -> bool {
         self.measured_write != self.base.write
     }
@@ -116,7 +116,7 @@ impl RefinedModel {
         self.scaled(self.calibrated_read(distance, count))
     }
 
-    /// The same by the calibration alone: the prediction that [`RefinedModel::observed`] is told.
+    /// The same by the calibration alone: the prediction for [`RefinedModel::observed`].
     pub fn calibrated_read(&self, distance: u64, count: u64) -> Duration {
         let model = &self.base.read;
         model.positioning(distance, self.base.size) + model.transfer(count)
@@ -166,8 +166,8 @@ impl RefinedModel {
     /// The cost of one request more, a gap away from the one before, its bytes left out.
     ///
     /// A drive that takes writes into a memory orders them there: the way to the next is short, and
-    /// mostly the bytes between pass below the head meanwhile. The rest is to hand it over, and
-    /// that was measured.
+    /// mostly the bytes between pass below the head meanwhile. The remaining cost is to hand the
+    /// request over, and that was measured.
     pub fn another(&self, writes: bool, gap: u64) -> Duration {
         let model = match writes {
             true => &self.measured_write,
@@ -185,14 +185,14 @@ impl RefinedModel {
         }
     }
 
-    /// A request ended: by the calibration it was to take `predicted`, and took that.
+    /// A request ended: by the calibration it should take `predicted`, and it took `taken`.
     pub fn observed(&mut self, predicted: Duration, taken: Duration) {
         // Short requests teach nothing but the noise of clocks.
         if predicted < Duration::from_us(500) {
             return;
         }
-        // While we read nobody counts the requests of others: former knowledge of them gives way to
-        // the times that are seen here.
+        // While the server reads, the requests of others are not counted: earlier counts fade, and
+        // the times that are seen here take their place.
         self.foreign_average -= self.foreign_average / 256;
         self.charge_foreign();
         let opened = core::mem::take(&mut self.opened);
@@ -208,7 +208,7 @@ impl RefinedModel {
         }
     }
 
-    /// Whether a request beside an open took so long that somebody else's must have come between:
+    /// Whether a request beside an open took so long that another program's must have come between:
     /// to it and back at the least. A device that is slow all the time is not excused by that.
     fn excused(&mut self, predicted: Duration, taken: Duration) -> bool {
         let expected = u128::from(predicted.0) * u128::from(self.scale_ppm) / 1_000_000;
@@ -221,17 +221,17 @@ impl RefinedModel {
         true
     }
 
-    /// A file is being opened on the device, or was: the kernel reads what it must know of it
-    /// (names, inode, extents) between our requests. The margin is for that; the requests around it
-    /// say nothing of the device.
+    /// A file is being opened on the device, or was: the kernel reads its names, inode and extents
+    /// between our requests. The margin is for that; the requests around it say nothing of the
+    /// device.
     pub fn file_opened(&mut self) {
         self.opened = true;
     }
 
     fn learn(&mut self, predicted: Duration, taken: Duration) {
         let now_ppm = (taken.0.saturating_mul(1_000_000) / predicted.0).clamp(500_000, 4_000_000);
-        // One request that somebody else's got between says little of the next: it counts as twice
-        // as slow at most.
+        // One request that another program delayed says little of the next: it counts as twice as
+        // slow at most.
         let now_ppm = now_ppm.min(2 * self.scale_ppm);
         self.scale_ppm = (self.scale_ppm * 63 + now_ppm) / 64;
     }
@@ -312,7 +312,7 @@ mod tests {
         };
         let model = RefinedModel::new(quick);
         assert_eq!(model.write(1 << 30, 4 << 20), model.read(1 << 30, 4 << 20));
-        // But to hand it one more costs what it costs, and not a way.
+        // But to hand it one more costs the measured time, and no positioning.
         assert_eq!(model.another(true, 1 << 20), Duration::from_us(130));
         assert!(model.another(false, 1 << 20) > Duration::from_ms(6));
         quick.write.rate = BytesPerSecond(145_000_000);

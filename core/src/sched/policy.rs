@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The next one on a device.
+//! The next claim on a device.
 //!
 //! A request in service cannot be called back, and moving between streams costs positioning, so the
 //! device is given out in *visits*: a stream keeps it chunk by chunk until it is full or until
@@ -14,13 +14,13 @@ use alloc::vec::Vec;
 
 /// One stream's claim on the device: a reader's, or a writer's, which is the same mirrored. A
 /// reader's buffers are emptied by its player and filled by the device, a writer's are filled by
-/// its client and emptied by the device; full is to the one what empty is to the other.
+/// its client and emptied by the device; a full buffer of the one is an empty one of the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     /// It writes.
     pub writes: bool,
-    /// When the first byte not yet asked of the device must be there (of a writer: the oldest not
-    /// yet given to it).
+    /// When the first byte not yet asked of the device must be there; of a writer, the oldest not
+    /// yet given to it.
     pub deadline: Instant,
     /// How fast it is consumed, or written.
     pub rate: BytesPerSecond,
@@ -31,10 +31,10 @@ pub struct Claim {
     /// How much its buffers can take in all; of a writer: the bytes that may be dirty. Units:
     /// bytes.
     pub cap: u64,
-    /// How much is left of what it reads or writes. Units: bytes.
+    /// How much it still has to read or write. Units: bytes.
     pub left: u64,
-    /// Somebody waits for the first of these bytes: they go before nobody does, however few they
-    /// are.
+    /// A client waits for the first of these bytes: they go before the device is left idle, however
+    /// few they are.
     pub is_awaited: bool,
 }
 
@@ -55,7 +55,7 @@ pub struct Load<'a> {
     pub visit_given: u64,
     /// Longest single request. Units: bytes.
     pub chunk: u64,
-    /// Best effort wants the device: what its next request will cost, and how long it has not been
+    /// Best effort wants the device: the cost of its next request, and how long it has not been
     /// served.
     pub best_effort: Option<BestEffortClaim>,
 }
@@ -78,19 +78,18 @@ pub struct BestEffortClaim {
     pub waited: Duration,
     /// True when that request follows on its last one without positioning.
     pub continues: bool,
-    /// Nobody minds when it waits: it is only asked because the device might have nothing else to
-    /// do.
+    /// It can wait without harm: it is only asked because the device might have nothing else to do.
     pub can_rest: bool,
 }
 
-/// The next one.
+/// The claim that goes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// The stream of this claim, one chunk.
     Stream(usize),
     /// Best effort, one request.
     BestEffort,
-    /// Nobody: all are full, or best effort must wait.
+    /// None: all are full, or best effort must wait.
     Nobody,
 }
 
@@ -124,7 +123,7 @@ const RESERVE_PERCENT: u64 = 40;
 /// Writers need most of a device from so much of its time on, in thousandths.
 const CROWD_PERMILLE: u64 = 600;
 
-/// Nobody wants the device but writers, and these need most of it. Then each way counts: the writer
+/// Only writers want the device, and these need most of it. Then all positioning counts: the writer
 /// that is due first is visited until it has nothing left. The bytes that a drive with a memory
 /// really writes in a second are not known so well that the time of a round would say how long a
 /// visit must be.
@@ -138,8 +137,8 @@ fn is_crowd_of_writers(load: &Load<'_>) -> bool {
     only_writers && needed.fold(0, u64::saturating_add) >= NS_PER_S / 1000 * CROWD_PERMILLE
 }
 
-/// Size of a visit at which `claims` could go round for ever, for a stream of `rate`: the bytes
-/// that it consumes in the time that one round of all of them takes, with a fifth to spare.
+/// The time of a round of all `claims` in which each visit gives the bytes that its stream consumes
+/// in a round, so that they could go round for ever; with a fifth to spare.
 fn round_time(load: &Load<'_>) -> Duration {
     let count = load.claims.len();
     let writers = load.claims.iter().filter(|claim| claim.writes).count();
@@ -161,9 +160,9 @@ fn round_time(load: &Load<'_>) -> Duration {
     Duration(ns.min(u128::from(u64::MAX)) as u64)
 }
 
-/// By how much writers' deadlines are put off, when not everybody can be in time: the first that is
-/// enough, or the last. Promises to readers are kept regardless of writers; and among themselves
-/// writers keep their order.
+/// By how much writers' deadlines are put off, when not all claims can be in time: the first that
+/// is enough, or the last. Contracts of readers are kept regardless of writers; and among
+/// themselves writers keep their order.
 const RELAXATIONS: [Duration; 7] = [
     Duration::from_ms(500),
     Duration::from_s(1),
@@ -198,7 +197,8 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
             } else {
                 claim.deadline
             },
-            // Put off for others' sake, not for nobody's: overdue it goes before the device rests.
+            // Put off for other claims, not for an idle device: overdue it goes before the device
+            // rests.
             is_awaited: claim.is_awaited || claim.writes && claim.deadline < load.free_at,
             ..*claim
         }));
@@ -210,7 +210,7 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
             break;
         }
     }
-    // Nothing is spare then; best effort gets as much as keeps it alive.
+    // Nothing is spare then; best effort gets only enough to go on at all.
     let load = Load {
         claims: &relaxed,
         best_effort: load
@@ -223,16 +223,16 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
     choice
 }
 
-/// By how much all could be delayed, when they are visited as long as they can go round for ever
-/// with. Negative: not everybody will be in time.
+/// By how much all claims could be delayed, with visits by which they can go round for ever.
+/// Negative: not all will be in time.
 fn slack_of_all(load: &Load<'_>, order: &mut Order) -> i64 {
     let visits = Visits::of(load);
     sort_by_deadline(load.claims, order);
     visits.fill_slack(load, 0, order)
 }
 
-/// By how much all could be delayed beyond what they live on: time for what no deadline asks for.
-/// Zero: there is none.
+/// By how much all claims could be delayed beyond their reserve: time for requests without a
+/// deadline. Zero: there is none.
 pub fn spare(load: &Load<'_>, order: &mut Order) -> Duration {
     let kept = (round_time(load).0 / 4).min(4 * load.model.transfer(load.chunk).0);
     let kept = i64::try_from(kept).unwrap_or(i64::MAX);
@@ -306,8 +306,8 @@ impl Visits {
         let mut least = i64::MAX;
         for &index in &order.by_deadline {
             let claim = &load.claims[index as usize];
-            // A stream without room (its buffers full, its reader idle) asks nothing of the device,
-            // and nothing done here could serve it.
+            // A stream without room, its buffers full or its reader idle, asks nothing of the
+            // device, and nothing done here could serve it.
             if claim.room > 0 {
                 let first = self.chunk.min(claim.room);
                 let needed = start
@@ -337,10 +337,10 @@ fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
     let round = visits.round;
     let chunk_time = load.model.transfer(load.chunk);
     sort_by_deadline(claims, order);
-    // Visits as long as all of them can go round for ever with; while many start at once shorter
-    // ones, if those are in time. When not even they are, long ones again: short ones would only
-    // cost more. Best effort that has waited for very long gets in when one request of each of the
-    // others is in time.
+    // Visits by which all of them can go round for ever; while many start at once shorter ones, if
+    // those are in time. When not even they are, long ones again: short ones would only cost more.
+    // Best effort that has waited for very long gets in when one request of each of the others is
+    // in time.
     let pressing = load
         .best_effort
         .filter(|asked| asked.waited >= BEST_EFFORT_LAST)
@@ -361,12 +361,12 @@ fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
         });
     }
 
-    // Bytes given beyond that come out of slack, and half a round of it is the reserve of all of
-    // them.
+    // Bytes given beyond that come out of slack, and a quarter of a round of it, or four chunks, is
+    // the reserve of all of them.
     let well_off = slack_of_all >= (round.0 / 4).min(4 * chunk_time.0) as i64;
-    // With best effort waiting, rarer and larger visits leave it more. Only wished for: the need
-    // that everybody is counted on to have stays the same, so that the dry run of admission holds
-    // regardless of best effort.
+    // With best effort waiting, rarer and larger visits leave it more. Only a wish: the need with
+    // which each claim is counted stays the same, so that the dry run of admission holds regardless
+    // of best effort.
     let wished_bytes = |claim: &Claim| -> u64 {
         if is_crowd {
             return claim.cap.min(claim.left);
@@ -383,7 +383,7 @@ fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
             .needed_bytes(claim)
             .max(wished.min(claim.cap * 7 / 10).min(claim.left))
     };
-    // The stream that has the device keeps it while everybody before it in deadline can wait a
+    // The stream that has the device keeps it while all claims with earlier deadlines can wait a
     // chunk.
     if let Some(index) = load.visiting
         && let Some(claim) = claims.get(index)
@@ -500,7 +500,7 @@ fn best_effort_may_go(
                 .time_for(ByteCount(claim.cap * RESERVE_PERCENT / 100));
             claim.deadline.since(load.free_at + asked.cost) >= reserve
         });
-    // Half a round of slack is what the others live on; it is not given away for patience's sake.
+    // Half a round of slack is the reserve of the others; it is not given away for patience's sake.
     let spare = (4 * asked.cost.0).max(round.0 / 2).min(i64::MAX as u64) as i64;
     let patience_over = asked.waited >= BEST_EFFORT_PATIENCE && slack_of_all >= spare;
     reserved || patience_over
@@ -632,7 +632,7 @@ mod tests {
             .collect();
         claims.reverse();
         assert_eq!(chosen(&claims, None), Choice::Stream(10));
-        // A write that goes only because nobody wants the device waits.
+        // A write that goes only because the device is idle waits.
         let rests = BestEffortClaim {
             cost: Duration::from_ms(40),
             waited: Duration::ZERO,

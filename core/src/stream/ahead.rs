@@ -56,7 +56,7 @@ impl Iterator for AheadIter {
     }
 }
 
-/// Upwards, around what was already asked.
+/// Upwards, around bytes that were asked for already.
 #[derive(Clone, Debug)]
 pub(super) struct Up {
     at: u64,
@@ -128,9 +128,8 @@ impl Down {
 
 /// The rest of the run in hand, then a run at every stride.
 ///
-/// Where frames differ in size the stride is a mean, and runs lie the less surely where they are
-/// expected the farther off they are: ranges widen, and the prediction ends where they would be
-/// mostly doubt.
+/// Where frames differ in size the stride is a mean, and the place of a run is the less sure the
+/// farther off it is: ranges widen, and the prediction ends where they would be mostly doubt.
 #[derive(Clone, Debug)]
 pub(super) struct Steps {
     rest: Span,
@@ -184,7 +183,7 @@ impl Steps {
         for _ in 0..8 {
             let expected = self.expected_run(file_size)?;
             let new = self.new_part(expected);
-            // A sliver beside what was given is only the error having grown.
+            // A sliver beside given bytes only shows that the error has grown.
             if new.end - new.start > self.stepping.error(self.step).saturating_mul(2) {
                 return self.give(new, most);
             }

@@ -3,8 +3,8 @@
 //!
 //! A copy asks again as soon as it is answered: its rate is ours. A player asks when its clock says
 //! so: between two of its requests there is a pause in which it waits for nothing, and that pause
-//! shrinks when an answer took longer, because the *period* is what it keeps. So reads are grouped
-//! into bursts (all that is asked without such a pause), and a rate is given only when
+//! shrinks when an answer took longer, because it keeps the *period*. So reads are grouped into
+//! bursts, which have no such pause within, and a rate is given only when
 //!
 //! 1. there are enough bursts, reads and seconds of them,
 //! 2. the client waits for nothing during a good part of the time,
@@ -17,20 +17,20 @@ use crate::units::*;
 /// Bursts remembered; the oldest is forgotten.
 const BURST_COUNT_MAX: usize = 32;
 
-/// Bursts needed before anything is said.
+/// Bursts needed before a rate is given.
 const BURST_COUNT_MIN: usize = 6;
 
 /// So many bursts at the beginning may be a player filling its buffers.
 const FILL_COUNT_MAX: u64 = 4;
 
-/// Reads needed before anything is said.
+/// Reads needed before a rate is given.
 const READ_COUNT_MIN: u64 = 25;
 
 /// Shortest observation on which a rate is given.
 const SPAN_MIN: Duration = Duration::from_s(1);
 
-/// Shortest pause that ends a burst. A copying client's turn-around (network, its own disk's
-/// write) is below it; a player at 100 frames a second that asks once a frame is above.
+/// Shortest pause that ends a burst. A copying client's turn-around, for the network and a write to
+/// its own disk, is below it; a player at 100 frames a second that asks once a frame is above.
 const PAUSE_MIN: Duration = Duration::from_ms(4);
 
 /// A silence this long is a stopped player: reads before it say nothing of those that come after.
@@ -48,7 +48,7 @@ const LATELY: Duration = Duration::from_s(1);
 /// A client's recent reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lately {
-    /// In so many thousandths of the time it waited for nothing.
+    /// The part of the time in which it waited for nothing, in thousandths.
     pub idle_permille: u64,
     /// The bytes that it asked for, by the time that took.
     pub rate: BytesPerSecond,
@@ -77,7 +77,7 @@ struct Burst {
     start: Instant,
     bytes: u64,
     reads: u32,
-    /// How long the client had waited for nothing when it began.
+    /// How long the client had been idle when it began.
     pause: Duration,
 }
 
@@ -102,11 +102,11 @@ pub struct Cadence {
     outstanding_count: u32,
     last_arrived: Instant,
     last_answered: Instant,
-    /// The time since the first read: all of it, the last span, and what came since that.
+    /// The time since the first read: all of it, the last span, and the time since that.
     all: Span,
     span: Span,
     now: Span,
-    /// Where it has read in that time, and all of it up to the last read of something new.
+    /// The places that it has read in that time, and the time up to its last read of a new one.
     places: Places,
     anew: Span,
     anew_until: Instant,
@@ -228,7 +228,7 @@ impl Cadence {
         if now.since(self.now.start) >= LATELY {
             self.span = self.now;
             self.now = Span::at(now);
-            // The pause that ends here belongs to what was before.
+            // The pause that ends here belongs to the span before.
             self.span.idle += idle(pause);
         } else {
             self.now.idle += idle(pause);
@@ -246,7 +246,7 @@ impl Cadence {
             .then_some(rate)
     }
 
-    /// The bursts that can be judged. None: too little.
+    /// The bursts that can be judged. None: too few.
     fn window(&self) -> Option<Window<'_>> {
         // The newest burst may still grow: it serves as the end of the one before.
         let newest = self.count.checked_sub(1)?;
@@ -264,7 +264,7 @@ impl Cadence {
     }
 
     /// How many of the remembered bursts are a player filling its buffers: the first few of all,
-    /// when they are much larger than what came after.
+    /// when they are much larger than the later ones.
     fn fill_count(&self, newest: usize) -> usize {
         let forgotten = self.begun_count - self.count as u64;
         let suspect_count = FILL_COUNT_MAX.saturating_sub(forgotten) as usize;
@@ -637,7 +637,7 @@ mod tests {
         }
     }
 
-    /// A thumbnailer looks here and there; of what lies between it has read nothing.
+    /// A thumbnailer looks here and there; it has read nothing between.
     #[test]
     fn a_frame_is_read_whole() {
         const MIB: u64 = 1 << 20;
@@ -651,7 +651,7 @@ mod tests {
             cadence.is_of_a_frame(ByteCount(100 * MIB))
         };
         assert!(read(&mut (0..100).map(|n| n * MIB), MIB));
-        // Every other one, and in the end what lies between the last of them.
+        // Every other one, and in the end those between the last of them.
         let looks = (0..50)
             .map(|n| 2 * n)
             .chain((80..100).filter(|n| n % 2 > 0));

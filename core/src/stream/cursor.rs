@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One place in a file at which somebody reads, and where it is going.
+//! One place in a file that is being read, and where it is going.
 //!
-//! A forward cursor knows what was asked without a hole (`base..front`) and, because pipelining
-//! clients ask out of order, up to eight islands beyond it. A hole is filled by a late read, or
-//! given up as skipped when sixteen later reads have passed it: sixteen is how many reads a client
-//! may have outstanding before its order means something here.
+//! A forward cursor knows the bytes that were asked for without a hole, `base..front`, and, because
+//! pipelining clients ask out of order, up to eight islands beyond them. A hole is filled by a late
+//! read, or given up as skipped when sixteen later reads have passed it: sixteen is how many reads
+//! a client may have outstanding before its order means something here.
 //!
-//! A stepping cursor (reverse, strided) knows the run it is in (a frame, read forward in pieces)
-//! and by how much run follows run.
+//! A stepping cursor, reverse or strided, knows the run it is in, such as a frame that is read
+//! forward in pieces, and by how much run follows run.
 
 use super::ahead::{AheadIter, Course, Down, Steps, Up};
 use super::runs::Stepping;
@@ -61,7 +61,7 @@ pub(super) struct Span {
 pub(super) enum Fit {
     /// Where a stepping cursor was expected.
     Stepped,
-    /// Touches what was asked.
+    /// Touches bytes that were asked for.
     Joined,
     /// Near, but touches nothing. Units of the distance: bytes.
     Loose(u64),
@@ -135,8 +135,8 @@ impl Cursor {
         self.stepping.is_some() || (self.read_count >= 3 && self.score > SCORE_SEQUENTIAL)
     }
 
-    /// First byte not yet asked for, in reading direction: backwards it is the (exclusive) end of
-    /// what comes next. Units: bytes from the start of the file.
+    /// First byte not yet asked for, in reading direction: backwards it is the end, exclusive, of
+    /// the bytes that come next. Units: bytes from the start of the file.
     pub fn position(&self) -> u64 {
         match self.stepping {
             Some(stepping) if stepping.is_reverse() => self.base,
@@ -188,7 +188,7 @@ impl Cursor {
         AheadIter::new(course, bytes, file_size)
     }
 
-    /// Reverse: between what was read of the frame in hand and the frame before it.
+    /// Reverse: the bytes between the read part of the frame in hand and the frame before it.
     fn rest_of_frame(&self) -> Span {
         Span {
             start: self.front,
@@ -251,8 +251,8 @@ impl Cursor {
             .then(|| Fit::Again(start.abs_diff(self.front)))
     }
 
-    /// True when a read begins a run where the stepping leads: up to four steps on (a player that
-    /// is late leaves frames out).
+    /// True when a read begins a run where the stepping leads: up to four steps on, since a player
+    /// that is late leaves frames out.
     fn next_run_of(&self, stepping: Stepping, range: ByteRange) -> bool {
         let slack = stepping.slack();
         (1..=4).any(|step| {

@@ -37,7 +37,7 @@ pub struct FrameName<'a> {
 }
 
 impl<'a> FrameName<'a> {
-    /// Take a name apart. None: it has no number (or one of more than 18 digits).
+    /// Take a name apart. None: it has no number, or one of more than 18 digits.
     pub fn parse(name: &'a str) -> Option<FrameName<'a>> {
         let (start, end) = last_run(name, stem_bytes(name))?;
         FrameName::with_run(name, start, end)

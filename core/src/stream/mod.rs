@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Recognises how a file, or a folder of frames, is being read, and says what will be read next.
+//! Recognises how a file, or a folder of frames, is being read, and predicts the next reads.
 //!
-//! Four nouns, each fed with what arrives and asked for a prediction:
+//! Four types, each fed with events and asked for a prediction:
 //!
 //! | type | watches | says |
 //! |---|---|---|

@@ -17,7 +17,7 @@ pub const CURSOR_COUNT_MAX: usize = 8;
 /// Reads before a file may be called randomly read.
 const RANDOM_READ_COUNT_MIN: u32 = 16;
 
-/// Of the last 32 reads so many at most touch what was asked before when reads are random.
+/// Of the last 32 reads so many at most touch bytes asked for before when reads are random.
 const RANDOM_JOINED_COUNT_MAX: u32 = 6;
 
 /// A cursor that was not read for so many reads of the file has no reads on their way.
@@ -37,8 +37,8 @@ pub enum Moved<Index = CursorIndex> {
     Began,
     /// The cursor was read on; also one that was left, where it was left.
     Continued,
-    /// The cursor, begun some reads ago, is where the reader of `from` is now: the promise to
-    /// `from` is owed here. `from` stays known, as a place to return to.
+    /// The cursor, begun some reads ago, is where the reader of `from` is now: the contract of
+    /// `from` belongs here. `from` stays known, as a place to return to.
     Jumped {
         /// The cursor that was left.
         from: Index,
@@ -62,7 +62,7 @@ struct Place {
     /// Number of the read that began it, and of the last one it took.
     began: u64,
     touched: u64,
-    /// Somebody jumped from here.
+    /// Its reader jumped from here.
     left: bool,
     /// Times it was left and read again.
     return_count: u8,
@@ -78,9 +78,9 @@ pub struct Recogniser {
     places: [Option<Place>; CURSOR_COUNT_MAX],
     runs: Runs,
     read_count: u64,
-    /// One bit a read, the newest lowest: it touched what was asked before.
+    /// One bit a read, the newest lowest: it touched bytes that were asked for before.
     joined_bits: u32,
-    /// The last read, if it was of what had been asked for before.
+    /// The last read, if its bytes had been asked for before.
     again: Option<Span>,
     last: CursorIndex,
 }
@@ -124,7 +124,7 @@ impl Recogniser {
         let again = core::mem::take(&mut self.again);
         match best {
             Some((_, Fit::Again(_))) if again.is_some_and(|span| span.end == range.start.0) => {
-                // Two reads in order over old ground: somebody went back to play it again.
+                // Two reads in order over old ground: the reader went back to play it again.
                 let start = again.map_or(range.start.0, |span| span.start);
                 self.begin(now, ByteRange::new(start, range.end() - start), true)
             }
@@ -185,7 +185,7 @@ impl Recogniser {
             .map(|(index, fit, _)| (index, fit))
     }
 
-    /// True when a read that looks like a step is only what its cursor expects.
+    /// True when a read that looks like a step is only the read that its cursor expects.
     fn is_in_order(
         &self,
         range: ByteRange,
@@ -225,7 +225,7 @@ impl Recogniser {
     ) -> Observation {
         let (read_count, random) = (self.read_count, self.is_random());
         if let Some(place) = self.place_mut(index) {
-            // Old ground may be gone over by anyone.
+            // Any reader may go over old ground.
             if place.left && !matches!(fit, Fit::Again(_)) {
                 place.come_back(read_count);
             }
@@ -298,8 +298,8 @@ impl Recogniser {
 
     // ---- Stepping ----
 
-    /// The last runs step. The cursor of the run before this one (or the oldest of them) goes on as
-    /// a stepping one; cursors that were only single runs of the trail are forgotten.
+    /// The last runs step. The cursor of the run before this one goes on as a stepping one, of
+    /// several the one read last; cursors that were only single runs of the trail are forgotten.
     fn begin_stepping(
         &mut self,
         now: Instant,
@@ -353,7 +353,7 @@ impl Place {
         }
     }
 
-    /// A read that touches nothing is early only where somebody is reading now.
+    /// A read that touches nothing is early only at a place that is being read now.
     fn fit(&self, range: ByteRange, read_count: u64) -> Option<Fit> {
         let deserted = self.left || read_count - self.touched > DESERTED_READ_COUNT;
         let fit = self.cursor.fit(range)?;

@@ -246,7 +246,8 @@ impl Runs {
         })
     }
 
-    /// The last steps, as far back as they are like the newest (within a fifth).
+    /// The last steps, as far back as they are like the newest: within a fifth, or less where it is
+    /// far.
     fn equal_steps(&self) -> Option<Steps> {
         let newest = self.count.checked_sub(1).filter(|&i| i > 0)?;
         let last = self.step_to(newest)?;
@@ -298,7 +299,7 @@ fn longest(runs: &[Run]) -> u64 {
     lengths.max().unwrap_or(0)
 }
 
-/// `below` ends where `above` starts, give or take a quarter of it (audio lies between frames).
+/// `below` ends where `above` starts, give or take a quarter of it: audio lies between frames.
 fn touches(below: Span, above: Span) -> bool {
     let length = below.end - below.start;
     below.end.abs_diff(above.start) <= length / 4

@@ -6,10 +6,10 @@
 //! in any order, and names the frames that come next. That a file of such a name exists is not its
 //! business.
 //!
-//! Which digits of a name are the frame the name alone does not say: the last ones are where
+//! The name alone does not show which of its digits are the frame's number: the last ones are where
 //! nothing speaks against them. A name that differs from one opened before in other digits and in
-//! these alone (`shot_1001_v002`, `shot_1002_v002`) is the beginning of a guess; a third one makes
-//! it a sequence.
+//! these alone, as `shot_1001_v002` and `shot_1002_v002` do, is the beginning of a guess; a third
+//! one makes it a sequence.
 
 use super::frame_name::{FrameName, frame_file_name};
 use super::recogniser::Moved;
@@ -26,7 +26,7 @@ const RECENT_COUNT_MAX: usize = 8;
 /// Gaps looked at to find the step.
 const GAP_COUNT: usize = 5;
 
-/// How many steps from where it was a reader may go on.
+/// How many steps from its place a reader may go on.
 const WINDOW_STEP_COUNT: u64 = 16;
 
 /// How many frames away the second frame of a reader may be.
@@ -40,7 +40,7 @@ const NUMBERS_LEAST_OF_FEW_DIGITS: usize = 4;
 /// The same, where they are not the last digits of the name: two cameras side by side differ once
 /// in theirs.
 pub const NUMBERS_LEAST_OF_OTHERS: usize = 3;
-/// So many contradictions end that.
+/// So many contradictions end such a guess.
 const DOUBTS_LEAST: u32 = 2;
 
 /// Fewer digits than this, without zeros in front, are few.
@@ -101,8 +101,8 @@ struct Reader {
     answered: bool,
     /// Its name, as long as it is the only one.
     only: String,
-    /// Its number is not the last digits. The reader whose only frame was this one's first, if they
-    /// are its number.
+    /// Its number is not the last digits: the reader of the name that was this one's first frame,
+    /// for which they are the number.
     other_than: Option<ReaderIndex>,
     /// How often that was contradicted.
     doubt_count: u32,
@@ -123,8 +123,8 @@ impl SequenceTracker {
         }
     }
 
-    /// The session opened the file `name` of `size` in this folder. None: it is no frame (its name
-    /// has no number, or it is a whole clip).
+    /// The session opened the file `name` of `size` in this folder. None: it is no frame, since its
+    /// name has no number, or it is a whole clip.
     pub fn opened(
         &mut self,
         now: Instant,
@@ -211,8 +211,8 @@ impl SequenceTracker {
         let entry = self.readers.get_mut(usize::from(reader.0))?;
         let step = entry.step;
         if step.is_some() && !known {
-            // The reader of the first frame is this one: the last digits of its name were none of a
-            // frame.
+            // The reader of the first frame is this one: the last digits of its name were no
+            // frame's number.
             entry.answered = true;
             let from = entry.other_than.filter(|from| *from != reader);
             if let Some(from) = from
@@ -233,9 +233,9 @@ impl SequenceTracker {
         })
     }
 
-    /// A name goes on with its last digits from the only one known of a reader, which had been
-    /// taken for a frame by others: shots that are read side by side look like that. The second
-    /// time it is believed, and the guess is given up.
+    /// A name goes on with its last digits from the only name known of a reader, which had been
+    /// taken for a frame by other digits: shots that are read side by side look like that. At the
+    /// second such name the guess is given up.
     fn doubt(&mut self, usual: ReaderIndex, frame: &FrameName<'_>) -> Option<ReaderIndex> {
         let reader = self.reader(usual)?;
         if reader.recent_count > 1 || reader.recent().contains(&frame.number()) {
@@ -378,7 +378,7 @@ impl SequenceTracker {
         self.enter(reader)
     }
 
-    /// In the place of the one longest silent, if there is no other.
+    /// Enter a reader, in the place of the one longest silent if there is no other.
     fn enter(&mut self, reader: Reader) -> ReaderIndex {
         if self.readers.len() < self.reader_count_max {
             self.readers.push(reader);
@@ -536,7 +536,7 @@ impl Reader {
         front.unwrap_or(0)
     }
 
-    /// How far a frame is from where this reader goes next. None: it is somewhere else.
+    /// How far a frame is from the one that this reader opens next. None: it is too far.
     fn distance(&self, number: u64) -> Option<u64> {
         let window = match self.step {
             Some(step) => step.unsigned_abs().saturating_mul(WINDOW_STEP_COUNT),
@@ -649,7 +649,7 @@ mod tests {
             assert_eq!((second.step, second.is_guess), (None, true));
             let third = folder.open(&name(from + 2)).unwrap();
             assert_eq!((third.step, third.is_guess), (Some(1), false));
-            // The reader has one promise, and takes it along.
+            // The reader has one contract, and takes it along.
             assert_eq!(third.moved, Moved::Jumped { from: first.reader });
             from += 3;
             for number in from..from + 200 {

@@ -380,7 +380,8 @@ impl Shuttle {
             .map_or(0, |(start, length)| start + length)
     }
 
-    /// Reads one frame; returns what the last piece showed and how much of the frame was predicted.
+    /// Reads one frame; returns the pattern after its last piece, and how much of the frame was
+    /// predicted.
     fn read(&self, random: &mut Random, p: &mut Prefetcher, frame: usize) -> (Pattern, u64) {
         let (start, length) = self.frames[frame];
         let piece_bytes = length.div_ceil(self.pieces);

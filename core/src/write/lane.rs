@@ -92,7 +92,7 @@ pub struct Lane {
     /// Pages up to here have memory, or may have: one of them or one behind it was in use since the
     /// lane last shrank.
     touched: u32,
-    /// Pages that somebody needs besides the one that has taken them.
+    /// Pages that others need besides the piece that took them.
     held: BTreeMap<u32, HeldPage>,
 }
 
@@ -101,7 +101,7 @@ pub struct Lane {
 struct HeldPage {
     /// By how many.
     count: u32,
-    /// The one that had taken it has given it back.
+    /// The piece that took it has given it back.
     is_given: bool,
 }
 
@@ -128,7 +128,7 @@ impl Lane {
         self.page_count
     }
 
-    /// Pages that nobody uses.
+    /// Free pages.
     pub fn free_count(&self) -> u32 {
         self.free
     }
@@ -157,8 +157,8 @@ impl Lane {
         Some(runs)
     }
 
-    /// Take exactly these, as another's records have them. False, and nothing is taken, when one of
-    /// them is in use or out of range, or named twice.
+    /// Take exactly these, as a former daemon's records have them. False, and nothing is taken,
+    /// when one of them is in use or out of range, or named twice.
     pub fn claim(&mut self, runs: &Runs) -> bool {
         for (index, run) in runs.as_slice().iter().enumerate() {
             let end = run.first.checked_add(run.count);
@@ -177,9 +177,9 @@ impl Lane {
         true
     }
 
-    /// Take these although others have some of them: they are held, all of them, and free when
-    /// nobody holds them any more and the one that took them has given them back. False, and
-    /// nothing is done, when one of them is out of range or named twice.
+    /// Take these although others have some of them: all of them are held, and become free when no
+    /// holder is left and the piece that took them has given them back. False, and nothing is done,
+    /// when one of them is out of range or named twice.
     pub fn claim_beside(&mut self, runs: &Runs) -> bool {
         let all = runs.as_slice();
         let is_within = |run: &PageRun| {
@@ -215,7 +215,7 @@ impl Lane {
         true
     }
 
-    /// Give pages back that were taken. Those that are held stay in use until nobody holds them.
+    /// Give pages back that were taken. Those that are held stay in use until no holder is left.
     pub fn give(&mut self, runs: &Runs) {
         for run in runs.as_slice() {
             let end = run.first + run.count;
@@ -243,7 +243,7 @@ impl Lane {
         self.free += run.count;
     }
 
-    /// These pages, which are in use, are needed by one more.
+    /// One more holder needs these pages, which are in use.
     pub fn hold(&mut self, runs: &Runs) {
         for run in runs.as_slice() {
             for page in run.first..run.first + run.count {
@@ -253,7 +253,7 @@ impl Lane {
         }
     }
 
-    /// By one less.
+    /// A holder needs them no more.
     pub fn let_go(&mut self, runs: &Runs) {
         for run in runs.as_slice() {
             for page in run.first..run.first + run.count {
@@ -300,8 +300,8 @@ impl Lane {
         self.touched
     }
 
-    /// Pages behind the last in use need no memory: the last of them, `most` at most. They are
-    /// counted as having none.
+    /// The last pages behind those in use, `most` at most, which need no memory. From now on they
+    /// count as having none.
     pub fn shrink(&mut self, most: u32) -> Option<PageRun> {
         let count = self.spare_count().min(most);
         self.touched -= count;
@@ -330,7 +330,7 @@ impl Lane {
                 ((1 << bits) - 1) << bit
             };
             let word = &mut self.words[(page / 64) as usize];
-            // One page for two writes, and what lies in it is either's.
+            // Else one page would serve two writes, and have the bytes of either.
             let is_right = *word & mask == if used { 0 } else { mask };
             assert!(
                 is_right,
@@ -449,7 +449,7 @@ mod tests {
         let runs = |list: &[PageRun]| Runs::from_runs(list).expect("few");
         let mut lane = Lane::new(100);
         let (both, alone) = (runs(&[run(3, 2)]), runs(&[run(4, 2)]));
-        // Whichever comes first.
+        // In either order.
         assert!(lane.claim(&both) && !lane.claim(&alone));
         assert!(lane.claim_beside(&alone));
         assert_eq!((lane.free_count(), lane.held_alone_count()), (97, 1));
@@ -509,7 +509,7 @@ mod tests {
         lane.give(&second);
         assert_eq!(lane.shrink(u32::MAX), None);
         lane.give(&split);
-        // Empty, and with all its memory until it is told.
+        // Empty, and with all its memory until it shrinks.
         assert_eq!(lane.touched_count(), 64);
         assert_eq!(lane.shrink(u32::MAX), Some(run(0, 64)));
         let third = lane.take(5, 64).expect("pages");

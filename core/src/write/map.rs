@@ -5,7 +5,7 @@ use crate::units::ByteRange;
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-/// A piece, as the server numbers those it knows.
+/// A piece, by the server's number for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PieceKey(pub u32);
 
@@ -53,7 +53,7 @@ impl DirtyMap {
         DirtyMap::default()
     }
 
-    /// How many bytes are.
+    /// How many bytes are dirty.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -118,7 +118,7 @@ impl DirtyMap {
         }
     }
 
-    /// Bytes of `range` are of no more interest (cut off, or written otherwise).
+    /// Bytes of `range` are of no more interest: cut off, or written otherwise.
     pub fn discard(&mut self, range: ByteRange, released: &mut Vec<Released>) {
         let (start, end) = (range.start.0, range.end());
         if start >= end {

@@ -2,7 +2,7 @@
 //! Bytes that were acknowledged and are not on their device yet; see docs/decisions/0014.
 //!
 //! A write is a *piece*: it lies in pages of its session's *lane* ([`Lane`]) and is never changed.
-//! Which bytes of a file which piece has is the file's [`DirtyMap`]. Both hold numbers, never
+//! The file's [`DirtyMap`] says which piece has which bytes of the file. Both hold numbers, never
 //! bytes.
 
 mod lane;

@@ -3,22 +3,21 @@
 //! held back.
 //!
 //! Not why: a camera that sends its recording and a copy that sends as fast as it may look alike
-//! for as long as there is room. The copy is known by having waited for room; then its rate says
-//! nothing but how much it was given. Unless it keeps to the rate that it had before: a camera
-//! whose disk was slow for a while has written no more than that when it catches up, a copy goes on
-//! as fast as it may.
+//! for as long as there is room. A copy shows itself by having waited for room; then its rate only
+//! shows how much it was granted. Unless it keeps to the rate that it had before: a camera whose
+//! disk was slow for a while has written no more than that when it catches up, a copy goes on as
+//! fast as it may.
 
 use crate::units::*;
 
-/// Commits are counted so long before they say how fast.
+/// Commits are counted so long before they give a rate.
 const SPAN: Duration = Duration::from_s(1);
 /// Nothing for so long: later writes are another recording.
 const SILENCE: Duration = Duration::from_s(2);
-/// A writer that waited for room is taken to be one that would write as fast as it may, for so
-/// long.
+/// How long a writer that waited for room is taken to be one that would write as fast as it may.
 const HELD_BACK: Duration = Duration::from_s(5);
-/// Commits of late that went on where the one before ended, in thousandths, from which on it is a
-/// stream.
+/// The part of recent commits that went on where the one before ended, from which on it is a
+/// stream. Thousandths.
 const STREAM_PERMILLE: u64 = 500;
 /// A client that has several writes under way sends them in any order; so far from where the last
 /// one ended is still the same place.
@@ -111,7 +110,7 @@ impl Pace {
         self.held_back_until = now + HELD_BACK;
     }
 
-    /// Bytes a second; nothing when nobody has written lately.
+    /// Bytes a second; zero when no write came lately.
     pub fn rate(&self, now: Instant) -> BytesPerSecond {
         if self.began == Instant::NEVER || now.since(self.last) >= SILENCE {
             return BytesPerSecond(0);
@@ -137,7 +136,7 @@ impl Pace {
     }
 
     /// The rate that the writer had before it was held back, if all its writes since fit it, from
-    /// front to back. Nothing: they do not, or it is not known.
+    /// front to back. None: they do not, or it is not known.
     pub fn own_rate(&self) -> Option<BytesPerSecond> {
         let rate = BytesPerSecond(self.own_rate);
         let time = self.last.since(self.own_began) + OWN_SLACK;
@@ -148,7 +147,7 @@ impl Pace {
         keeps.then_some(rate)
     }
 
-    /// The writer was held back, and nobody knows its rate without that.
+    /// The writer was held back, and its rate without that is not known.
     fn waits(&self) -> bool {
         self.last < self.held_back_until
     }
@@ -209,7 +208,7 @@ mod tests {
                 pace.committed(at(1000 * frame / frames_a_second), range);
             }
             pace.held_back(at(3000));
-            // Four seconds in which it was not let, then much at once.
+            // Four seconds without a grant, then much at once.
             for frame in 0..caught_up {
                 let place = 500_000 * (3 * frames_a_second + frame);
                 pace.committed(at(7000 + frame), ByteRange::new(place, 500_000));
