@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk that is full but for what is reserved: which writer gives back, which one keeps, and that
-//! nobody waits for ever.
+//! A disk that is full but for reserved blocks: which writer gives back, which one keeps, and that
+//! no write waits for ever.
 
 use super::*;
 use alloc::format;
@@ -15,7 +15,7 @@ const MEGA: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, Default)]
 struct Native {
     size: u64,
-    /// The bytes that clients were told are safe in the write buffer, or more.
+    /// The bytes that are safe in the write buffer as clients were told, or more.
     acknowledged: u64,
     reserved: u64,
     is_open: bool,
@@ -217,8 +217,8 @@ impl World {
         self.next
     }
 
-    /// The driver has looked for blocks once: all that is wished if there is so much, else what is
-    /// needed, else none.
+    /// The driver has looked for blocks once: it reserves as far as wished if there is so much,
+    /// else as much as needed, else none.
     fn reserve(&mut self) {
         if self.reserves.is_empty() {
             return;
@@ -270,7 +270,7 @@ impl World {
         }
     }
 
-    /// All that others owe, and time.
+    /// All that the disk and the driver still have to do, and time.
     fn rest(&mut self) {
         for _ in 0..200 {
             self.reserve();
@@ -353,7 +353,7 @@ fn who_waits_for_blocks_himself_gives_none() {
         world.record(0, 4 * MEGA);
         world.rest();
     }
-    // This writer is about to go past what was reserved for it: nobody has that.
+    // This writer is about to go past its reserved blocks: there are none for that.
     let first = world.write(0, 8 * MEGA);
     let second = world.write(1, 3 * MEGA);
     assert_eq!(world.reserves.len(), 2);
@@ -394,7 +394,7 @@ fn a_file_that_is_closed_meanwhile_gives_back_as_ever() {
 }
 
 /// The writer's page is there already, and the cut is not: bytes that came into it in between would
-/// go with what is cut off.
+/// be cut off, too.
 #[test]
 fn who_goes_on_in_his_last_page_comes_behind_the_cut() {
     let mut world = World::new(64 * MEGA, 2);
@@ -405,8 +405,8 @@ fn who_goes_on_in_his_last_page_comes_behind_the_cut() {
     assert_eq!(world.trims, 1);
     let goes_on = world.write(0, 500);
     assert!(!world.ended.contains_key(&goes_on), "before it was cut");
-    // A writer that waits for what is being cut off is not refused because the other needs blocks
-    // again.
+    // A writer that waits for the blocks that are being cut off is not refused because the other
+    // needs blocks again.
     assert!(!world.ended.contains_key(&waits));
     assert!(world.reserves.iter().all(|asked| asked.0 == id(0)));
     world.rest();
@@ -432,7 +432,7 @@ fn every_write_ends_whoever_comes_and_goes() {
             let file = below(3) as usize;
             match below(9) {
                 0..=2 if world.files[file].is_open => {
-                    // One at a time: the model's end is what was acknowledged.
+                    // One at a time: the model's end is the acknowledged one.
                     let all = asked
                         .iter()
                         .all(|request| world.ended.contains_key(request));
@@ -468,8 +468,8 @@ fn every_write_ends_whoever_comes_and_goes() {
     }
 }
 
-/// A player behind a recorder begins a few seconds back: the disk that has just got that is not
-/// asked for it. A copy takes no room from others.
+/// A player behind a recorder begins a few seconds back, and needs no read from the disk that has
+/// just got those bytes. A copy takes no room from others.
 #[test]
 fn what_is_recorded_stays_for_whoever_plays_behind() {
     for is_recorder in [true, false] {

@@ -25,7 +25,7 @@ struct Bench {
     next: u64,
     reads: Vec<IoRead>,
     writes: Vec<(IoWrite, Vec<WritePart>)>,
-    /// Buffers that were to get bytes of a lane.
+    /// Buffers that get bytes of a lane.
     filled: Vec<SlotIndex>,
     extents: Vec<Extent>,
 }
@@ -209,7 +209,7 @@ impl Bench {
         });
     }
 
-    /// Somebody waits for all of it. Returns the writes that go to the device at once: where, how
+    /// A client waits for all of it. Returns the writes that go to the device at once: where, how
     /// much, and how much of that it had already.
     fn sync(&mut self) -> Vec<(u64, u64, u64)> {
         let request = self.request();
@@ -256,7 +256,7 @@ impl Bench {
     }
 }
 
-/// As they are, in KiB: start, length, what the device had.
+/// In KiB: start, length, and the part that the device had.
 const ONE: [(u64, u64, u64); 1] = [(0, 136, 112)];
 const EACH: [(u64, u64, u64); 3] = [(0, 8, 0), (64, 8, 0), (128, 8, 0)];
 
@@ -325,7 +325,7 @@ fn who_writes_by_himself_ends_it() {
     bench.join(SessionId(2), false);
     assert_eq!(bench.three_runs(), EACH);
 
-    // A stranger: also when everything has been read again since.
+    // Another program writes to it: also when everything has been read again since.
     let mut bench = Bench::new(&USUAL);
     bench.step(Event::ForeignChange { key: KEY });
     bench.step(Event::Stat {
@@ -358,7 +358,7 @@ fn who_holds_the_file_is_not_written_over() {
         file: FILE,
         version: 2,
     });
-    // Now the holder may change what it likes, and a writer through a lane is the holder itself.
+    // Now the holder may change anything, and a writer through a lane is the holder itself.
     assert_eq!(bench.three_runs(), EACH);
 }
 
@@ -459,7 +459,7 @@ fn buffer_that_did_not_get_its_bytes_is_put_together_anew_for_the_next() {
             sent: bench.now,
         });
         let filled = core::mem::take(&mut bench.filled);
-        // As if it had been told of in the same step, before anything else.
+        // As if the answer came in the same step, before anything else.
         (request, filled)
     };
     let (request, filled) = read(&mut bench);
@@ -496,7 +496,7 @@ fn what_somebody_follows_stays_in_the_cache_when_it_is_written() {
         }
         assert!(!bench.server.is_dirty(FILE));
     };
-    // Nobody reads: nothing is copied.
+    // Without a reader nothing is copied.
     record(&mut bench, 2 << 20);
     assert!(bench.filled.is_empty());
     bench.read(0, 256 * KIB);

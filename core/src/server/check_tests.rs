@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A state that contradicts itself is found, whatever of it is wrong.
+//! A state that contradicts itself is found, in any part.
 
 use super::*;
 

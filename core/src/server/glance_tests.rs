@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Single frames here and there: the reads for them, the promises, and the moment at which somebody
-//! plays again.
+//! Single frames here and there: the reads for them, the contracts, and the moment at which the
+//! client plays again.
 
 use super::tests::{Bench, facts, ruled};
 use super::*;
@@ -9,7 +9,7 @@ const MIB: u64 = 1 << 20;
 
 const FRAME: u64 = 500_000;
 
-/// Somebody who has looked at `count` frames, far apart in one clip of 100 Mb/s.
+/// A client that has looked at `count` frames, far apart in one clip of 100 Mb/s.
 fn glancer(count: u64) -> Bench {
     let mut bench = Bench::new(256);
     bench.session(1);
@@ -20,7 +20,7 @@ fn glancer(count: u64) -> Bench {
     bench
 }
 
-/// Read a frame and wait 40 ms. Returns what the device read for it. Units: bytes.
+/// Read a frame and wait 40 ms. Returns how much the device read for it. Units: bytes.
 fn glance(bench: &mut Bench, request: u64, at: u64) -> u64 {
     bench.read(1, 1, request, at, FRAME);
     let mut bytes = 0;
@@ -61,7 +61,7 @@ fn nothing_is_read_behind_a_frame_of_somebody_who_glances_about() {
     let mut bench = glancer(5);
     for nth in 0..20 {
         let bytes = glance(&mut bench, 100 + nth, (nth * 29 % 60) * 14 * MIB + 5 * MIB);
-        // Rounded out to pages, or to what costs nothing to speak of.
+        // Rounded out to pages, or as far as that costs nothing to speak of.
         assert!(bytes <= FRAME + (128 << 10), "{bytes} bytes for a frame");
     }
     assert_eq!(standing(&bench), Standing::BestEffort);
@@ -178,14 +178,14 @@ fn a_hop_within_what_is_played_begins_a_schedule_of_its_own() {
 fn a_disk_rests_for_a_moment_behind_a_first_read_when_it_has_time() {
     let mut bench = Bench::new(256);
     bench.session(1);
-    // Somebody plays, and is far from having all that may be read ahead.
+    // A client plays, and is far from having all that may be read ahead.
     bench.open(1, 1, "picture", ruled(1, 900 * MIB, 100_000_000));
     bench.read(1, 1, 1, 0, FRAME);
     bench.run(2);
     bench.read(1, 1, 2, FRAME, FRAME);
     bench.run(2);
     assert!(bench.is_busy(), "the daemon reads ahead for the seat");
-    // And then sound, of which nobody knows the rate.
+    // And then sound of unknown rate.
     for nth in 0..8 {
         let (handle, request) = (2 + nth, u64::from(10 + nth));
         bench.open(1, handle, "sound", facts(handle, 5 * MIB));
@@ -227,7 +227,8 @@ fn a_read_whose_pages_go_while_the_file_is_looked_at_is_read_again() {
     assert_eq!(standing(&bench), Standing::Contract);
     let stream = bench.server.streams.iter().next().expect("it reads").1;
     assert!(bench.server.glances_about(stream));
-    // Its bytes are cached; but the file has to be looked at first, and somebody has changed it.
+    // Its bytes are cached; but the server has to look at the file first, and another program has
+    // changed it.
     for nth in 0..4 {
         bench.read(1, 1, 800 + nth, places[10] + 1000 + nth * 6, 6);
         assert!(bench.outcome(800 + nth).is_some());

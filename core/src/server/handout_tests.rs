@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Never to be handed out, whoever asks for it: bytes that are not the file's, and a record of a
-//! lane that is another write's. To go on would show or lose somebody's bytes, so the server ends
-//! instead.
+//! Never handed out, in any case: bytes that are not the file's, and a record of a lane that is
+//! another write's. To go on would show or lose a client's bytes, so the server ends instead.
 
 use super::tests::{Bench, facts};
 use super::*;
@@ -30,8 +29,8 @@ fn in_hands(bench: &Bench, session: u32) -> Vec<SlotIndex> {
         .collect()
 }
 
-/// A daemon that stops puts its sessions out and goes on writing. A client that has not noticed
-/// copies what it was answered meanwhile. Torture, seed 21300 round 10: it read a page of another
+/// A daemon that stops ends its sessions and goes on writing. A client that has not noticed copies
+/// the bytes of its answers meanwhile. Torture, seed 21300 round 10: it read a page of another
 /// place.
 #[test]
 fn buffers_of_a_client_that_was_put_out_at_the_stop_are_used_for_nothing_else() {
@@ -58,7 +57,7 @@ fn buffers_of_a_client_that_was_put_out_at_the_stop_are_used_for_nothing_else() 
     }
 }
 
-/// These bytes are said to be there, whatever led to it.
+/// Answer as if these bytes were there.
 fn answer(bench: &mut Bench, start: u64, length: u64) -> Outcome {
     let mut actions = Actions::default();
     let range = ByteRange::new(start, length);

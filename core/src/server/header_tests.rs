@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When headers are read: not while somebody waits for their disk, and never too late for a player.
+//! When headers are read: not while a client waits for their disk, and never too late for a player.
 
 use super::tests::{Bench, facts};
 use super::*;
@@ -14,7 +14,7 @@ fn unread(file: u32) -> FileFacts {
     }
 }
 
-/// Nobody wants anything of the disk, for so long.
+/// The disk has no requests, for so long.
 fn pass(bench: &mut Bench, time: Duration) {
     bench.now = bench.now + time;
     bench.step(Event::Timer);
@@ -27,8 +27,8 @@ fn answer(bench: &mut Bench, file: u32) {
     });
 }
 
-/// A clip that is looked at for a moment is forgotten with its handle, and nobody tells of its
-/// header.
+/// A clip that is looked at for a moment is forgotten with its handle, and its header gets no
+/// answer.
 #[test]
 fn a_file_that_is_forgotten_holds_no_other_header_up() {
     let mut bench = Bench::new(256);
@@ -63,7 +63,7 @@ fn a_clip_in_several_files_is_read_before_their_headers_one_after_the_other() {
         bench.serve_all();
     }
     assert_eq!(bench.looked, vec![]);
-    // The player has what it needs for a frame.
+    // The player has all bytes for a frame.
     pass(&mut bench, Duration::from_ms(20));
     let size = 100 * MIB;
     assert_eq!(bench.looked, [(FileId(1), size)]);
@@ -86,7 +86,7 @@ fn who_goes_on_reading_does_not_wait_for_a_disk_without_work() {
     }
     bench.open(1, 1, "a.mov", unread(1));
     bench.open(2, 1, "other", facts(2, 900 * MIB));
-    // The disk has always something to do for somebody else.
+    // The disk always has something to do for another client.
     let mut other = 0;
     let mut keep_busy = |bench: &mut Bench| {
         other += 1;

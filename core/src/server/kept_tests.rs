@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A promise outlives the handle it was given for. A room of editors who close first is in
+//! A contract outlives the handle it was given for. A room of editors that close first is in
 //! `sim/scenarios/timeline_closes_first.toml`.
 
 use super::tests::{Bench, ruled};
@@ -89,7 +89,7 @@ impl Player {
     }
 }
 
-/// Nobody but the clock does anything.
+/// Only the clock goes on.
 fn wait(bench: &mut Bench, seconds: u64) {
     for _ in 0..seconds * 10 {
         bench.now = bench.now + Duration::from_ms(100);
@@ -102,7 +102,7 @@ fn contracts(bench: &Bench) -> u32 {
     bench.server.devices()[0].contract_count
 }
 
-/// A device that is full of players, and one more who waits.
+/// A device that is full of players, and one more that waits.
 fn full_room(bench: &mut Bench) -> (Vec<Player>, Player) {
     let mut players = Vec::new();
     for nth in 1.. {
@@ -290,9 +290,10 @@ fn clip_of_a_higher_rate_is_asked_for_in_place_of_what_is_kept() {
     assert!(bench.server.kept.is_empty());
 }
 
-/// A client that waits for room may find it itself, when it asks the next time: the promise that
-/// its seat has left is given back then. There are buffers for one picture and a sound: reckoned
-/// twice, it would be refused what it has. The time of its question depends on that of its arrival.
+/// A client that waits for room may find it itself, when it asks the next time: the contract that
+/// its seat has left is given back then. There are buffers for one picture and a sound: counted
+/// twice, the contract would be refused its own buffers. The time of its question depends on that
+/// of its arrival.
 #[test]
 fn kept_promise_that_its_seat_has_left_goes_to_who_waits_and_is_reckoned_once() {
     for frames_away in 0..15 {
@@ -306,7 +307,7 @@ fn kept_promise_that_its_seat_has_left_goes_to_who_waits_and_is_reckoned_once() 
         waiting.open(&mut bench, BITS);
         waiting.play(&mut bench, 15);
         assert!(!waiting.is_promised(&bench));
-        // Its sound does not take up what the picture had.
+        // Its sound does not take up the picture's contract.
         player.open(&mut bench, 4_000_000);
         for _ in 0..100 {
             player.play(&mut bench, 1);
@@ -355,7 +356,7 @@ fn sessions_that_come_and_go_for_ever_leave_nothing() {
     assert_eq!(bench.server.streams.iter().count(), 0);
 }
 
-/// All of them together have what admission gave, and no more is served as if it were promised.
+/// Together they have as much as admission gave, and no more is served as if it were promised.
 #[test]
 fn two_hundred_connections_of_one_user_get_what_admission_gives() {
     let mut bench = Bench::new(1024);

@@ -23,7 +23,7 @@ fn editor(is_full: bool) -> Bench {
     bench
 }
 
-/// Read a frame, which is answered after so long: nothing of it is in the cache.
+/// Read a frame, which is answered after so long: none of it is in the cache.
 fn frame(bench: &mut Bench, frame: u64, bytes: u64, takes: Duration) {
     bench.server.drop_blocks(FileId(1), 0, 4000 * MIB);
     bench.read(1, 1, frame + 1, frame * bytes, bytes);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The data that a dead daemon has left, told to the next one.
+//! The data that a dead daemon has left, as the next one gets it.
 
 use super::*;
 
@@ -15,8 +15,8 @@ fn what_a_dead_daemon_left_is_written_at_once() {
     assert_eq!(world.native[100..150], world.flat[100..150]);
 }
 
-/// A recovery tells no door that it may write to a file of which something may have to be written
-/// again: its bytes would be written over.
+/// In a recovery no door may write to a file that may have bytes to be written again: they would go
+/// over the door's.
 #[test]
 fn nothing_is_clean_that_the_kernel_may_have_lost_where_the_server_ends() {
     let mut world = quiet();
@@ -46,7 +46,7 @@ fn nothing_is_clean_that_the_kernel_may_have_lost_where_the_server_ends() {
 }
 
 /// Two writes were under way to the device in one request when the daemon died; the newer one's
-/// record says that it is there.
+/// record says that the device has it.
 #[test]
 fn nothing_is_written_before_all_that_was_left_is_known() {
     let mut world = World::new(3);
@@ -63,7 +63,7 @@ fn nothing_is_written_before_all_that_was_left_is_known() {
         first: 0,
         count: 40,
     };
-    // More than half of the write buffer: there is no use in waiting.
+    // More than half of the write buffer: waiting is no use.
     let older = Runs::from_runs(&[run]).expect("one run");
     let records = BTreeMap::from([
         (0, (1, ByteRange::new(0, length), older)),
@@ -78,7 +78,8 @@ fn nothing_is_written_before_all_that_was_left_is_known() {
     assert_eq!(world.native, world.flat);
 }
 
-/// The same of a file that could not be had when the server came up, and is told beside clients.
+/// The same of a file that the driver could not open when the server came up, and passes on beside
+/// clients.
 #[test]
 fn nothing_is_written_before_all_that_is_told_later_is_known() {
     let mut world = World::new(3);
@@ -131,8 +132,8 @@ fn nothing_is_written_before_all_that_is_told_later_is_known() {
     assert_eq!(world.native, world.flat);
 }
 
-/// A daemon that dies between a file's last byte and its time leaves a record by which the next one
-/// knows.
+/// A daemon that dies between a file's last byte and its time leaves a record that shows it to the
+/// next one.
 #[test]
 fn a_record_stays_until_the_time_of_its_file_is_set() {
     let mut world = quiet();
@@ -164,7 +165,7 @@ fn a_record_stays_until_the_time_of_its_file_is_set() {
 }
 
 /// A piece was being written when the one over it was overwritten, too: of the middle one only its
-/// record is left. Told in this order, the file is clean for a moment.
+/// record is left. In this order the file is clean for a moment.
 #[test]
 fn a_file_that_is_clean_for_a_moment_of_recovery_is_not_forgotten() {
     let mut world = World::new(3);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writers as fast as they are let, to more than one device, or to one that does not take a file:
-//! nobody waits for what is none of its affair. `rushes-sim record --copies-in` shows how even they
-//! are on one device.
+//! Writers as fast as the server lets them, to more than one device, or to one that does not take a
+//! file: no write waits for the trouble of another. `rushes-sim record --copies-in` shows how even
+//! they are on one device.
 
 use super::*;
 use alloc::format;
@@ -19,7 +19,7 @@ struct Disk {
     free_at: Instant,
 }
 
-/// Somebody who writes one file from front to back.
+/// A client that writes one file from front to back.
 struct Writer {
     session: SessionId,
     handle: HandleId,
@@ -29,7 +29,7 @@ struct Writer {
     under_way: usize,
     /// How many of its writes were refused.
     refused: usize,
-    /// How many it was to write by itself.
+    /// How many its client had to write on its own descriptor.
     plain: usize,
     /// The device answers each write of this file with an error.
     is_refused: bool,
@@ -199,7 +199,7 @@ impl World {
         }
     }
 
-    /// Each writer writes as fast as it is let.
+    /// Each writer writes as fast as the server lets it.
     fn run(&mut self, seconds: u64) {
         let end = self.now + Duration::from_s(seconds);
         while self.now < end {
@@ -260,8 +260,8 @@ fn a_copy_to_a_quick_disk_does_not_stand_behind_one_to_a_slow_disk() {
     world.run(20);
     let quick = world.mega_per_s(1, 20);
     assert!(quick >= 120, "{quick} MiB/s of some 190");
-    // And those of other sessions do not wait for the one whose lane is full of what the slow one
-    // is to get.
+    // And those of other sessions do not wait for the one whose lane is full of bytes for the slow
+    // one.
     let mut world = World::new(&[25_000_000, 200_000_000], &[&[0, 1], &[1]]);
     world.run(20);
     let both = world.mega_per_s(1, 20) + world.mega_per_s(2, 20);
@@ -277,8 +277,8 @@ fn a_file_that_its_disk_does_not_take_keeps_nobody_from_his() {
     let before = world.writers[1].written;
     world.run(20);
     let other = (world.writers[1].written - before) / MEGA / 20;
-    // And its writer gets an error each time, once its bytes should have been on the disk: nobody
-    // waits for a disk that fails.
+    // And its writer gets an error each time, once its bytes should have been on the disk: no
+    // client waits for a disk that fails.
     assert!(world.writers[0].refused > 1000);
     assert!(other >= 60, "{other} MiB/s of some 95");
 }

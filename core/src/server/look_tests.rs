@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Changes of which nobody tells: files are looked at while they are read, and nobody is answered
-//! by what was right long ago.
+//! Changes that are not reported: the server looks at files while they are read, and answers no
+//! read with bytes that were last right long ago.
 
 use super::tests::{Bench, facts};
 use super::*;
@@ -97,7 +97,7 @@ fn who_reads_after_a_pause_is_answered_after_a_look_however_long_it_takes() {
 
 #[test]
 fn file_that_is_changed_while_it_is_opened_is_dropped_at_each_look_until_that_is_over() {
-    // Somebody has begun to change it, and nobody knows whether the new bytes are there.
+    // Another program has begun to change it, and it is not known whether the new bytes are there.
     let mut bench = cached_of(FileFacts {
         is_fresh: true,
         ..facts(1, MIB)
@@ -127,7 +127,7 @@ fn what_came_while_a_change_was_under_way_is_not_kept() {
     looked(&mut bench, 2, true);
     assert!(!hits(&mut bench, 3));
     assert!(hits(&mut bench, 4));
-    // So long as it may be under way, each look drops what came.
+    // So long as it may be under way, each look drops the bytes that came.
     pass(&mut bench, 600);
     assert!(hits(&mut bench, 5));
     looked(&mut bench, 2, true);
@@ -178,8 +178,8 @@ fn who_follows_what_a_client_writes_keeps_what_is_cached_until_that_is_over() {
         bench.end(1, 10 + nth);
         looked(&mut bench, 2 + nth, true);
     }
-    // Somebody else may have changed it meanwhile: dropped when the client is quiet, and when it is
-    // long over.
+    // Another program may have changed it meanwhile: dropped when the client is quiet, and when it
+    // is long over.
     hits(&mut bench, 29);
     let after = [(true, true), (true, false), (true, false), (false, true)];
     for (request, (is_fresh, drops)) in (30..).step_by(2).zip(after) {
@@ -204,7 +204,7 @@ fn files_that_nobody_else_writes_are_not_looked_at() {
     pass(&mut bench, 10_000);
     assert!(hits(&mut bench, 2));
     assert!(bench.stats.is_empty());
-    // Until somebody does.
+    // Until another program does.
     let key = FileKey {
         device: 1,
         inode: 1,
@@ -219,8 +219,8 @@ fn files_that_nobody_else_writes_are_not_looked_at() {
     looked(&mut bench, 2, false);
 }
 
-/// Two open a file that a stranger changes in between; the facts found before the change come after
-/// those found behind it. Found by the simulator's torture, seed 6000, round 89.
+/// Two clients open a file that another program changes in between; the facts found before the
+/// change come after those found behind it. Found by the simulator's torture, seed 6000, round 89.
 #[test]
 fn what_was_found_first_and_comes_last_is_no_length_to_be_told() {
     for is_newer_last in [false, true] {
@@ -262,7 +262,7 @@ fn what_was_found_first_and_comes_last_is_no_length_to_be_told() {
         looked(&mut bench, 2, true);
         bench.run(8);
         assert_eq!(bench.length(1), Some(MIB / 2), "{is_newer_last}");
-        // A client that opens it after that is told apart from nobody.
+        // A client that opens it after that gets the same facts as any other.
         opening(&mut bench, 3);
         opened(&mut bench, 3, 2, MIB);
         bench.read(1, 3, 2, 0, MIB);

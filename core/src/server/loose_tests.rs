@@ -38,8 +38,8 @@ impl World {
         }
     }
 
-    /// The file as a read finds it: the kernel writes what it has there first, and what it could
-    /// not write is in its cache alone.
+    /// The file as a read finds it: the kernel writes its cached bytes there first, and the bytes
+    /// that it could not write are in its cache alone.
     pub(super) fn seen_by(&mut self, io: &IoRead) -> Vec<u8> {
         if io.buffered {
             return self.native.clone();
@@ -53,7 +53,7 @@ impl World {
     }
 
     /// The same for a client that reads by itself. A page that the kernel could not write may be
-    /// gone from its cache: the device is asked then.
+    /// gone from its cache: the device's bytes come then.
     pub(super) fn seen_plainly(&mut self) -> Vec<u8> {
         let mut seen = self.native.clone();
         for range in self.untold.iter().chain(&self.told) {
@@ -66,7 +66,7 @@ impl World {
         seen
     }
 
-    /// A client does, on a descriptor of its own: nobody has anything of the file but the kernel.
+    /// A client syncs, on a descriptor of its own: only the kernel has anything of the file.
     pub(super) fn sync_by_himself(
         &mut self,
         then: &[u8],
@@ -84,8 +84,8 @@ impl World {
         self.check_synced(then, since, lengths);
     }
 
-    /// The kernel writes something of its cache. If it cannot, it says so to the next sync, once,
-    /// and never tries again.
+    /// The kernel writes something of its cache. If it cannot, it reports that to the next sync,
+    /// once, and never tries again.
     pub(super) fn write_from_cache(&mut self) {
         if self.unwritten.is_empty() {
             return;
@@ -110,8 +110,8 @@ impl World {
         self.device[place.clone()].copy_from_slice(&self.native[place]);
     }
 
-    /// One thing goes wrong at a time: a daemon's death does not lose as well the bytes that it had
-    /// a copy of, unless it was told: then the next one has it.
+    /// One thing goes wrong at a time: a daemon's death does not lose as well the bytes of which it
+    /// had a copy, unless the kernel had reported them: then the next one has it.
     pub(super) fn keep_what_is_untold(&mut self) {
         let told = self.device.clone();
         self.device.clone_from(&self.native);
@@ -148,8 +148,8 @@ impl World {
         self.keep_what_is_untold();
     }
 
-    /// Linux takes a write past its cache into it when it is told of a failure at the first look,
-    /// whoever's that was.
+    /// Linux takes a write past its cache into it when the first look reports a failure, of any
+    /// write.
     pub(super) fn falls_back(&mut self) -> bool {
         core::mem::take(&mut self.falls_back)
     }
@@ -174,7 +174,7 @@ impl World {
         }
     }
 
-    /// The kernel cannot write what it has in its cache.
+    /// The kernel cannot write its cached bytes.
     pub(super) fn lose(&mut self) {
         assert!(!self.unwritten.is_empty(), "nothing went through its cache");
         for range in core::mem::take(&mut self.unwritten) {
@@ -203,7 +203,7 @@ impl World {
         panic!("bytes stay dirty");
     }
 
-    /// Time goes by, and the driver does what it is asked.
+    /// Time goes by, and the driver does its work.
     fn wait(&mut self, time: Duration) {
         let end = self.now + time;
         while self.now < end {
@@ -253,7 +253,7 @@ fn what_the_kernel_could_not_write_is_written_again_before_a_sync_is_answered_we
     world.sync(0);
     world.end_sync();
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (0, 1));
-    // The disk works again. Nobody is told of what was before.
+    // The disk works again. The earlier error is reported no more.
     world.sync(0);
     assert_eq!(world.counts.syncs_refused, 2, "it does not have it yet");
     world.write_all_back();
@@ -300,7 +300,7 @@ fn a_file_that_is_let_go_of_goes_when_all_that_was_lost_is_on_the_device() {
     world.end_sync();
     assert_eq!(world.counts.syncs_failed, 1);
     world.write_all_back();
-    // The driver says so until it is gone.
+    // The driver sends this until the file is gone.
     world.step(Event::LetGo { key });
     world.wait(Duration::from_ms(500));
     assert!(world.device == world.flat);
@@ -327,7 +327,7 @@ fn newer_bytes_are_not_written_over_by_what_was_lost() {
     assert!(world.device == world.flat);
 }
 
-/// A stranger does something to the file as the file system has it, and it is told.
+/// Another program changes the file as the file system has it, and the server gets the report.
 fn strange(world: &mut World, change: impl Fn(&mut Vec<u8>)) {
     change(&mut world.native);
     change(&mut world.device);
@@ -340,7 +340,7 @@ fn strange(world: &mut World, change: impl Fn(&mut Vec<u8>)) {
 fn what_a_stranger_cut_off_is_not_written_again() {
     let mut world = half_lost();
     strange(&mut world, |copy| copy.truncate(9000));
-    // The kernel says that it has lost something before anybody has looked where the file ends.
+    // The kernel reports a loss before the driver has looked where the file ends.
     world.end_sync();
     assert_eq!(world.counts.syncs_failed, 1);
     world.flat.truncate(9000);
@@ -349,7 +349,7 @@ fn what_a_stranger_cut_off_is_not_written_again() {
     assert_eq!(world.device.len(), 9000);
 }
 
-/// Two at once: the end that was looked for before may be another.
+/// Two at once: the end that was asked for first may be wrong.
 #[test]
 fn what_is_cut_twice_is_not_written_again() {
     let mut world = half_lost();
@@ -382,7 +382,7 @@ fn what_a_stranger_wrote_elsewhere_stays_when_what_was_lost_is_written_again() {
     assert!(world.device == world.flat);
 }
 
-/// Nobody can tell the stranger's bytes from those that a disk has had there all along.
+/// The other program's bytes cannot be told from those that a disk has had there all along.
 #[test]
 fn over_what_a_stranger_wrote_to_the_very_bytes_that_were_lost_ours_come_back() {
     let mut world = half_lost();
@@ -397,7 +397,7 @@ fn who_would_change_the_file_itself_comes_after_what_was_lost() {
     let mut world = half_lost();
     world.hold(1);
     world.wait(Duration::from_ms(200));
-    // The client is told of the failure, and may ask again.
+    // The client gets the failure, and may ask again.
     assert_eq!((world.counts.holds, world.counts.holds_refused), (0, 1));
     world.write_all_back();
     world.hold(1);
@@ -416,7 +416,8 @@ fn a_page_in_the_kernels_cache_while_a_sync_fails_is_written_again_too() {
         world.now = world.now + Duration::from_ms(20);
         world.step(Event::Timer);
     }
-    // It is in the kernel's cache and lost from there before we are told that it got there.
+    // It is in the kernel's cache and lost from there before the driver reports the end of the
+    // write.
     let Some(Io::Write(io, parts, bytes)) = world.ios.pop() else {
         panic!("a write");
     };
@@ -448,8 +449,8 @@ fn a_lane_waits_for_what_is_loose_in_it_and_nothing_else_does() {
     assert!(!world.lanes.contains_key(&lane) && world.held() == 0);
 }
 
-/// Nor is it taken for clean when the server ends and somebody writes over all that is loose, and
-/// on. Found by the simulator's torture, seed 8000, round 70.
+/// Nor is it taken for clean when the server ends and a client writes over all loose bytes, and on.
+/// Found by the simulator's torture, seed 8000, round 70.
 #[test]
 fn a_file_is_not_clean_when_what_is_loose_in_it_is_written_over_while_the_server_ends() {
     let mut world = quiet();
@@ -463,7 +464,7 @@ fn a_file_is_not_clean_when_what_is_loose_in_it_is_written_over_while_the_server
     let is_loose = |world: &World| world.server.files[&FILE].writing.is_loose;
     assert!(is_loose(&world));
     let settles = world.settles;
-    // The world itself looks whether a clean file is as long as was told.
+    // The world itself checks whether a clean file has the length that doors show.
     world.write(1, ByteRange::new(0, 12_288));
     assert!(world.is_dirty() && !is_loose(&world));
     assert_eq!(world.settles, settles, "there is something to be written");
@@ -516,8 +517,8 @@ fn what_fell_back_into_the_kernels_cache_and_was_lost_there_is_written_again_and
     });
     writes.iter().for_each(|io| done(&mut world, io));
     assert!(world.device != world.flat && world.is_dirty());
-    // It has its records all the while, and nobody is told yet: it may have been a page that
-    // somebody wrote to at that moment.
+    // It has its records all the while, and no client gets an error yet: another program may have
+    // written to a page at that moment.
     let records = world.lanes.values().map(|lane| lane.records.len());
     assert_eq!(records.sum::<usize>(), 2);
     world.sync(0);
@@ -526,7 +527,7 @@ fn what_fell_back_into_the_kernels_cache_and_was_lost_there_is_written_again_and
     assert!(world.device == world.flat);
 }
 
-/// As a disk does it that fails.
+/// As a failing disk does it.
 #[test]
 fn who_syncs_is_told_when_the_kernel_keeps_nothing_for_the_third_time() {
     let (mut world, writes) = two_past();
@@ -546,8 +547,8 @@ fn who_syncs_is_told_when_the_kernel_keeps_nothing_for_the_third_time() {
     assert_eq!(world.server.files[&FILE].writing.lost_count, 0);
 }
 
-/// The reason for its fallback is over with that. A daemon that dies before the kernel has told the
-/// outcome would have lost all of it.
+/// The reason for its fallback is gone with that. A daemon that dies before the kernel has reported
+/// the outcome would have lost all of it.
 #[test]
 fn what_falls_back_for_the_first_time_has_its_record_until_it_has_gone_past_the_cache() {
     let (mut world, writes) = two_past();
@@ -604,7 +605,8 @@ fn nothing_else_is_told_of_a_write_that_is_over() {
     assert!(!world.is_dirty());
 }
 
-/// Nobody else is told of it, and what would be written again was written over.
+/// The kernel reports it to no other sync, and a client has written over the bytes that would be
+/// written again.
 #[test]
 fn who_asks_while_a_write_out_fails_is_told_although_nothing_is_loose_any_more() {
     let mut world = quiet();
@@ -623,8 +625,8 @@ fn who_asks_while_a_write_out_fails_is_told_although_nothing_is_loose_any_more()
     world.write_all_back();
 }
 
-/// A client that reads bytes that the kernel could not write is told before, or gets what the
-/// device had.
+/// The kernel reports the bytes that it could not write before a client reads them, or the client
+/// gets the device's older ones.
 #[test]
 fn what_a_reader_was_told_of_is_written_again_and_a_sync_under_way_covers_nothing() {
     let mut world = half_lost();
@@ -637,7 +639,7 @@ fn what_a_reader_was_told_of_is_written_again_and_a_sync_under_way_covers_nothin
     });
     assert!(world.server.is_dirty(FILE), "a read finds them with us now");
     world.end_sync();
-    // A client that waits for it waits on, and gets the result of the second try.
+    // A client that waits for the sync waits on, and gets the result of the second try.
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (0, 0));
     world.write_all_back();
     world.end_sync();
@@ -645,8 +647,8 @@ fn what_a_reader_was_told_of_is_written_again_and_a_sync_under_way_covers_nothin
     assert!(world.device == world.flat);
 }
 
-/// Here and there in a file, each read served before the next one. Which of them the client was
-/// told to make by itself.
+/// Here and there in a file, each read served before the next one. Returns for each whether the
+/// client had to read by itself.
 fn read_here_and_there(world: &mut World) -> Vec<bool> {
     let places = (0..60).map(|nth| nth * 37 % 61 * SLOT as u64);
     let reads = places.map(|at| {
@@ -661,7 +663,7 @@ fn read_here_and_there(world: &mut World) -> Vec<bool> {
     reads.collect()
 }
 
-/// A client that reads by itself is not told that the kernel has lost these bytes (real torture,
+/// A client that reads by itself gets no report that the kernel has lost these bytes (real torture,
 /// seed 14200, round 38).
 #[test]
 fn no_read_is_left_to_a_kernel_that_may_have_lost_what_is_to_be_read() {
@@ -696,7 +698,7 @@ fn doubt_the_sync(world: &mut World) {
     });
 }
 
-/// The kernel told it of a page that it could not take out of its cache, behind another write.
+/// The kernel reported a page that it could not take out of its cache, behind another write.
 #[test]
 fn who_syncs_hears_nothing_of_an_error_that_may_be_no_disks() {
     let mut world = half_lost();
@@ -710,7 +712,7 @@ fn who_syncs_hears_nothing_of_an_error_that_may_be_no_disks() {
     assert!(world.device == world.flat && world.held() == 0);
 }
 
-/// A read was told before each of three.
+/// A read got the report before each of three.
 #[test]
 fn who_syncs_is_told_when_a_sync_covers_nothing_for_the_third_time() {
     let mut world = half_lost();
@@ -742,11 +744,11 @@ fn change_or_resize(world: &mut World, length: u64, has_bytes: bool) {
     });
 }
 
-/// Nobody can write those again.
+/// The server cannot write those again.
 #[test]
 fn who_syncs_is_told_of_an_error_that_may_be_about_what_a_client_wrote_by_itself() {
     let mut world = half_lost();
-    // As a door says that it has nothing to say.
+    // As a door does that has nothing to report.
     change_by_itself(&mut world, 0);
     world.sync(0);
     doubt_the_sync(&mut world);
@@ -767,7 +769,7 @@ fn who_syncs_is_told_of_an_error_that_may_be_about_what_a_client_wrote_by_itself
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 1));
 }
 
-/// As programs do that copy: the length first, then the bytes.
+/// As copying programs do: the length first, then the bytes.
 #[test]
 fn who_syncs_hears_nothing_of_an_error_that_is_no_disks_behind_a_change_of_length_alone() {
     let mut world = half_lost();
@@ -801,7 +803,7 @@ fn a_look_that_is_doubted_is_taken_again_for_nobody() {
     assert!(world.device == world.flat && world.counts.syncs == 1);
 }
 
-/// It counted on that getting there.
+/// It counted on the older write to get there.
 #[test]
 fn a_sync_waits_for_what_was_written_over_what_is_doubtful() {
     let (mut world, writes) = two_past();
@@ -812,7 +814,7 @@ fn a_sync_waits_for_what_was_written_over_what_is_doubtful() {
         lost: None,
     });
     done(&mut world, &writes[1]);
-    // A sync that somebody asked for before has failed.
+    // A sync that a client asked for before has failed.
     let file = world.server.files.get_mut(&FILE).expect("it is open");
     file.writing.failed_syncs += 1;
     world.step(Event::FellBack {

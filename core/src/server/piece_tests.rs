@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pieces of any size in any order: of what memory each request is put together, and that all of
-//! them are written.
+//! Pieces of any size in any order: the memory from which each request is put together, and that
+//! all of them are written.
 
 use super::*;
 
 /// A request as its driver sends it: of how many pieces of memory, and how many pages it had to
 /// copy together first. A direct write is of whole pages of a lane, or of a copy; a buffered one of
-/// anything, what is less than a page copied together.
+/// anything, parts of less than a page copied together.
 pub(super) fn memory_of(io: &IoWrite, parts: &[WritePart]) -> (usize, u64) {
     // Of each page of the request by how many parts it is filled.
     let mut at = io.range.start.0;
@@ -58,7 +58,7 @@ pub(super) fn memory_of(io: &IoWrite, parts: &[WritePart]) -> (usize, u64) {
 }
 
 /// Pieces of any size in any order, more of them to a page than a request may have: the request to
-/// the device stays within that bound (see [`memory_of`]), and is exactly what was written.
+/// the device stays within that bound (see [`memory_of`]), and has exactly the written bytes.
 #[test]
 fn any_sequence_of_pieces_is_written() {
     let (mut writes, mut joined) = (0, 0);

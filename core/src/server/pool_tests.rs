@@ -60,8 +60,7 @@ impl Pool {
         })
     }
 
-    /// The door answers what it was asked for, and devices end what they have, as long as time goes
-    /// on.
+    /// The door answers all questions, and devices end their requests, as long as time goes on.
     fn settle(&mut self, span: Duration) {
         let until = self.bench.now + span;
         while self.bench.now < until {
@@ -76,8 +75,8 @@ impl Pool {
                     .ok_or(Errno(2));
                 self.bench.step(Event::PoolFileOpened { pool, path, facts });
             }
-            // Each device has ended one request of each turn, and what goes on from it, a chunk at
-            // most.
+            // Each device has ended one request of each turn, and those that go on from it, a chunk
+            // at most.
             let mut busy: Vec<DeviceId> = Vec::new();
             for io in &self.bench.flights {
                 if !busy.contains(&io.device) {
@@ -530,7 +529,7 @@ fn a_striped_file_is_promised_on_all_its_members_or_on_none() {
         let is_full = matches!(stream.refusal, Some(Refusal::Buffers { .. }));
         assert!(!is_full, "it is the member that has no room: {stream:?}");
     }
-    // They ask again, each on its member; the outcome comes to all.
+    // They ask again, each on its member; all get the same outcome.
     for _ in 0..30 {
         pool.settle(Duration::from_ms(20));
         let now = pool.standings("reels/a.mov");
@@ -567,7 +566,7 @@ fn whatever_parts_do_nothing_stays_promised_when_they_are_gone() {
             let (file, index) = (draw(4) as u32, draw(3) as u32);
             match draw(12) {
                 0 | 1 => {
-                    // A door that lies says anything that is a part.
+                    // A door that lies may name any part.
                     let count = 2 + draw(3) as u32;
                     let part = FilePart::new(index.min(count - 1), count).expect("a part");
                     let rate = BytesPerSecond(RATE * (1 + draw(40)));

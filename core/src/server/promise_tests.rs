@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Promises, and who gets them: files that grow under their readers, copies, clips that look like
+//! Which streams get contracts: files that grow under their readers, copies, clips that look like
 //! frames, frames that cannot be fetched ahead.
 
 use super::state::Stream;
@@ -23,7 +23,7 @@ fn headed(file: u32, size: u64, rate: u64) -> FileFacts {
     }
 }
 
-/// One client, and what the device has promised.
+/// One client, and the contracts of the device.
 struct Promise {
     bench: Bench,
     request: u64,
@@ -121,14 +121,14 @@ fn rate_that_a_header_says_later_is_promised_instead() {
     promise.bench.step(said(15_000_000));
     promise.play(1, 111, 10);
     assert_eq!((promise.promised(), promise.contracts()), (15_000_000, 1));
-    // More than the device can do, and then what it can.
+    // More than the device can do, and then a rate that it can.
     promise.bench.step(said(900_000_000));
     promise.play(1, 121, 2);
     assert_eq!((promise.promised(), promise.contracts()), (0, 0));
     promise.bench.step(said(RATE));
     promise.play(1, 123, 2);
     assert_eq!((promise.promised(), promise.contracts()), (RATE, 1));
-    // It does not know any more: the observed rate counts.
+    // The header has no rate any more: the observed one counts.
     promise.bench.step(Event::Hint {
         file: FileId(1),
         hint: None,
@@ -155,7 +155,7 @@ fn header_of_a_file_that_goes_on_growing_is_looked_at_less_and_less_often() {
     }
     let count = promise.bench.looked.len();
     assert!((4..=9).contains(&count), "{count}");
-    // No header changes what a rule says.
+    // A rule stands against any header.
     let mut promise = Promise::new();
     let rule = RateHint::Rate(BytesPerSecond(RATE), RateSource::Rule);
     let ruled = FileFacts {
@@ -179,7 +179,7 @@ fn header_of_a_file_that_goes_on_growing_is_looked_at_less_and_less_often() {
     assert_eq!(promise.promised(), RATE);
 }
 
-/// Somebody else wants more than the device has.
+/// Another client wants more than the device has.
 fn refuse_somebody(promise: &mut Promise) {
     promise.bench.session(2);
     let file = headed(2, 9000 * MIB, 100 * RATE);
@@ -189,8 +189,8 @@ fn refuse_somebody(promise: &mut Promise) {
     promise.bench.end(2, 1 << 40);
 }
 
-/// A client with a contract gets half a second ahead, and waits for us all the time. Whether it is
-/// taken for a copy.
+/// A client with a contract gets half a second ahead, and waits for us all the time. Returns
+/// whether it is taken for a copy.
 fn is_copy_half_a_second_ahead(promise: &mut Promise) -> bool {
     let server = &mut promise.bench.server;
     let mut streams = server.streams.iter_mut();
@@ -296,14 +296,14 @@ fn numbered_clips_of_an_unknown_kind_are_clips_once_they_are_played() {
         };
         promise.bench.step(closed);
     }
-    // The promise to each of them is the seat's, which keeps it for the next.
+    // The contract of each of them is the seat's, which keeps it for the next.
     assert_eq!(promise.contracts(), 1);
 }
 
 /// A sequence.
 struct Shot {
     name: fn(u32) -> String,
-    /// That of each frame.
+    /// The size of each frame.
     size: u64,
     period: Duration,
     ruled: bool,
@@ -413,7 +413,7 @@ fn frames_that_cannot_be_opened_ahead_are_promised_nothing() {
     assert_eq!(promise.contracts(), 1);
 }
 
-/// Frames of which nobody has said that they are.
+/// Frames without a rule.
 const UNRULED: [Shot; 2] = [
     Shot {
         name: |n| format!("shot.{n:04}.dpx"),
@@ -422,7 +422,7 @@ const UNRULED: [Shot; 2] = [
         ruled: false,
         visible: true,
     },
-    // Larger than what is read of a clip before it is one.
+    // Larger than the bytes that are read of a clip before it counts as one.
     Shot {
         name: |n| format!("shot.{n:04}.dpx"),
         size: 8 * MIB,
@@ -471,7 +471,7 @@ fn frames_that_were_taken_for_clips_are_frames_when_they_are_played_as_such() {
         let size = shot.size;
         let mut promise = Promise::new();
         shot.play(&mut promise, 1..11);
-        // Somebody looks at one of them for long, or at a larger one.
+        // The client looks at one of them for long, or at a larger one.
         let large = FileFacts {
             ..facts(900, 100 * MIB)
         };

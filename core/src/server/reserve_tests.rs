@@ -31,7 +31,7 @@ struct Writer {
     done: Vec<RequestId>,
     is_forgotten: bool,
     is_trimmed: bool,
-    /// Lengths that observers were told.
+    /// Lengths that doors got.
     known: Vec<ByteCount>,
 }
 
@@ -126,7 +126,7 @@ impl Writer {
                     self.granted += 1;
                     self.is_granted = true;
                 }
-                // The disk has what it is given at once.
+                // The disk has the bytes at once.
                 Action::SubmitWrite(io) => {
                     let result = Ok(io.range.length);
                     self.step(Event::IoDone { io: io.io, result });
@@ -191,7 +191,7 @@ impl Writer {
         self.reserve_to(end);
     }
 
-    /// Reserve what is needed, and so much more.
+    /// Reserve as much as needed, and so much more.
     fn reserve_with(&mut self, more: u64) {
         let end = self.asked.last().map_or(0, |asked| asked.0.end());
         self.reserve_to(end + more);
@@ -243,7 +243,7 @@ fn a_recording_waits_for_its_first_blocks_alone() {
         }
         assert!(writer.is_granted, "frame {frame}: {:?}", writer.asked);
         writer.end();
-        // The room that was asked for ahead comes before the next frame.
+        // The room that the server asked for ahead comes before the next frame.
         if writer
             .asked
             .last()
@@ -331,8 +331,8 @@ fn a_grant_that_is_given_back_keeps_nobody_from_changing_the_file() {
     assert!(writer.hold());
 }
 
-/// The door's fsx hung on it: the bytes waited for what would hide them, that for the holder, and
-/// the holder for the bytes.
+/// The door's fsx hung on it: the bytes waited for those that would hide them, these for the
+/// holder, and the holder for the bytes.
 #[test]
 fn bytes_that_announce_a_length_are_written_for_who_waits_for_them() {
     const OTHER: SessionId = SessionId(2);
@@ -383,7 +383,7 @@ fn what_was_reserved_is_given_back_at_the_last_close() {
     assert!(writer.is_trimmed);
 }
 
-/// Its client may go on by itself, and what it writes at that moment would be cut off.
+/// Its client may go on by itself, and bytes that it writes at that moment would be cut off.
 #[test]
 fn nothing_is_cut_off_a_file_whose_session_ended_without_closing_it() {
     let mut writer = written();
@@ -432,13 +432,13 @@ fn nothing_is_cut_off_a_file_that_another_client_is_changing() {
             None => writer.step(Event::SessionClosed { session: holder }),
         }
         // To a length that is not known, or beside a door that may go on, nothing is cut: the
-        // driver sees to it when nobody has it open.
+        // driver does that when no program has the file open.
         assert_eq!((writer.is_trimmed, writer.is_forgotten), (is_cut, !is_cut));
     }
 }
 
-/// A disk that is almost full gives what is needed and hardly more: it is asked ahead of need once,
-/// and then when somebody waits.
+/// A disk that is almost full gives as much as needed and hardly more: the server asks ahead of
+/// need once, and then when a write waits.
 #[test]
 fn a_disk_that_gives_little_is_not_asked_again_at_each_write() {
     let mut writer = Writer::new();
@@ -513,9 +513,9 @@ fn a_file_that_is_changed_while_it_is_opened_is_granted_nothing_over_what_it_had
     }
 }
 
-/// A file becomes known while a client, which asked when it was not, is about to cut it: nothing of
-/// it is granted before that is done, and then it has the length that it has. Found by the
-/// simulator's torture, seed 7000, round 7.
+/// A file becomes known while a client, which asked before that, is about to cut it: none of it is
+/// granted before that is done, and then it has its new length. Found by the simulator's torture,
+/// seed 7000, round 7.
 #[test]
 fn who_changes_a_file_that_is_not_known_holds_it_once_it_is() {
     const OTHER: FileId = FileId(8);
@@ -585,7 +585,7 @@ fn who_changes_a_file_that_is_not_known_holds_it_once_it_is() {
             request: RequestId(901),
         });
         assert_eq!(writer.known.last(), Some(&ByteCount(26_767)));
-        // A change that nobody announced ends no hold that is to come.
+        // A change without a hold ends no hold that is to come.
         assert!(writer.hold());
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A promise goes where its reader goes. How many editors a device keeps is in
+//! A contract goes where its reader goes. How many editors a device keeps is in
 //! `sim/scenarios/timeline.toml`.
 
 use super::tests::{Bench, facts, ruled};
@@ -101,7 +101,7 @@ fn layers_that_are_read_together_are_promised_each() {
     let mut editor = Editor::new(&mut bench, 1, 6);
     editor.play(&mut bench, &[1, 2, 3], 0, 50);
     assert_eq!(editor.promised(&bench), [1, 2, 3]);
-    // All of them cut at once, and to two: the third one's promise is given back.
+    // All of them cut at once, and to two: the third one's contract is given back.
     editor.play(&mut bench, &[4, 5, 6], 300 * MIB, 50);
     assert_eq!(editor.promised(&bench), [4, 5, 6]);
     editor.play(&mut bench, &[1, 2], 600 * MIB, 150);

@@ -4,7 +4,7 @@
 use super::*;
 
 impl World {
-    /// The device has read all that it was asked for, but has not told yet.
+    /// The device has read all of its requests, but has not reported that yet.
     fn read_early(&mut self) -> Vec<Io> {
         let (mut reads, others) = core::mem::take(&mut self.ios)
             .into_iter()
@@ -18,7 +18,7 @@ impl World {
         reads
     }
 
-    /// It tells.
+    /// It reports.
     fn tell(&mut self, reads: Vec<Io>) {
         for io in reads {
             let Io::Read(io, slots, early) = io else {
@@ -62,8 +62,8 @@ impl World {
     }
 }
 
-/// It was read before it grew: that is no device that lacks what it ought to have, however often it
-/// happens.
+/// The device read it before it grew: that is no device that returns less than it has, however
+/// often it happens.
 #[test]
 fn whoever_reads_the_end_of_a_file_that_grows_all_the_time_is_answered() {
     let mut world = quiet();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A sync is for everything that was committed before it, or for what was written over that. And a
-//! read has it all, whoever else changes the file.
+//! A sync is for everything that was committed before it, or for the bytes written over that. And a
+//! read has it all, whichever program else changes the file.
 
 use super::*;
 
@@ -22,8 +22,8 @@ fn a_sync_waits_for_what_was_written_over_what_it_is_for() {
     assert_eq!(world.counts.syncs, 2);
 }
 
-/// And the newer ones, on their way to the device, are written over in turn: they are still what
-/// the sync is for.
+/// And the newer ones, on their way to the device, are written over in turn: the sync is still for
+/// them.
 #[test]
 fn a_sync_waits_for_what_is_on_its_way_and_was_written_over_twice() {
     let mut world = quiet();
@@ -56,8 +56,8 @@ fn a_sync_waits_for_what_was_written_over_what_was_refused_on_its_way() {
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 0));
 }
 
-/// A client that leaves while it waits for a sync leaves the driver with one that is older than
-/// what is written next.
+/// A client that leaves while it waits for a sync leaves the driver with one that is older than the
+/// bytes written next.
 #[test]
 fn a_sync_is_not_answered_by_one_that_was_asked_for_before() {
     let mut world = quiet();
@@ -76,8 +76,8 @@ fn a_sync_is_not_answered_by_one_that_was_asked_for_before() {
     assert_eq!(world.counts.syncs, 1);
 }
 
-/// A client that waits for a look at a file that a stranger changes all the time is left to the
-/// kernel in the end: not to one that lacks the bytes.
+/// A client that waits for a look at a file that another program changes all the time is left to
+/// the kernel in the end: not to one that lacks the bytes.
 #[test]
 fn nobody_is_left_to_a_kernel_that_has_not_what_was_written() {
     let mut world = quiet();

@@ -21,11 +21,11 @@ pub(super) struct Bench {
     /// Files of a pool that its door was asked for.
     pub(super) asked: Vec<(PoolNumber, alloc::string::String)>,
     pub(super) forgotten: Vec<FileId>,
-    /// The files whose headers it was asked to look at, and how long they are.
+    /// The files whose headers the driver was asked for, and how long they are.
     pub(super) looked: Vec<(FileId, u64)>,
-    /// Where the last request ended that the device did.
+    /// Where the device's last request ended.
     head: Option<(FileId, u64)>,
-    /// When it wants to be woken.
+    /// When the server wants its timer.
     wake: Instant,
 }
 
@@ -196,7 +196,7 @@ impl Bench {
         (done.div_ceil(chunk) as usize).min(count)
     }
 
-    /// Files that are looked at are as they were. How many there were.
+    /// Files that are looked at have not changed. Returns how many there were.
     pub(super) fn answer_looks(&mut self) -> usize {
         let asked = core::mem::take(&mut self.stats);
         for &file in &asked {
@@ -213,7 +213,7 @@ impl Bench {
         asked.len()
     }
 
-    /// Let the device finish all that it is asked for, in no time.
+    /// Let the device finish all its requests, in no time.
     pub(super) fn serve_all(&mut self) {
         while self.is_busy() {
             let io = self.flights.remove(0);
@@ -857,7 +857,7 @@ fn sequence_is_asked_beyond_its_end_one_name_at_a_time() {
             handle: HandleId(number),
         });
     }
-    // The first time that nobody knows of an end, several may have been asked for at once.
+    // The first time that the end is not known, several may have been asked for at once.
     let first = absent[0].0;
     let at_first = absent.iter().filter(|(at, _)| *at == first).count();
     assert!(at_first <= 16, "{absent:?}");
@@ -1141,7 +1141,8 @@ fn request_whose_deadline_is_near_is_given_no_company_that_could_overtake_it() {
         bench.open(1, handle, "a", facts);
         bench.read(1, handle, u64::from(handle), 0, 400_000);
     }
-    // Time enough for what is under way and another chunk before it: two chunks are kept under way.
+    // Time enough for the requests under way and another chunk before them: two chunks are kept
+    // under way.
     let under_way: u64 = bench.flights.iter().map(|io| io.range.length.0).sum();
     assert!(under_way > 4 * MIB, "{under_way}");
     // One whose time has nearly run out: nothing is sent that the device might take first.
@@ -1156,7 +1157,7 @@ fn request_whose_deadline_is_near_is_given_no_company_that_could_overtake_it() {
         let newer = &bench.flights[1..];
         assert!(newer.is_empty(), "{newer:?}");
     }
-    // It is stuck: nobody waits for a request that is late already.
+    // It is stuck: no request waits for one that is late already.
     bench.now = first.deadline + Duration::from_ms(1);
     bench.step(Event::Timer);
     assert!(bench.flights.len() > 1, "{:?}", bench.flights);
@@ -1181,14 +1182,14 @@ fn size_that_was_found_out_before_a_change_is_not_told_after_it() {
         version: 1,
         is_fresh: false,
     };
-    // At the end the size is asked for; before the answer is here, another has written on.
+    // At the end the server asks for the size; before the answer is here, another has written on.
     bench.read(1, 1, 1, 3 * MIB, MIB);
     assert_eq!(bench.stats.len(), 1);
     bench.step(changed(50, ByteRange::new(3 * MIB, 2 * MIB)));
     bench.step(stat(3 * MIB));
     bench.run(64);
     assert_eq!(bench.length(1), Some(MIB), "acknowledged bytes");
-    // Cut off while it was asked for: the answer is worth nothing, and it is asked for again.
+    // Cut off meanwhile: the answer is worth nothing, and the server asks again.
     bench.read(1, 1, 2, 5 * MIB, MIB);
     assert_eq!(bench.stats.len(), 2);
     bench.step(changed(51, ByteRange::new(MIB, u64::MAX)));
@@ -1226,7 +1227,8 @@ fn size_that_an_opener_found_out_voids_what_was_asked_for_before() {
     let mut bench = Bench::new(64);
     bench.session(1);
     bench.open(1, 1, "a", facts(1, MIB));
-    // The driver has looked (1 MiB) and not told yet; a stranger writes on, and an opener sees it.
+    // The driver has looked (1 MiB) and not answered yet; another program writes on, and an opener
+    // sees it.
     bench.read(1, 1, 1, MIB, MIB);
     assert_eq!(bench.stats.len(), 1);
     bench.session(2);
@@ -1268,7 +1270,7 @@ fn read_of_a_file_that_a_stranger_writes_to_all_the_time_is_answered_all_the_sam
     }
     assert_eq!(bench.outcome(1), Some(Outcome::Plain));
     assert!(changes < 10, "{changes} changes");
-    // Once the stranger is done it is served as ever.
+    // Once the other program is done it is served as ever.
     bench.read(1, 1, 2, 0, MIB);
     for _ in 0..2 {
         bench.step(Event::Stat {
@@ -1282,8 +1284,8 @@ fn read_of_a_file_that_a_stranger_writes_to_all_the_time_is_answered_all_the_sam
     assert_eq!(bench.length(2), Some(MIB));
 }
 
-/// Somebody plays a file of this rate, jumps about, and plays again: the stream stands as before,
-/// and meanwhile as everybody without a contract.
+/// A client plays a file of this rate, jumps about, and plays again: the stream stands as before,
+/// and meanwhile as any without a contract.
 fn plays_jumps_and_plays(bits_per_s: u64, standing: Standing) {
     let mut bench = Bench::new(64);
     bench.session(1);

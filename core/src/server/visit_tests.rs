@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Clients that come, open the file, close it and leave, for the world of `write_tests`; and the
-//! file that nobody has open, which may be forgotten.
+//! file without a user, which may be forgotten.
 
 use super::*;
 
@@ -57,7 +57,7 @@ impl World {
         });
     }
 
-    /// Somebody else opens the file; the look at it for that open found this.
+    /// Another client opens the file; the look at it for that open found this.
     pub(super) fn open_again(&mut self, way: Option<WriteWay>) {
         let (session, handle) = (self.clients[0].0, HandleId(u32::MAX));
         self.open(session, handle, way);
@@ -65,7 +65,7 @@ impl World {
     }
 
     /// A client that has closed the file opens it again one day; one that has it open may close it,
-    /// also while it waits for something.
+    /// also while it waits.
     pub(super) fn open_or_close(&mut self, session: SessionId) {
         let place = self.closed.iter().position(|closed| *closed == session);
         match place {
@@ -86,7 +86,7 @@ impl World {
         });
     }
 
-    /// Everybody is done with the file.
+    /// All clients are done with the file.
     pub(super) fn close_all(&mut self) {
         let sessions: Vec<SessionId> = self.clients.iter().map(|client| client.0).collect();
         for session in sessions {
@@ -96,8 +96,8 @@ impl World {
         }
     }
 
-    /// The driver closes it: no answer about it counts any more, and it gives back what it left
-    /// reserved.
+    /// The driver closes it: no answer about it counts any more, and it gives back the blocks that
+    /// it had reserved.
     pub(super) fn forget(&mut self) {
         self.counts.forgotten += 1;
         self.reserves.clear();

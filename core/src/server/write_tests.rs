@@ -46,7 +46,7 @@ struct LaneMemory {
 }
 
 enum Io {
-    /// With the file as it was when this was sent, if that is what the device read.
+    /// With the file as it was when this was sent, if the device read it then.
     Read(IoRead, Vec<SlotIndex>, Option<Vec<u8>>),
     /// With its bytes as they were when it was sent.
     Write(IoWrite, Vec<WritePart>, Vec<u8>),
@@ -58,7 +58,7 @@ enum Doing {
     Reading {
         request: u64,
         range: ByteRange,
-        /// The file when it began, and what was written since.
+        /// The file when it began, and the bytes written since.
         then: Vec<u8>,
         since: Vec<(u64, Vec<u8>)>,
         lengths: Vec<u64>,
@@ -103,10 +103,10 @@ struct World {
     /// tried to write yet.
     device: Vec<u8>,
     unwritten: Vec<ByteRange>,
-    /// It has tried and failed, and nobody was told yet.
+    /// It has tried and failed, and has not reported that yet.
     has_lost: bool,
-    /// The part of that of which the server has not been told, and the part of which it has, until
-    /// a sync ends well.
+    /// The part of that which the kernel has not reported to the server, and the part which it has,
+    /// until a sync ends well.
     untold: Vec<ByteRange>,
     told: Vec<ByteRange>,
     /// So has the descriptor that writes past it.
@@ -115,11 +115,12 @@ struct World {
     falls_back: bool,
     /// And is on the device only when the kernel has written it by itself.
     falls_back_lazily: bool,
-    /// A sync that fails is taken for one that no disk need be to blame for, mostly.
+    /// A failing sync is mostly taken for one that no disk need be to blame for.
     doubts: bool,
     seed: u64,
     version: u64,
-    /// The bytes that the clients were told are in the file, and the commit that each byte is from.
+    /// The bytes that are in the file by the answers to clients, and the commit that each byte is
+    /// from.
     flat: Vec<u8>,
     from: Vec<u64>,
     commits: u64,
@@ -129,18 +130,18 @@ struct World {
     /// The file as it was at the request for each sync or write-out that the driver has: more of it
     /// need not be on the medium when the driver answers.
     syncs: Vec<Vec<u8>>,
-    /// The bytes that are on the medium for sure.
+    /// The bytes that the medium has for sure.
     durable: Vec<u8>,
     stats: u32,
     settles: u32,
     clients: Vec<(SessionId, LaneId, Doing)>,
-    /// Those of them who have closed the file.
+    /// Those of them that have closed the file.
     closed: Vec<SessionId>,
     file_count_max: u32,
     next_session: u32,
     /// The device fails to write now and then, and space is short.
     failing: bool,
-    /// Somebody may be told so.
+    /// Clients may get that error.
     has_failed: bool,
     way: WriteWay,
     is_exclusive: bool,
@@ -153,7 +154,7 @@ struct World {
     is_booting: bool,
     /// No chance makes it die.
     is_immortal: bool,
-    /// Doors are told that something may be in the kernel's cache alone.
+    /// Doors know that bytes may be in the kernel's cache alone.
     is_marked_loose: bool,
     /// For the books of the test itself.
     counts: Counts,
@@ -308,7 +309,7 @@ impl World {
         }]
     }
 
-    /// A server comes up over what the last one left.
+    /// A server comes up over the last one's data.
     fn boot(&mut self) {
         let limits = Limits {
             file_count_max: self.file_count_max,
@@ -424,8 +425,8 @@ impl World {
         bytes
     }
 
-    /// A write over a gap has the bytes that the file has there by now, and goes only where nobody
-    /// else can have written.
+    /// A write over a gap has the bytes that the file has there by now, and goes only where no
+    /// other program can have written.
     fn check_gaps(&mut self, io: &IoWrite, parts: &[WritePart], bytes: &[u8]) {
         let mut at = io.range.start.0;
         let mut is_bridged = false;
@@ -455,7 +456,7 @@ impl World {
             } => self.reply(session, request.0, outcome, actions),
             Action::Submit(io) => {
                 let slots = actions.slots_of(io.slots).to_vec();
-                // The device may read at once, and be long in telling.
+                // The device may read at once, and report that late.
                 let early = self.random.one_in(2).then(|| self.seen_by(&io));
                 self.ios.push(Io::Read(io, slots, early));
             }
@@ -549,8 +550,8 @@ impl World {
                 self.settles += 1;
             }
             Action::Wake { at } => self.wake = at,
-            // A server that comes up does not know yet all that was left, nor does it while
-            // somebody finds out the file's length.
+            // A server that comes up does not know yet all that was left, nor the length while it
+            // asks for it.
             Action::Known { size, .. } if !self.is_booting && self.stats == 0 => {
                 assert_eq!(size.0, self.flat.len() as u64, "not as long as was told");
             }
@@ -659,7 +660,7 @@ impl World {
                     self.counts.refused += 1;
                     Doing::Nothing
                 }
-                // The client would hold the file first, and be told that it fails.
+                // The client would hold the file first, and get its error.
                 Outcome::Plain if self.has_failed => Doing::Nothing,
                 other => panic!("a write was answered {other:?}"),
             },
@@ -936,7 +937,7 @@ impl World {
         );
         if !lives {
             if self.published == before {
-                // Not published: nobody was told, and it never was.
+                // Not published: no client got an answer, and it never was.
                 (self.flat, self.from) = old;
             }
             self.crash();
@@ -971,7 +972,7 @@ impl World {
         }
     }
 
-    /// The work of others is none of our syncs' business: it counts as on the medium.
+    /// The writes of others are none of our syncs' business: they count as on the medium.
     fn settle_medium(&mut self) {
         self.durable.clone_from(&self.native);
         for asked in &mut self.syncs {
@@ -1010,7 +1011,7 @@ impl World {
             let stop = io.range.end().min(base + SLOT as u64);
             for byte in at..stop {
                 let place = slot.0 as usize * SLOT + (byte - base) as usize;
-                // Past the end the device gives whatever lies there.
+                // Past the end the device gives any bytes.
                 self.slots[place] = native.get(byte as usize).copied().unwrap_or(0xAA);
             }
             at = stop;
@@ -1040,7 +1041,7 @@ impl World {
         self.version += 1;
     }
 
-    /// Somebody beside us writes where nothing of ours is on its way.
+    /// Another program writes where none of our writes is on its way.
     fn write_strangely(&mut self) {
         let range = self.range(200_000, 9_000);
         let is_ours = |own: ByteRange| own.overlaps(range);
@@ -1055,8 +1056,8 @@ impl World {
         let mut records = self.lanes.values().flat_map(|lane| lane.records.values());
         let file = self.server.files.get(&FILE);
         let dirty = file.is_some_and(|file| file.writing.dirty.spans(range).next().is_some());
-        // Our bytes that the kernel could not write are written again over what a stranger wrote
-        // there meanwhile: nobody can tell which of the two was later (decision 0036).
+        // Our bytes that the kernel could not write are written again over bytes that another
+        // program wrote there meanwhile: the later of the two cannot be told (decision 0036).
         let loose = file.is_some_and(|file| file.writing.is_loose) && self.failing;
         if busy || doing || dirty || loose || records.any(|record| is_ours(record.1)) {
             return;
@@ -1254,7 +1255,7 @@ fn random_writes_reads_syncs_truncates_and_crashes_agree_with_a_flat_file() {
         sum.syncs_plain += world.counts.syncs_plain;
         sum.forgotten += world.counts.forgotten;
     }
-    // The test does what its name says.
+    // The test does as its name says.
     assert!(sum.reads > 300 && sum.writes > 300, "{sum:?}");
     assert!(sum.syncs > 30 && sum.holds > 10, "{sum:?}");
     assert!(sum.crashes > 30 && sum.recovered > 30, "{sum:?}");
@@ -1279,7 +1280,7 @@ fn was_written(writes: &[(u64, Vec<u8>)], at: u64, byte: u8) -> bool {
     })
 }
 
-/// A server over an empty file, with clients of which none does anything by itself.
+/// A server over an empty file, with clients that do nothing by themselves.
 fn quiet() -> World {
     emptied(World::new(3))
 }
@@ -1324,7 +1325,7 @@ impl World {
         });
     }
 
-    /// Time goes by until the device is to write; it does, or fails to.
+    /// Time goes by until the device gets a write; it takes that, or fails.
     fn write_back(&mut self, result: Result<(), Errno>) {
         while self.ios.is_empty() {
             self.now = self.now + Duration::from_ms(20);
@@ -1389,8 +1390,8 @@ fn a_device_that_has_what_it_failed_with_fails_no_more_while_more_is_written() {
     assert_eq!((world.counts.syncs, world.counts.syncs_refused), (1, 0));
 }
 
-/// A client that would change the file on its own descriptor is told as well, and does not keep the
-/// next one waiting.
+/// A client that would change the file on its own descriptor gets the error as well, and does not
+/// keep the next one waiting.
 #[test]
 fn nobody_waits_for_bytes_that_a_device_does_not_take() {
     let mut world = quiet();
@@ -1429,8 +1430,8 @@ fn an_open_that_looks_at_nothing_changes_no_way() {
     }
 }
 
-/// Else a facility would stand still until nobody can be expected to go on with that page, two
-/// seconds, whenever a daemon has left such parts all over its lanes.
+/// Else a facility would stand still for two seconds, until no client can be expected to go on with
+/// that page, whenever a daemon has left such parts all over its lanes.
 #[test]
 fn whoever_waits_for_memory_does_not_wait_for_the_rest_of_a_page() {
     let mut world = quiet();
