@@ -759,7 +759,7 @@ pub enum Action {
     Stat { file: FileId },
     /// The server has forgotten the file: close it. Its id may be reused.
     Forget { file: FileId },
-    /// Send [`Event::Timer`] at this instant; replaces what was asked before.
+    /// Send [`Event::Timer`] at this instant, in place of the one asked for before.
     Wake { at: Instant },
     /// Bytes of the file may be in the kernel's cache alone, which may have to give them up; or
     /// none are any more. The driver tells the doors, so that no client reads it past us meanwhile.

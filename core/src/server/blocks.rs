@@ -11,7 +11,7 @@ use super::*;
 /// Files that others wait for, and the files that wait.
 #[derive(Debug, Default)]
 pub(super) struct ReservedBlocks {
-    /// Files that are about to give back what they reserved.
+    /// Files that are about to give back their reserved blocks.
     giving: BTreeSet<FileId>,
     /// Files with a write that was refused its blocks.
     wanting: BTreeSet<FileId>,

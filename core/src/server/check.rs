@@ -32,7 +32,7 @@ struct OfPiece {
     loose: u64,
 }
 
-/// Sentences about what does not agree.
+/// Sentences about the contradictions.
 #[derive(Default)]
 struct Odd(Vec<String>);
 

@@ -23,7 +23,7 @@ pub(super) struct PlayClock {
     pub before: u64,
     /// When its first byte was asked for, or would have been if the reader had not paused.
     anchor: Instant,
-    /// When the first byte behind what was read so far is asked for, at the rate at which it is
+    /// When the first byte behind those read so far is asked for, at the rate at which it is
     /// played.
     next: Instant,
     /// So long after our answer to its last read the reader may ask without having paused.
@@ -149,7 +149,7 @@ pub(super) struct Due {
     pub wanted: Instant,
     /// By its contract. NEVER: it has none.
     pub promised: Instant,
-    /// By its player's clock. NEVER: the server does not know that it is played, or at what rate.
+    /// By its player's clock. NEVER: it is not known to be played, or its rate is not known.
     pub played: Instant,
 }
 

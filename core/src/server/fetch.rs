@@ -621,9 +621,9 @@ impl Server {
     }
 
     /// True when the stream's own fetching is about to come to the first of these bytes: they lie
-    /// between the end of what it has fetched and the end of what its reader has asked for, so its
-    /// buffers have room for them, and it has something left to fetch. A read that relies on it is
-    /// looked at again when the stream turns away (`unsettle`).
+    /// between the end of its fetched bytes and the end of those that its reader has asked for, so
+    /// its buffers have room for them, and it has something left to fetch. A read that relies on it
+    /// is looked at again when the stream turns away (`unsettle`).
     fn will_fetch(&self, stream: &Stream, id: FileId, missing: ByteRange) -> bool {
         let Some(file) = self.files.get(&stream.file) else {
             return false;

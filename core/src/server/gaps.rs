@@ -27,7 +27,7 @@ const USED_PART: u64 = 3;
 /// The least time from one gap to the next: behind an unused one, and behind one that others used.
 const EVERY: Duration = Duration::from_ms(100);
 const EVERY_USED: Duration = Duration::from_ms(20);
-/// A client that used a gap goes on with what it read there, and comes again.
+/// A client that used a gap goes on with the bytes that it read there, and comes again.
 const COMES_AGAIN: Duration = Duration::from_ms(300);
 /// All contracts can wait so long.
 const EASE: Duration = Duration::from_ms(600);
@@ -55,7 +55,7 @@ pub(super) struct Gaps {
     expected: Duration,
     /// They were sent behind a gap.
     is_measured: bool,
-    /// The time that others took in gaps, less what was given back until then.
+    /// The time that others took in gaps, less the part given back until then.
     taken: Duration,
     counted: Instant,
     /// Others have used the last one, and the next one is long.

@@ -6,7 +6,8 @@
 //! server watches a seat's reads: a place that is left before half a second of it was played was
 //! glanced at. After two such places in a row the seat looks about, until it plays again. Then
 //!
-//! - nothing is fetched ahead of a first read, and twice what was read on from there of the others;
+//! - nothing is fetched ahead of a first read, and of others twice as much as was read on from
+//!   there;
 //! - a first read elsewhere neither begins to play nor takes the contract along: the second one
 //!   does;
 //! - no contract is asked for before half a second was played.
@@ -48,7 +49,7 @@ pub(super) struct Row {
     /// Units: bytes.
     bytes: u64,
     /// Of those, the bytes of reads that touch the one before or the one behind. Both count only
-    /// what was read lately. Units: bytes.
+    /// recent reads. Units: bytes.
     touched: u64,
     /// The last one did.
     is_touching: bool,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Headers of files: when they are read, and what follows from their rates.
+//! Headers of files: when they are read, and the effect of their rates.
 //!
 //! The driver reads a header by itself, in a few places of the file, beside all requests of the
 //! server to its device. A client that opens a file for the first time wants a frame of it, and one

@@ -130,7 +130,7 @@ impl Server {
         stream.rate = own;
         stream.standing = Standing::Contract;
         stream.was_cut_to = true;
-        // Its run begins with this read, also where it goes on behind what was read before.
+        // Its run begins with this read, also where it goes on behind bytes that were read before.
         stream.cursor = None;
         stream.refusal = None;
         stream.late_before = false;

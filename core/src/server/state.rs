@@ -498,7 +498,7 @@ impl File {
         let into = offset - extent.logical.0;
         let left = extent.length.0.saturating_sub(into);
         if left == 0 {
-            // A hole, or past what was mapped: up to the next extent it costs no positioning.
+            // A hole, or past the mapped part: up to the next extent it costs no positioning.
             let next = self
                 .extents
                 .get(after)

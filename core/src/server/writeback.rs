@@ -86,7 +86,7 @@ fn kept_rate(file: &File, most: u64) -> u64 {
 }
 
 impl Server {
-    // ---- Reading what is not written yet ----
+    // ---- Reading bytes that are not written yet ----
 
     /// Bring into the cache those pages of `range` for which the device has nothing to give,
     /// because all their bytes are in lanes. False: no buffer is free.

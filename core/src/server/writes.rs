@@ -530,7 +530,7 @@ impl Server {
     /// Memory that changes hands is given to the kernel and faulted in again, which costs about as
     /// much as the copy into it. So a lane that is written to keeps its share of the buffer for
     /// good: the rest of its memory is for others, up to theirs. Only a writer with a claim, or one
-    /// that has nothing under way, takes what there is: a single write may be longer than a share.
+    /// that has nothing under way, takes all there is: a single write may be longer than a share.
     fn shrink_others(
         &mut self,
         (lane, count): (LaneId, u32),
@@ -693,7 +693,7 @@ impl Server {
             && waiting.iter().any(|&key| lacks(self, key))
             && self.make_room(id, actions)
         {
-            // They are looked at again when others have given back what they do not need.
+            // They are looked at again when others have given back blocks that they do not need.
             failed = None;
         }
         for key in waiting {
