@@ -15,8 +15,8 @@
 //! file without an entry on their own descriptors, so the daemon keeps an entry for a file before
 //! it lets any client write to it.
 //!
-//! History: 1 without a key; 2 with one (session version 6). A table of version 1 is one whose key
-//! is zero. It is good as it is, and gets a key from the first daemon that finds nothing in it.
+//! History: 1 without a key; 2 with one, since session version 6. A table of version 1 is one whose
+//! key is zero. It is good as it is, and gets a key from the first daemon that finds nothing in it.
 //!
 //! An entry is a seqlock: its sequence is odd while it is being changed. A file keeps its entry
 //! from its first dirty byte to its last, so a door that finds none looks at the file system. The

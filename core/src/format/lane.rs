@@ -26,7 +26,7 @@ pub const DONE_PLACES: usize = 512;
 pub const FILE_COUNT: u32 = PIECE_COUNT;
 /// Pieces of one lane. Records take memory only as they are used, the first ones first.
 pub const PIECE_COUNT: u32 = 16_384;
-/// Longest kernel file handle. Units: bytes (MAX_HANDLE_SZ of Linux).
+/// Longest kernel file handle: MAX_HANDLE_SZ of Linux. Units: bytes.
 pub const HANDLE_BYTES_MAX: usize = 128;
 
 /// Words of a record of a piece.
@@ -71,7 +71,7 @@ pub fn file_place(record: u32) -> usize {
 pub enum State {
     /// Nothing.
     Free = 0,
-    /// Its bytes are to be written.
+    /// Its bytes are not written yet.
     Committed = 1,
     /// They were sent to the device by the daemon of this table's epoch.
     Submitted = 2,

@@ -220,13 +220,13 @@ pub struct StationMessage {
 /// cache line; the producer publishes entries by a release store of the tail.
 pub mod ring {
     use super::{RING_ENTRIES, Reply, Request};
-    /// Next request the daemon takes (written by the daemon).
+    /// Next request that the daemon takes; the daemon writes it.
     pub const REQUEST_HEAD: usize = 0;
-    /// Next request the client fills (written by the client).
+    /// Next request that the client fills; the client writes it.
     pub const REQUEST_TAIL: usize = 64;
-    /// Next reply the client takes (written by the client).
+    /// Next reply that the client takes; the client writes it.
     pub const REPLY_HEAD: usize = 128;
-    /// Next reply the daemon fills (written by the daemon).
+    /// Next reply that the daemon fills; the daemon writes it.
     pub const REPLY_TAIL: usize = 192;
     /// 1 while the daemon sleeps and wants its doorbell rung for a request; the side that swaps it
     /// to 0 rings.
@@ -234,7 +234,7 @@ pub mod ring {
     /// 1 while the client sleeps and wants its doorbell rung for a reply; the side that swaps it to
     /// 0 rings.
     pub const REPLY_BELL: usize = 320;
-    /// Bits of [`super::server_flag`] (written by the daemon).
+    /// Bits of [`super::server_flag`]; the daemon writes them.
     pub const SERVER_FLAGS: usize = 384;
     /// A number that the daemon changes each second or oftener: it is not hung, however long a read
     /// takes.
@@ -247,7 +247,7 @@ pub mod ring {
     pub const BYTES: usize = REPLIES + RING_ENTRIES as usize * size_of::<Reply>();
 }
 
-/// The daemon's promises in [`ring::SERVER_FLAGS`].
+/// The daemon's declarations in [`ring::SERVER_FLAGS`].
 pub mod server_flag {
     /// It looks at the request ring by itself every few milliseconds while slots are pinned, so
     /// that READ_END needs no doorbell.
@@ -262,11 +262,12 @@ pub mod op {
     pub const READ_END: u32 = 2;
     /// `handle` is closed. No reply.
     pub const CLOSE: u32 = 3;
-    /// The bytes `offset .. offset+length` of the file named by `device` and `inode` were changed
-    /// by the client (write, truncate, punch; `length` = u64::MAX: to the end). The reply comes
+    /// The client has changed the bytes `offset .. offset+length` of the file named by `device` and
+    /// `inode`, by a write, truncate or punch; `length` = u64::MAX: to the end. The reply comes
     /// when no reader will see older ones.
     pub const CHANGED: u32 = 4;
-    /// The file named by `device` and `inode` lost a name (unlink, rename over). Reply as CHANGED.
+    /// The file named by `device` and `inode` lost a name, by an unlink or a rename over it. Reply
+    /// as CHANGED.
     pub const GONE: u32 = 5;
     /// `handle`, `offset`, `length` → pages of the session's lane, in the reply's slots as pairs of
     /// first page and count; the first byte goes to `first_offset` in the first of them. rt-Samba's

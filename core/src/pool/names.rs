@@ -3,7 +3,7 @@
 //!
 //! It is a list of facts, each true when it was written: "in this folder this name leads to that
 //! inode", "that inode is so". A later fact about the same name or inode replaces the earlier one,
-//! so that a list of all that is there (a checkpoint) may be read while things change, if the
+//! so that a checkpoint, a list of all that is there, may be read while things change, if the
 //! changes follow it, and a folder that is renamed costs one fact, however full it is. Inodes are
 //! numbered as in the catalogue, the root of the tree is 1.
 //!

@@ -236,8 +236,8 @@ impl RefinedModel {
         self.scale_ppm = (self.scale_ppm * 63 + now_ppm) / 64;
     }
 
-    /// Others were seen to send so many small requests (thousandths a second) and bytes a second.
-    /// Each of theirs between ours costs positioning twice: to it, and back.
+    /// Others were seen to send so many small requests, in thousandths a second, and bytes a
+    /// second. Each of theirs between ours costs positioning twice: to it, and back.
     pub fn foreign_load(&mut self, requests_per_kilosecond: u64, rate: BytesPerSecond) {
         let positioning = self
             .base

@@ -125,11 +125,11 @@ impl Policy {
     }
 }
 
-/// How many such errors in a row count: the kernel may report bytes of the file that it could not
-/// keep after a write past its cache that succeeded. That need be no disk's fault: it reports the
+/// So many errors in a row count where a write past the kernel's cache succeeds and the kernel then
+/// reports bytes of the file that it could not keep. That need be no disk's fault: it reports the
 /// same when a program writes to a page of the range through its cache at that moment, and a sync
-/// under way may get the error instead. Until the errors are so many the server writes the bytes
-/// once more, asks for the sync again, and tells no client.
+/// under way may get the error instead. With fewer errors the server writes the bytes once more,
+/// asks for the sync again, and no client gets an error.
 pub const LOST_IN_A_ROW: u8 = 3;
 
 /// A run of a file that is contiguous on its device.
@@ -388,8 +388,8 @@ pub enum Event {
         request: RequestId,
         key: FileKey,
     },
-    /// The driver passes on this record of a lane that a former server left later
-    /// ([`Event::Recovered`]): it cannot open the file yet. Comes after the lane's
+    /// The driver passes on this record of a former server's lane only later, in an
+    /// [`Event::Recovered`]: it cannot open the file yet. Comes after the lane's
     /// [`Event::LaneAdded`].
     RecordKept { lane: LaneId, record: u32 },
     /// Answer to [`Action::Reserve`]: where all of the file's bytes are now.
@@ -415,7 +415,7 @@ pub enum Event {
     },
     /// In place of [`Event::Synced`]: the sync failed, which may be no disk's fault, since a write
     /// past the kernel's cache met pages of the file there meanwhile (see [`LOST_IN_A_ROW`]). The
-    /// kernel reports that error to nobody again.
+    /// kernel does not report that error again.
     SyncDoubted { file: FileId, errno: Errno },
     /// Answer to [`Action::Flush`].
     Flushed { device: DeviceId, outcome: Flushed },
@@ -854,7 +854,7 @@ pub struct StreamRecord {
     pub sequence: bool,
     /// Its devices: one, but for a sequence of a pool.
     pub devices: Vec<DeviceId>,
-    /// Contract or not.
+    /// Whether it has a contract.
     pub standing: Standing,
     /// Rate and where it comes from, when known.
     pub rate: Option<(BytesPerSecond, RateSource)>,

@@ -6,9 +6,9 @@
 //! device's page, with bytes that are not written yet laid over it; a page that is valid can be
 //! written as it is. Such a page, on its way, must never overwrite newer bytes. Ours are safe: a
 //! commit makes the buffer an orphan, since the flight has it pinned, and the write-back of the new
-//! bytes waits, since the flight's range has the gap in it. Those of a writer beside us are not; so
-//! gaps are written only in files that are ours alone (docs/decisions/0018). Absent: the choice of
-//! the next request.
+//! bytes waits, since the flight's range has the gap in it. Bytes of a writer beside us are not
+//! safe; so gaps are written only in files that are ours alone (docs/decisions/0018). Absent: the
+//! choice of the next request.
 
 use super::fetch::DEMANDS_WEIGHED;
 use super::state::*;

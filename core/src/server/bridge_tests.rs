@@ -18,7 +18,7 @@ const DISK: DeviceId = DeviceId(1);
 const FILE_BYTES: u64 = 8 << 20;
 const KIB: u64 = 1 << 10;
 
-/// A file of 8 MiB, and a device that answers when it is told to.
+/// A file of 8 MiB, and a device that answers when the test says so.
 struct Bench {
     server: Server,
     now: Instant,

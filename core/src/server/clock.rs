@@ -144,8 +144,8 @@ impl PlayClock {
 /// When a read is wanted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Due {
-    /// For the device: by a contract, or because the read is presumed to begin one's play. NEVER:
-    /// best effort.
+    /// For the device: by a contract, or since the read is presumed to begin a play. NEVER: best
+    /// effort.
     pub wanted: Instant,
     /// By its contract. NEVER: it has none.
     pub promised: Instant,
@@ -258,7 +258,7 @@ mod tests {
             let due = due(&mut clock, second, second * 1000);
             clock.answered(at(second * 1000 + 900), due);
         }
-        // The reader goes back to its second second: the clock begins anew there.
+        // The reader goes back to second 1: the clock begins anew there.
         assert_eq!(due(&mut clock, 1, 4000), at(4500));
         clock.answered(at(4900), at(4500));
         assert_eq!(due(&mut clock, 2, 5000), at(5500));

@@ -454,8 +454,8 @@ impl Server {
         self.enlist_background(id);
     }
 
-    /// A device that became too slow for its contracts keeps most of them if it breaks one: the
-    /// newest stream goes back to best effort, as refused.
+    /// A device that became too slow for its contracts keeps most of them if the server withdraws
+    /// one: the newest stream goes back to best effort, as refused.
     pub(super) fn shed(&mut self, id: DeviceId) {
         let now = self.now;
         let Some(device) = self.devices.get(&id) else {

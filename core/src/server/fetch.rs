@@ -29,7 +29,7 @@ const BEST_EFFORT_TURN: Duration = Duration::from_ms(200);
 
 /// A device is at ease where a reader cuts or a client without a contract waits, if all deadlines
 /// can wait for so many chunks and at most so much of each second is promised. First frames then go
-/// before bytes that are fetched ahead, and a request is a chunk's part in so many, so that a
+/// before bytes that are fetched ahead, and a request is one part in so many of a chunk, so that a
 /// reader that cuts does not wait. Each way back to the interrupted stream, and each request that
 /// gets in between two others, costs positioning, which is too dear where more is promised.
 const EASE_CHUNKS: u64 = 4;

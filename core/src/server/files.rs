@@ -24,7 +24,7 @@ impl Server {
         };
         device.model = RefinedModel::new(model);
         device.gaps = Gaps::default();
-        // Contracts stay: the device's own times show which of them it cannot keep by this model.
+        // Contracts stay: a stream that this model cannot keep shows in the device's own times.
         // There may be room for others.
         device.refused_asked = Instant::ZERO;
         self.retry_refused(id);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How the server follows a reader with a stream. The promises are in `contracts`.
+//! How the server follows a reader with a stream. Its contract is given in `contracts`.
 //!
 //! A stream's place is counted in `v`: bytes in the order they are read, zero where the stream, or
 //! its last jump, began. A reader that keeps its rate asks for byte `v` at `anchor + v / rate`, and

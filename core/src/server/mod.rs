@@ -12,7 +12,7 @@
 //!   `headers` when the header of a file is read; `flow` how streams follow their reader; `frames`
 //!   sequences of one file a frame; `copies` readers that play nothing; `glances` single frames;
 //!   `fetch` the requests to the devices; `gaps` the moments left to others behind them.
-//! - *Promises:* `contracts` admission and refusal; `seats` where contracts go; `kept` those of
+//! - *Contracts:* `contracts` admission and refusal; `seats` where contracts go; `kept` those of
 //!   seats that have nothing open; `clock` when a read is due.
 //! - *Writes:* `writes` a client's write until its grant; `blocks` a full disk; `line` writes that
 //!   wait for room; `commits` acknowledgement and the end of pieces; `writeback` their way to the
@@ -267,7 +267,7 @@ impl Server {
             Event::DeviceAdded { device, model } => self.device_added(device, model),
             Event::PolicyChanged(policy) => {
                 self.policy = policy;
-                // Kept promises may be kept for less long now.
+                // Kept contracts may be kept for less long now.
                 self.kept_wake = self.now;
                 self.end_kept_over();
             }
@@ -449,7 +449,7 @@ impl Server {
         }
     }
 
-    /// Look at a device again by the timer.
+    /// Have the timer look at a device again.
     fn block(&mut self, device: DeviceId) {
         if let Some(entry) = self.devices.get_mut(&device)
             && !entry.queue.blocked

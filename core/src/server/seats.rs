@@ -22,7 +22,7 @@ const AWAY: Duration = Duration::from_s(1);
 const LEFT: Duration = Duration::from_s(3);
 /// Read-ahead never falls below the bytes that are played in this time.
 const WINDOW_MIN: Duration = Duration::from_ms(750);
-/// A client that was presumed to play, and did not, is not presumed to play again before that.
+/// A client that was presumed to play, and did not, is not presumed to play again for so long.
 const PRESUMED_AGAIN: Duration = Duration::from_s(10);
 /// A cut's first frame is looked for in this time.
 pub(super) const FIRST_FRAME: Duration = Duration::from_ms(100);

@@ -24,7 +24,7 @@ pub(super) enum Flow {
     Frames,
 }
 
-/// The promises of all contracts together.
+/// All contracts together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Promised {
     /// Units: bytes a second.

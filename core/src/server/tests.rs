@@ -873,7 +873,7 @@ fn sequence_is_asked_beyond_its_end_one_name_at_a_time() {
 }
 
 /// Every event in every state has an answer: no panic, no request answered twice, no slot given
-/// away while in use (the cache asserts that itself).
+/// away while in use, which the cache itself asserts.
 #[test]
 fn any_events_in_any_order_are_survived() {
     let mut seed = 0x2545_f491_4f6c_dd1du64;

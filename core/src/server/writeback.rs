@@ -78,7 +78,8 @@ const RECORDED_PART: u32 = 4;
 /// A reader that has not read for so long has stopped.
 const FOLLOWED_SILENT: Duration = Duration::from_s(10);
 
-/// The own rate to which a writer keeps although it was held back; 0: none. Units: bytes a second.
+/// A writer's own rate, to which it keeps although it was held back; 0: none. Units: bytes a
+/// second.
 fn kept_rate(file: &File, most: u64) -> u64 {
     let own = file.writing.pace.own_rate();
     own.filter(|rate| rate.0 <= most / KEPT_PART)
@@ -885,8 +886,8 @@ impl Server {
         self.touch(flight.device);
     }
 
-    /// The device has all bytes that were committed when it last failed: waiting for a clean file
-    /// would never end where a client writes without a pause.
+    /// End the failing once the device has all bytes that were committed when it last failed: a
+    /// file to which a client writes without a pause is never clean.
     fn end_failing(&mut self, id: FileId) {
         let Some(file) = self.files.get_mut(&id) else {
             return;
@@ -985,8 +986,8 @@ impl Server {
         if !file.writing.dirty.is_empty() || !file.writing.is_listed {
             return;
         }
-        // A client that comes to an ending server finds none, and changes a clean file as it likes:
-        // it must not so change one of which bytes may have to be written again.
+        // A client that comes to an ending server finds no daemon, and changes a clean file as it
+        // likes: a file with bytes that may have to be written again is not clean.
         if file.writing.is_loose && self.policy.ends() {
             return;
         }

@@ -415,8 +415,8 @@ mod tests {
         service: Duration,
     }
 
-    /// Plays requests: each arrives `wait` after the clock of the one before (a player) or after
-    /// its last answer (a copy).
+    /// Plays requests: each arrives `wait` after the clock of the one before, as a player's, or
+    /// after its last answer, as a copy's.
     fn play(paced: bool, requests: impl Iterator<Item = Request>) -> Vec<Option<BytesPerSecond>> {
         let mut cadence = Cadence::new();
         let mut clock = Instant(1_000_000_000);

@@ -16,8 +16,8 @@ const RUN_COUNT_MAX: usize = 18;
 /// file, or in time.
 const STEP_COUNT_MIN: usize = 3;
 
-/// While one read is missing, the fifteen after it make at most eight equal steps that leave holes
-/// (the first from the read before it), and at most fifteen downwards that leave none.
+/// While one read is missing, the fifteen after it make at most eight equal steps that leave holes,
+/// the first from the read before it, and at most fifteen downwards that leave none.
 const STEP_COUNT_SURE: usize = 9;
 const DOWN_COUNT_SURE: usize = 16;
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Follows sequences in which every frame is a file of its own.
 //!
-//! One tracker watches the opens of one folder by one session. It sorts them by sequence (prefix,
-//! suffix) and by reader (a place in a sequence), learns direction and step from the last numbers
-//! in any order, and names the frames that come next. That a file of such a name exists is not its
-//! business.
+//! One tracker watches the opens of one folder by one session. It sorts them by sequence, which is
+//! prefix and suffix, and by reader, which is a place in a sequence, learns direction and step from
+//! the last numbers in any order, and names the frames that come next. That a file of such a name
+//! exists is not its business.
 //!
 //! The name alone does not show which of its digits are the frame's number: the last ones are where
 //! nothing speaks against them. A name that differs from one opened before in other digits and in

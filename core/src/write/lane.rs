@@ -35,7 +35,7 @@ impl Runs {
     }
 
     /// The page of the lane that page `index` of the write is, and how many follow it there without
-    /// a gap (itself included). None past the end.
+    /// a gap, itself included. None past the end.
     pub fn place(&self, index: u32) -> Option<(u32, u32)> {
         let mut before = 0;
         for run in self.as_slice() {
