@@ -337,7 +337,7 @@ impl Cache {
         self.settle(index);
     }
 
-    /// It was used: the last to be recycled now.
+    /// It was used: now it is the last to be evicted.
     pub fn touch(&mut self, index: SlotIndex) {
         if self.slot(index).listed {
             self.unlist(index);
@@ -370,7 +370,7 @@ impl Cache {
         slot.dropped = slot.dropped.or(slot.filling.and(pages));
     }
 
-    /// The block is no longer this slot's; its last user frees it.
+    /// Take the block from this slot; the slot's last user frees it.
     pub fn orphan(&mut self, index: SlotIndex) {
         let slot = self.slot_mut(index);
         slot.owner = None;

@@ -6,7 +6,7 @@
 //! bucket = hash(key, device, inode) % BUCKETS
 //! each bucket: WAYS entries of 64 bytes
 //! 0·8 sequence, 8·8 device, 16·8 inode (0: nothing here), 24·8 size, 32·8 time of change in ns since 1970, 40·8 generation, 48·16 zero
-//! in the very first entry, beside its own words: 48·16 the key; zero: hash as version 1 had it, which has none
+//! in the very first entry, beside its own words: 48·16 the key; zero: hash as version 1 had it
 //! in the second entry, beside its own words: 48·8 LEFT_AT
 //! ```
 //!

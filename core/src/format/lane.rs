@@ -11,7 +11,7 @@
 //!
 //! A record is words of eight bytes. The first holds its state and a checksum over the others, and
 //! is stored last: so a record is whole or not there, and each later change of its state is one
-//! store. A checksum that is wrong in a record that says it is there is damage, never guessed at.
+//! store. A wrong checksum in a record that is there by its state is damage, never guessed at.
 
 use crate::units::ByteRange;
 use crate::write::{PageRun, RUNS_MAX, Runs};

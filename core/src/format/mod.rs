@@ -48,8 +48,8 @@ pub mod message {
     /// descriptor. Not answered: a read on the handle shows whether it was taken.
     pub const OPEN: u32 = 4;
     /// Daemon → client, in sessions of a pool's door: [`super::WantedMessage`] followed by a path
-    /// in the pool's tree, no descriptor. To be answered with [`FOUND`], in any session of that
-    /// door; a door that does not answer is not waited for.
+    /// in the pool's tree, no descriptor. The door answers with [`FOUND`], in any of its sessions;
+    /// the daemon does not wait for a door that does not answer.
     pub const WANTED: u32 = 5;
     /// Client → daemon: [`super::FoundMessage`], with a descriptor of the file if there is one.
     pub const FOUND: u32 = 6;
@@ -292,8 +292,8 @@ pub mod op {
     /// time will be set, but for writes that come after it.
     pub const TIMED: u32 = 12;
     /// As [`CHANGED`] to the end of the file, but no byte was written: the length or blocks from
-    /// `offset` on are others, and nothing of that waits in the kernel's cache for a disk. Not for
-    /// a cut within a page, which writes zeros behind the new end.
+    /// `offset` on have changed, and the kernel's cache has nothing of that for a disk. Not for a
+    /// cut within a page, which writes zeros behind the new end.
     pub const RESIZED: u32 = 13;
 }
 

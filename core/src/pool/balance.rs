@@ -61,8 +61,8 @@ pub fn fuller(fills: &[Fill]) -> Vec<(MemberNumber, u64)> {
 
 /// The member to which these bytes go from one that is fuller than all together.
 ///
-/// Each move brings both members nearer to the whole, or past it by no more than [`NEAR_PERMILLE`];
-/// so moving ends.
+/// Each move brings both members nearer to the whole, or past it by no more than members that are
+/// left alone are off; so moving ends.
 pub fn lighter(fills: &[Fill], from: MemberNumber, bytes: u64) -> Result<MemberNumber, Stay> {
     let most = whole_permille(fills) + NEAR_PERMILLE;
     let source = fills.iter().find(|fill| fill.member == from);

@@ -395,9 +395,9 @@ pub fn part_of(layout: &Layout, object: Object) -> Part {
     Part::single(0)
 }
 
-/// The file of a damaged record: number and generation where they stand in a record, or the id of
-/// an object anywhere, are in it, and an object that no record names says the same. 96 or 64 bits,
-/// mostly drawn at random, do not agree by chance.
+/// The file of a damaged record. The record has its number and generation in their place, or the id
+/// of one of its objects anywhere, and no other record names that object. 96 or 64 bits, mostly
+/// drawn at random, do not agree by chance.
 fn proved_file(pool: PoolId, bytes: &[u8], unnamed: &[&FoundObject]) -> Option<FileIdentity> {
     let mut found = None;
     for one in unnamed {

@@ -9,8 +9,8 @@ use alloc::vec::Vec;
 const EXTENT_BYTES: u64 = 64 << 20;
 /// A new copy is worth its writing if it has one extent for so many of the old one, at most.
 const FEWER: u64 = 2;
-/// The space that stays free on a member beside the bytes that come to it, for the file system's
-/// own account: so much, and one part in so many. Units: bytes.
+/// The space that stays free on a member beside the bytes that come to it, for the file system
+/// itself: so much, and one part in so many. Units: bytes.
 const SPARE_BYTES: u64 = 1 << 20;
 const SPARE_PART: u64 = 64;
 

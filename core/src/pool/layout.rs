@@ -104,7 +104,7 @@ pub struct ObjectId(pub u64);
 pub struct FileIdentity {
     /// Inode number, the pool's own.
     pub number: u64,
-    /// Tells a number apart that was given a second time, after a catalogue was put back from a
+    /// Differs for a number that was given a second time, after a catalogue was restored from a
     /// copy.
     pub generation: u32,
 }
@@ -324,8 +324,8 @@ pub struct Located {
     pub length: ByteCount,
 }
 
-/// Where the bytes of a file are. A file to which nothing was written has no segment; any other's
-/// cover it from 0 on without end.
+/// Where the bytes of a file are. A file to which nothing was written has no segment; the segments
+/// of any other cover it from 0 on without end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     /// Which file.

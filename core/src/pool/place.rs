@@ -197,8 +197,8 @@ fn most_free_first(mut rooms: Vec<Room>, turn: u64) -> Vec<Room> {
 }
 
 /// By unpromised bandwidth, the most first; of those that are about as good, by free space. A
-/// member without a known one may be better than one that has nothing left, and no better than one
-/// that has.
+/// member whose bandwidth is not known comes behind those that have some left, and before those
+/// that have none.
 fn least_loaded_first(rooms: Vec<Room>, turn: u64) -> Vec<Room> {
     let (none_left, rest): (Vec<Room>, Vec<Room>) = rooms
         .into_iter()
@@ -208,8 +208,8 @@ fn least_loaded_first(rooms: Vec<Room>, turn: u64) -> Vec<Room> {
     known.sort_by_key(|room| core::cmp::Reverse(room.unpromised));
     let mut found = Vec::new();
     while let Some(best) = known.first().and_then(|room| room.unpromised) {
-        // The speed of a device is measured, and never twice the same: one of two alike would get
-        // all files.
+        // The measured speed of a device is never twice the same: of two alike one would get all
+        // files.
         let least = best - best / ALIKE;
         let alike = known.partition_point(|room| room.unpromised >= Some(least));
         let others = known.split_off(alike);

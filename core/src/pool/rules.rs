@@ -103,7 +103,7 @@ pub fn can_be_rules(rules: &[Rule]) -> Result<(), RuleFault> {
 /// The change of a pool's rules, in this order.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleChange {
-    /// None of those that there were stays.
+    /// None of the former rules stays.
     pub is_clear: bool,
     /// The rules for these patterns go.
     pub gone: Vec<String>,

@@ -36,7 +36,7 @@ pub enum Refusal {
 pub struct Player {
     /// The claim as it stands.
     pub claim: Claim,
-    /// From when a byte is asked for until it is due: buffered bytes are counted from the asking.
+    /// From the request for a byte until it is due: buffered bytes are counted from that request.
     pub lead: Duration,
     /// Bytes that do not move the deadline: a read is due as a whole, and so much of its first one
     /// is not fetched yet.

@@ -208,8 +208,8 @@ impl RefinedModel {
         }
     }
 
-    /// Whether a request beside an open took so long that another program's must have come between:
-    /// to it and back at the least. A device that is slow all the time is not excused by that.
+    /// Whether a request beside an open took so long that one of others must have come between: to
+    /// it and back at the least. A device that is slow all the time is not excused by that.
     fn excused(&mut self, predicted: Duration, taken: Duration) -> bool {
         let expected = u128::from(predicted.0) * u128::from(self.scale_ppm) / 1_000_000;
         let there_and_back = 2 * self.base.read.fixed.0;
@@ -230,7 +230,7 @@ impl RefinedModel {
 
     fn learn(&mut self, predicted: Duration, taken: Duration) {
         let now_ppm = (taken.0.saturating_mul(1_000_000) / predicted.0).clamp(500_000, 4_000_000);
-        // One request that another program delayed says little of the next: it counts as twice as
+        // One request that one of others delayed says little of the next: it counts as twice as
         // slow at most.
         let now_ppm = now_ppm.min(2 * self.scale_ppm);
         self.scale_ppm = (self.scale_ppm * 63 + now_ppm) / 64;

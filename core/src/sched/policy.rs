@@ -107,8 +107,8 @@ pub struct Order {
 /// Best effort gets a request through at least this often, when no deadline forbids it.
 const BEST_EFFORT_PATIENCE: Duration = Duration::from_s(1);
 
-/// And at least this often when even that forbids it for long: some thousandths of the device's
-/// time.
+/// And at least this often when deadlines forbid even that for long: some thousandths of the
+/// device's time.
 const BEST_EFFORT_LAST: Duration = Duration::from_ms(1500);
 
 /// Positioning takes at most this part of an efficient visit, as one in so many.
@@ -272,7 +272,7 @@ impl Visits {
         round_bytes.min(claim.cap * 7 / 10).min(claim.left).max(1)
     }
 
-    /// The bytes that a visit gives in the time of starting: a part of those needed in the long
+    /// The bytes that a visit gives while many start at once: a part of those needed in the long
     /// run.
     fn part_bytes(&self, claim: &Claim, halvings: u32) -> u64 {
         let needed = self.needed_bytes(claim);

@@ -39,8 +39,8 @@ pub struct Limits {
     pub write_buffer_bytes: u64,
     /// Longest write in one request.
     pub write_bytes_max: u64,
-    /// Pieces of memory that a device write may be put together from. A write that is no longer
-    /// than a page may have more: its sender copies parts of less than a page together.
+    /// The most pieces of memory from which a device write may be put together. A write that is no
+    /// longer than a page may have more: its sender copies parts of less than a page together.
     pub write_part_count_max: u32,
 }
 

@@ -13,8 +13,8 @@ const AHEAD_BYTES: core::ops::RangeInclusive<u64> = 2 << 20..=32 << 20;
 /// The bytes that a best-effort stream gets in one visit before the next one's turn, least and
 /// most. Units: bytes.
 const BACKGROUND_VISIT: core::ops::RangeInclusive<u64> = 4 << 20..=16 << 20;
-/// Until every best-effort stream of a device has been visited once, if visits of the least length
-/// allow it.
+/// The time in which each best-effort stream of a device is visited once, if visits of the least
+/// length allow it.
 const BACKGROUND_ROUND: Duration = Duration::from_s(2);
 /// The next stream breaks into another's visit when it has waited this long: where most of a device
 /// is promised, a visit takes seconds.

@@ -13,8 +13,8 @@ use super::*;
 use crate::stream::{CursorIndex, Moved, Observation, Pattern};
 use alloc::vec::Vec;
 
-/// Kept between a deadline that the device is given and the one the reader has: turns of the event
-/// loop, the copy, the wire.
+/// The time between the deadline of a request to the device and that of its reader: turns of the
+/// event loop, the copy, the wire.
 pub(super) const SAFETY: Duration = Duration::from_ms(60);
 /// Reads in a row at another place before the stream follows there.
 const STRAYS: u32 = 2;

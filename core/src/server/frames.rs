@@ -32,11 +32,11 @@ const SILENCE: Duration = Duration::from_s(10);
 /// The last so many frames show how a sequence is spread over devices.
 const LATELY_MAX: usize = 32;
 
-/// A device is asked again when its part of a sequence has become larger by so much. Thousandths of
-/// the whole.
+/// The server asks a device again when its part of a sequence has become larger by so much.
+/// Thousandths of the whole.
 const PART_GROWN: u64 = 125;
 
-/// The owner of the opens in which a sequence is looked for.
+/// The owner of the opens among which the server looks for a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Owner {
     Session(SessionId),
@@ -44,7 +44,7 @@ pub(super) enum Owner {
     Pool(PoolNumber),
 }
 
-/// Where a frame is asked for by name.
+/// Where the driver looks for a frame by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {
     /// In the folder of this file.
@@ -670,7 +670,7 @@ impl Server {
                 passed.extend(frames.files());
                 frames.asked.clear();
                 // The reader's schedule goes on with the frame after the one it was in, even if
-                // others were opened ahead for it; frames that it leaves out take their time of it.
+                // others were opened ahead for it; frames that it leaves out count with their time.
                 let steps = frames.way_to(number).clamp(1, STEPS_MAX) as u64;
                 let start = frames.current().map_or(0, |current| {
                     current.start + current.size.saturating_mul(steps)

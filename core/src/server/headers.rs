@@ -26,7 +26,7 @@ const ANSWER: Duration = Duration::from_s(1);
 /// often.
 pub(super) const REREAD: Duration = Duration::from_s(1);
 const REREAD_MAX: Duration = Duration::from_s(8);
-/// The length of a file's beginning, when its header is looked for. Units: bytes.
+/// The beginning of a file that may hold its header. Units: bytes.
 const HEADER_BYTES: u64 = 1 << 20;
 
 /// Headers on a device that the driver has not read.

@@ -101,9 +101,9 @@ impl Server {
         self.writes.get(key).map(|write| write.waits_for)
     }
 
-    /// The place of a write in its lane: of those that wait for one device the least far comes
-    /// first; between devices the one whose writes have waited for room longest. At most one for
-    /// each device waits for room, so these orders make no circle.
+    /// The place of a write in its lane: of those that wait for one device the one with the least
+    /// progress comes first; between devices the one whose writes have waited for room longest. At
+    /// most one for each device waits for room, so these orders make no circle.
     pub(super) fn place_in_lane(&self, lane: &LaneState, key: u32) -> InLine {
         let Some((device, own)) = self.place_in_line(key) else {
             return InLine::First;

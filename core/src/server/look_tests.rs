@@ -262,7 +262,7 @@ fn what_was_found_first_and_comes_last_is_no_length_to_be_told() {
         looked(&mut bench, 2, true);
         bench.run(8);
         assert_eq!(bench.length(1), Some(MIB / 2), "{is_newer_last}");
-        // A client that opens it after that gets the same facts as any other.
+        // A client that opens it after that is answered without another look.
         opening(&mut bench, 3);
         opened(&mut bench, 3, 2, MIB);
         bench.read(1, 3, 2, 0, MIB);

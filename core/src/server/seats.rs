@@ -24,7 +24,7 @@ const LEFT: Duration = Duration::from_s(3);
 const WINDOW_MIN: Duration = Duration::from_ms(750);
 /// A client that was presumed to play, and did not, is not presumed to play again for so long.
 const PRESUMED_AGAIN: Duration = Duration::from_s(10);
-/// A cut's first frame is looked for in this time.
+/// A cut's first frame should be there within this time.
 pub(super) const FIRST_FRAME: Duration = Duration::from_ms(100);
 /// A reader under contract reads elsewhere at most so often at the contract's cost.
 const LOOK_AWAY: Duration = Duration::from_ms(500);

@@ -47,7 +47,7 @@ pub(super) struct Session {
     pub presumed_wrongly_until: Instant,
 }
 
-/// The thing that a handle stands for.
+/// The file behind a handle, as far as it is known.
 #[derive(Clone, Debug)]
 pub(super) enum HandleState {
     /// The driver is finding out about the file; requests that came meanwhile.
@@ -367,8 +367,8 @@ pub(super) enum WaitsFor {
     Other,
     /// Room in the write buffer: those behind it in its lane wait, too.
     Room,
-    /// Its device, which has as much to write as it can in time, or others that write to that
-    /// device: those behind it in its lane that write to the same one wait, too.
+    /// Its device, which has as much to write as it can in time, or other writers to that device:
+    /// writes behind it in its lane that go to the same device wait, too.
     Device,
     /// Its own file: that its older bytes are written, or that others get as far as it is.
     Itself,

@@ -17,8 +17,8 @@ pub(super) enum Flow {
     Forward,
     /// File offset = origin − v, each piece read forward.
     Reverse,
-    /// Pieces of `piece` bytes, `stride` apart (from start to start; negative: towards the start of
-    /// the file).
+    /// Pieces of `piece` bytes, `stride` apart from start to start; negative: towards the start of
+    /// the file.
     Strided { stride: i64, piece: u64 },
     /// One file a frame.
     Frames,
@@ -82,7 +82,7 @@ pub(super) struct Stream {
     pub copied_count: u32,
     /// How far the reader is ahead of a clock that runs at its rate. Units: ns.
     pub ahead_ns: i64,
-    /// When that was reckoned.
+    /// When that was computed.
     pub ahead_at: Instant,
     pub flow: Flow,
     pub frames: Option<Frames>,

@@ -827,9 +827,9 @@ fn frames_that_are_answered_before_those_in_front_of_them_are_let_go_in_the_end(
     assert_eq!(used.count(), 0);
 }
 
-/// A name that does not exist is looked for in the folder's blocks on the disk: sixteen of them
-/// with each frame held ten players up for a second, two seconds before each of their sequences
-/// ended. One that is being written is followed all the same.
+/// The driver looks for a name that does not exist in the folder's blocks on the disk: sixteen of
+/// them with each frame held ten players up for a second, two seconds before each of their
+/// sequences ended. One that is being written is followed all the same.
 #[test]
 fn sequence_is_asked_beyond_its_end_one_name_at_a_time() {
     let mut bench = Bench::new(256);
@@ -1262,7 +1262,7 @@ fn read_of_a_file_that_a_stranger_writes_to_all_the_time_is_answered_all_the_sam
     let key = facts(1, 0).key;
     bench.read(1, 1, 1, 0, MIB);
     let mut changes = 0;
-    // Every 5 ms, and neither the disk nor the one that looks at its length is ever faster.
+    // Every 5 ms, and neither the disk nor the driver's look at the length is ever faster.
     while bench.outcome(1).is_none() && changes < 100 {
         bench.now = bench.now + Duration::from_ms(5);
         bench.step(Event::ForeignChange { key });

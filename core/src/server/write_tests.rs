@@ -119,7 +119,7 @@ struct World {
     doubts: bool,
     seed: u64,
     version: u64,
-    /// The bytes that are in the file by the answers to clients, and the commit that each byte is
+    /// The bytes that the file has by the answers to clients, and the commit that each byte is
     /// from.
     flat: Vec<u8>,
     from: Vec<u64>,

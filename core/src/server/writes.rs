@@ -17,8 +17,8 @@ use alloc::vec::Vec;
 /// A reservation for a file of unannounced length: the write alone until it has so much, then this.
 const RESERVE_FROM: u64 = 1 << 20;
 const RESERVE_FIRST: u64 = 64 << 20;
-/// From so much on in pieces of a gigabyte, so that files that are written side by side have a few
-/// extents each.
+/// From so much on the server reserves a gibibyte at a time, so that files that are written side by
+/// side have a few extents each.
 const RESERVE_LARGE_FROM: u64 = 32 << 20;
 const RESERVE_LARGE: u64 = 1 << 30;
 /// How far ahead of a writer: by its rate for so long, and at least so much.

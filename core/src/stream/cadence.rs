@@ -36,13 +36,13 @@ const PAUSE_MIN: Duration = Duration::from_ms(4);
 /// A silence this long is a stopped player: reads before it say nothing of those that come after.
 const SILENCE: Duration = Duration::from_s(5);
 
-/// No frame is read on for so long, and in pieces with pauses between them. The bytes keep small
-/// files out.
+/// No frame is read for so long, and in pieces with pauses between them. The bytes keep small files
+/// out.
 const LONG_SPAN: Duration = Duration::from_s(3);
 const LONG_BYTES: u64 = 4 << 20;
 
-/// A client's recent reads are looked at in spans of at least this; the last one and the one under
-/// way count.
+/// The least span over which a client's recent reads are judged; the last one and the one under way
+/// count.
 const LATELY: Duration = Duration::from_s(1);
 
 /// A client's recent reads.

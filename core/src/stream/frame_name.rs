@@ -23,7 +23,7 @@ const CLIP_EXTENSIONS: [&str; 36] = [
     "mxf", "nev", "ogg", "qt", "r3d", "rf64", "ts", "wav", "webm", "wmv",
 ];
 
-/// Runs of digits that are looked at in one name.
+/// The most runs of digits that are tried in one name.
 const RUN_COUNT_MAX: usize = 8;
 
 /// A file name with a frame number in it.

@@ -314,7 +314,7 @@ impl SequenceTracker {
             .map(|(index, reader)| (ReaderIndex(index), reader))
     }
 
-    /// The reader that may have come to this frame; the one that has the shortest way.
+    /// The reader that may have come to this frame; of several the nearest.
     fn nearest(&self, now: Instant, frame: &FrameName<'_>) -> Option<ReaderIndex> {
         self.occupied()
             .filter(|(_, r)| r.other_than.is_none() || r.step.is_some())
