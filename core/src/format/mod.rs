@@ -7,7 +7,7 @@
 //!
 //! History: 1 first layout; 2 writes: lanes, facts, WRITE_BEGIN to HOLD, the user's ids in OPEN; 3
 //! TIMED; 4 pools: their number in CONNECT, WANTED and FOUND; 5 the part of a striped file in OPEN;
-//! 6 a key in the facts; 7 STATION.
+//! 6 a key in the facts; 7 STATION; 8 RESIZED.
 
 pub mod facts;
 pub mod lane;
