@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! MP4 and QuickTime: boxes in boxes. Of their bodies only a few words at fixed places are needed,
-//! and what stands behind these is nobody's business here: writers pad.
+//! MP4 and QuickTime: boxes in boxes. The probe reads a few words at fixed places of their bodies,
+//! and ignores the bytes behind these: writers pad.
 //!
-//! The description (`moov`) stands before the media or behind it. Either way it is reached by the
-//! sizes of the boxes before it, and inside it the sample tables, which can be megabytes, are
-//! stepped over: movie header, tracks' media headers, handlers, sample counts, and where their last
-//! chunk lies.
+//! The description, `moov`, stands before the media or behind it. Either way the sizes of the boxes
+//! before it lead there. Inside, the probe steps over the sample tables, which can be megabytes,
+//! and reads movie header, tracks' media headers, handlers, sample counts, and the place of the
+//! last chunk.
 //!
-//! A file may not be whole yet. Its later length is declared: by the sizes of the boxes with media,
-//! as far as the last chunks of the tracks lie in them. With fragments (`mvex`, `moof`) the movie
-//! header counts nothing but the media that is not in fragments; then these tell, each by itself:
+//! A file may still be incomplete. The sizes of its boxes with media declare its later length, if
+//! the last chunks of the tracks lie in them. In a file with fragments, by `mvex` or `moof`, the
+//! movie header counts only the media outside of fragments, and these boxes give the rest:
 //!
 //! | box | says | is believed |
 //! |---|---|---|
@@ -24,14 +24,14 @@ use rushes_core::units::Duration;
 /// Boxes looked at on one level. The reads of a probe bound the cost of reaching them.
 const BOX_COUNT_MAX: u32 = 4096;
 
-/// Tracks whose last chunk is looked for: those of one file end together.
+/// Tracks whose last chunk the probe looks up: the tracks of one file end together.
 const CHUNK_TRACK_COUNT_MAX: usize = 4;
 
 /// Tracks remembered.
 const TRACK_COUNT_MAX: usize = 64;
 
-/// A fragment index of a file that is not whole is believed when it tells of so many fragments at
-/// least: one that tells of one may be that fragment's own.
+/// Fragments that an incomplete file's index must list to be believed: an index of one fragment may
+/// be that fragment's own.
 const FRAGMENT_COUNT_MIN: u64 = 2;
 
 /// A duration of all ones says "not known".
@@ -60,7 +60,7 @@ struct Walk {
     at: u64,
     end: u64,
     left: u32,
-    /// Something that is no box is the end of the level and no mistake.
+    /// Bytes that are no box end the level, and are no error.
     is_lenient: bool,
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn probe(source: &mut Source<'_>) -> Result<Option<HeaderFacts>, Head
             b"ftyp" => container = brand_of(source, found)?,
             b"moov" if movie.is_none() => {
                 movie = Some(found);
-                // The box behind it is read for the sake of its size alone.
+                // Of a box behind it only the size matters.
                 walk.is_lenient = true;
             }
             b"sidx" if index.is_none() => {
@@ -168,7 +168,7 @@ pub(crate) fn probe(source: &mut Source<'_>) -> Result<Option<HeaderFacts>, Head
             }
             _ => {}
         }
-        // Fragmented files have thousands of these; the rest is told elsewhere.
+        // A fragmented file has thousands of these; other boxes describe them.
         if found.kind == *b"moof" && movie.is_some() {
             break;
         }
@@ -193,7 +193,7 @@ pub(crate) fn probe(source: &mut Source<'_>) -> Result<Option<HeaderFacts>, Head
     }
     let is_declared = |track: &Track| track.last_chunk.is_none_or(|chunk| chunk < media.end);
     if !description.tracks.iter().all(is_declared) {
-        // There is more media than the boxes that are there tell of: the rest will come.
+        // A last chunk lies beyond the media boxes that are there: the rest will come.
         return Ok(None);
     }
     let duration = description.clock.duration();
@@ -283,7 +283,7 @@ struct Movie {
 }
 
 impl Movie {
-    /// None for one that is packed.
+    /// None: the movie box is compressed.
     fn read(
         source: &mut Source<'_>,
         container: Container,
@@ -335,7 +335,7 @@ impl Movie {
         frames_per_kilosecond(rate, track.clock.units)
     }
 
-    /// Bytes and time of all fragments together. None: nobody says, or not of all.
+    /// Bytes and time of all fragments together. None: no box gives them, or not of all.
     fn in_fragments(
         &self,
         source: &mut Source<'_>,
@@ -355,8 +355,8 @@ impl Movie {
             return Ok(None);
         };
         let bytes = points.start.saturating_sub(self.bytes);
-        // When the last fragment begins is told, but not how long it is: as long as the others. The
-        // media that the movie box tells of by itself comes before them.
+        // The table gives the start of the last fragment, not its length: take the mean of the
+        // others. The media that the movie box itself describes comes before them.
         let own = self.clock.duration().unwrap_or_default();
         let last = points.time.0 / (points.count - 1);
         let counted = Duration(points.time.0.saturating_add(last).saturating_add(own.0));
@@ -425,7 +425,7 @@ impl Track {
         Ok(())
     }
 
-    /// Read from the heads of the tables: these themselves may be megabytes.
+    /// Reads the heads of the tables and one entry: a table may be megabytes.
     fn read_tables(
         &mut self,
         source: &mut Source<'_>,
@@ -480,12 +480,12 @@ struct Index {
     count: u64,
     bytes: u64,
     duration: Duration,
-    /// Where the last fragment that it tells of ends.
+    /// Where the last fragment that it lists ends.
     end: u64,
 }
 
 impl Index {
-    /// None: it says nothing of use.
+    /// None: it has nothing of use.
     fn read(source: &mut Source<'_>, found: Found) -> Result<Option<Index>, HeaderError> {
         // Version and flags, which track, units a second, time and offset of the first, how many.
         let head = source.array::<32>(found.body)?;
@@ -505,8 +505,8 @@ impl Index {
         let (mut bytes, mut units) = (0u64, 0u64);
         let mut done = 0;
         while done < count {
-            // Bytes (the first bit says whether they are an index again), time, and where decoding
-            // may begin.
+            // Bytes, of which the first bit says whether they are an index again; time; where
+            // decoding may begin.
             let together = (count - done).min(WINDOW_BYTES as u64 / 12);
             let Some(entries) = source.bytes(start + done * 12, together as usize * 12)? else {
                 return Ok(None);
@@ -525,7 +525,7 @@ impl Index {
         }))
     }
 
-    /// Whether it tells of all fragments there are and will be.
+    /// Whether it lists all fragments, present and future.
     fn is_of_all(
         &self,
         source: &mut Source<'_>,
@@ -544,20 +544,20 @@ impl Index {
     }
 }
 
-/// The table at the end of a file of where fragments begin.
+/// The table of the fragments' starts, at the end of a file.
 struct Points {
-    /// Where the table itself begins, and with it the media ends.
+    /// Where the table begins and the media ends.
     start: u64,
-    /// Fragments that it tells of, at least two.
+    /// Fragments that it lists, at least two.
     count: u64,
     /// From the first of them to the last.
     time: Duration,
 }
 
 impl Points {
-    /// None: there is none, or it tells of fewer than two places.
+    /// None: there is none, or it lists fewer than two fragments.
     fn read(source: &mut Source<'_>, tracks: &[Track]) -> Result<Option<Points>, HeaderError> {
-        // The last box in it says how long it is in all: size, `mfro`, version and flags, length.
+        // Its last box has its whole length: size, `mfro`, version and flags, length.
         let size = source.size();
         let last = source
             .array::<16>(size.saturating_sub(16))?
@@ -593,7 +593,7 @@ impl Points {
     }
 }
 
-/// How many fragments of a track are told of, and the time from the first of them to the last.
+/// How many fragments of a track the table lists, and the time from the first of them to the last.
 fn read_track_points(
     source: &mut Source<'_>,
     tracks: &[Track],

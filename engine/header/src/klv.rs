@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! MXF: keys of 16 bytes, BER lengths, values (SMPTE ST 377-1). The smallest reader that finds rate
-//! and length; the one crate (`mxf`) panics on what it does not expect.
+//! MXF, SMPTE ST 377-1: keys of 16 bytes, BER lengths, values. The smallest reader that finds rate
+//! and length; the one crate, `mxf`, panics on unexpected input.
 //!
 //! The file begins with a partition that carries the description, as sets of tagged items. The
-//! values needed stand in two kinds of sets: a descriptor (sample rate 3001, container duration
-//! 3002), or, where that has no duration, a track (edit rate 4B01, its sequence 4803) and a
-//! sequence (duration 0202). A file that was still open when its header was written says it in its
-//! footer.
+//! values needed stand in a descriptor (sample rate 3001, container duration 3002) or, where that
+//! has no duration, in a track (edit rate 4B01, its sequence 4803) and a sequence (duration 0202).
+//! If the header was written while the file was still open, the footer has them.
 //!
-//! How much media there is is known by where the footer is, or will be: a header that was completed
-//! says it of a file of which only the beginning is there. Without a footer anywhere the file is
-//! being recorded, and what is there of it says nothing of how fast it is.
+//! The place of the footer, now or later, gives the amount of media: a completed header has it even
+//! if only the beginning of the file is there. A file without a footer anywhere is being recorded,
+//! and its present length says nothing about its rate.
 
 use crate::source::{Source, WINDOW_BYTES, broken, part};
 use crate::{Container, HeaderError, HeaderFacts, duration_of, facts, frames_per_kilosecond};
@@ -24,8 +23,8 @@ const HEADER_PARTITION: u8 = 2;
 const FOOTER_PARTITION: u8 = 4;
 const RANDOM_INDEX: u8 = 0x11;
 
-/// Key of what fills up: between a partition's pack and its metadata, too, so that these begin on a
-/// grid.
+/// Key of a filler. Fillers also stand between a partition's pack and its metadata, so that these
+/// begin on a grid.
 const FILL_KEY: [u8; 16] = [
     0x06, 0x0e, 0x2b, 0x34, 0x01, 0x01, 0x01, 0x02, 0x03, 0x01, 0x02, 0x10, 0x01, 0x00, 0x00, 0x00,
 ];
@@ -33,7 +32,8 @@ const FILL_KEY: [u8; 16] = [
 /// Fillers in a row that are stepped over.
 const FILL_COUNT_MAX: u32 = 16;
 
-/// How the key of a set begins whose items have two bytes each of tag and length; byte 14 is which.
+/// How the key of a set begins whose items have two bytes each of tag and length. Byte 14 is the
+/// kind of set.
 const SET_KEY: [u8; 14] = [
     0x06, 0x0e, 0x2b, 0x34, 0x02, 0x53, 0x01, 0x01, 0x0d, 0x01, 0x01, 0x01, 0x01, 0x01,
 ];
@@ -47,7 +47,7 @@ const PICTURE_DESCRIPTORS: [u8; 4] = [0x27, 0x28, 0x29, 0x51];
 /// Plain, generic sound, data, multiple, wave, AES3.
 const OTHER_DESCRIPTORS: [u8; 6] = [0x25, 0x42, 0x43, 0x44, 0x48, 0x47];
 
-/// Description read at most; what we want is near its beginning. Units: bytes.
+/// Description read at most; the wanted sets are near its beginning. Units: bytes.
 const METADATA_BYTES_MAX: u64 = 512 << 10;
 
 /// Sets, fillers and primers looked at in one partition.
@@ -184,13 +184,13 @@ impl Partition {
     }
 }
 
-/// Where something else than filling begins, from `at` on.
+/// The place of the first KLV from `at` on that is no filler.
 fn behind_fill(source: &mut Source<'_>, at: u64) -> Result<u64, HeaderError> {
     let mut at = at;
     for _ in 0..FILL_COUNT_MAX {
         match Klv::read(source, at) {
             Ok(Some(klv)) if is_fill(&klv.key) => at = klv.end(),
-            // Bytes that are no KLV are for their reader to name.
+            // The caller reads these bytes next, and reports that they are no KLV.
             Ok(_) | Err(HeaderError::Broken { .. }) => break,
             Err(error) => return Err(error),
         }
@@ -204,7 +204,7 @@ fn is_fill(key: &[u8; 16]) -> bool {
 }
 
 /// Where the footer partition is, as the header or the random index pack says, or where it will be
-/// in a file that is not whole yet. None: nobody says, or there is something else.
+/// in a file that is not whole yet. None: neither says, or something else is there.
 fn find_footer(
     source: &mut Source<'_>,
     header: &Partition,
@@ -225,7 +225,7 @@ fn find_footer(
     Ok(is_footer.then_some(place))
 }
 
-/// The last entry of the random index pack, whose length are the last four bytes of the file.
+/// The last entry of the random index pack. The last four bytes of the file are the pack's length.
 fn indexed_footer(source: &mut Source<'_>, run_in: u64) -> Result<Option<u64>, HeaderError> {
     let size = source.size();
     let Some(last) = source.array::<4>(size.saturating_sub(4))? else {
@@ -316,7 +316,7 @@ impl Description {
         let Ok(length) = usize::try_from(klv.length) else {
             return Ok(());
         };
-        // Longer ones exist (lists of references), none of those wanted here.
+        // Sets above the window exist, such as lists of references; none of them is wanted here.
         let Some(set) = source.bytes(klv.value, length)? else {
             return Ok(());
         };

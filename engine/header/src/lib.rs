@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The rate that a container's own header gives: MP4 and MOV, MXF, AVI, WAV.
 //!
-//! [`probe`] reads little (at most [`PROBE_READ_COUNT_MAX`] reads, [`PROBE_BYTES_MAX`] bytes
-//! together: 64 pieces of 16 KiB, and 256 heads of 512 bytes of what lies far apart), never the
-//! media itself, and believes nothing: every length is checked against the file, every loop is
-//! bounded, and a header that contradicts itself is an error, not a guess. It does not decode, and
-//! it knows no single-frame files (DPX, TIFF, EXR): a sequence's rate is not in its frames.
+//! [`probe`] does at most [`PROBE_READ_COUNT_MAX`] reads of [`PROBE_BYTES_MAX`] bytes together, 64
+//! windows of 16 KiB and 256 heads of 512 bytes, and never reads the media itself. It believes
+//! nothing: it checks every length against the file, bounds every loop, and returns an error, not a
+//! guess, for a header that contradicts itself. It does not decode, and it knows no single-frame
+//! files such as DPX, TIFF and EXR: a sequence's rate is not in its frames.
 #![forbid(unsafe_code)]
 
 mod boxes;
@@ -55,8 +55,8 @@ pub struct HeaderFacts {
     pub duration: Duration,
     /// Bytes of media over duration: the mean rate of playing all of it.
     pub bytes_per_second: BytesPerSecond,
-    /// Pictures in a thousand seconds (23,976 for 24/1.001); None for sound, or when it is not
-    /// said.
+    /// Pictures in a thousand seconds, 23,976 for 24/1.001; None for sound, or when the header does
+    /// not say.
     pub frames_per_kilosecond: Option<u32>,
 }
 
@@ -117,8 +117,8 @@ impl std::error::Error for HeaderError {
 
 /// The facts in the header of a file of `size` bytes.
 ///
-/// Returns  None for a file of another kind, or one whose header does not say (still being
-/// recorded). Errors   see [`HeaderError`]; none is a reason not to serve the file
+/// Returns  None for a file of another kind, or one whose header does not say, such as a file that
+/// is still being recorded. Errors   see [`HeaderError`]; none is a reason not to serve the file
 pub fn probe(reader: &mut dyn ReadAt, size: u64) -> Result<Option<HeaderFacts>, HeaderError> {
     let mut source = Source::new(reader, size);
     let Some(start) = source.array::<12>(0)? else {

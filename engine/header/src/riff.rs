@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! AVI and WAV: chunks of four letters and a little-endian length, padded to even.
 //!
-//! The crate `riff` would walk the chunks but allocates what one claims to hold, and leaves to us
-//! what is in them. The values that are needed are a few words at fixed places:
+//! The crate `riff` walks the chunks, but allocates as many bytes as a chunk claims to have, and
+//! parses none of their bodies. The probe needs a few words at fixed places:
 //!
 //! | chunk | offset in its data | bytes | meaning |
 //! |---|---|---|---|
@@ -14,8 +14,8 @@
 //! | `fmt ` | 8 | 4 | bytes a second |
 //! | `ds64` | 8 | 8 | length of `data` (RF64, BW64) |
 //!
-//! A file may not be whole yet. A WAV has its rate in so many words. Of an AVI, bytes and frames
-//! are compared that belong together: those declared for its first RIFF, or all, once the last RIFF
+//! A file may still be incomplete. A WAV header declares its byte rate. For an AVI, the probe takes
+//! bytes and frames of the same part: those declared for the first RIFF, or all, once the last RIFF
 //! ends where the file does.
 
 use crate::source::{Source, broken, part};
@@ -24,7 +24,7 @@ use crate::{Container, HeaderError, HeaderFacts, duration_of, facts, frames_per_
 /// Chunks looked at before giving up: `bext`, `iXML`, `junk` and their like come first.
 const CHUNK_COUNT_MAX: u32 = 256;
 
-/// RIFFs of one AVI that are stepped over to its end; of one with more, the first tells the rate.
+/// RIFFs of one AVI that the probe steps over; in a file with more, the first gives the rate.
 const RIFF_COUNT_MAX: u32 = 32;
 
 /// A first RIFF as long as this may be followed by others. Units: bytes.
@@ -153,7 +153,7 @@ fn probe_avi(source: &mut Source<'_>) -> Result<Option<HeaderFacts>, HeaderError
     Ok(None)
 }
 
-/// A length that is one.
+/// A length that the writer has filled in.
 fn known(length: u32) -> Option<u32> {
     Some(length).filter(|&length| length > 4 && length != LENGTH_UNKNOWN)
 }
@@ -180,7 +180,7 @@ fn read_hdrl(
     let mut chunks = Chunks::new(Container::Avi, start, end);
     while let Some(chunk) = chunks.next(source)? {
         match &chunk.kind {
-            // Lists are entered and not skipped: what is inside follows.
+            // Enter the list: its chunks come next.
             b"LIST" => chunks.at = chunk.data + 4,
             b"avih" => {
                 let body = source.array::<20>(chunk.data)?.unwrap_or_default();
@@ -211,13 +211,13 @@ impl AviHeader {
         media: Media,
     ) -> Result<Option<HeaderFacts>, HeaderError> {
         let (Some(length), Some(first_end)) = (media.length, riff_end(source, 0)?) else {
-            // Nobody has come back to fill it in.
+            // The writer has not filled in the length yet.
             return Ok(None);
         };
         let all = self.frame_count_all.max(self.stream_length());
         let (bytes, frame_count) = if first_end > source.size() {
-            // Of more RIFFs, if there will be any, nothing is known. The main header counts the
-            // frames of the first one, but some writers count all of them there.
+            // Nothing is known of later RIFFs. The main header counts the frames of the first one,
+            // but some writers count those of all RIFFs there.
             if all > self.frame_count || (length < RIFF_BYTES_LARGE && self.frame_count > 0) {
                 (u64::from(length), self.frame_count)
             } else {
@@ -235,7 +235,7 @@ impl AviHeader {
                 count += 1;
             }
             if count == 0 {
-                // Something that is none of its own.
+                // No RIFF follows that declares its length.
                 (u64::from(length), all.max(self.frame_count))
             } else if end <= source.size() && source.size() - end < 12 {
                 (end - media.start, all.max(self.frame_count))
@@ -289,7 +289,7 @@ fn probe_wave(source: &mut Source<'_>) -> Result<Option<HeaderFacts>, HeaderErro
                 let present = source.size() - chunk.data.min(source.size());
                 let said = match (chunk.length, long_length) {
                     (LENGTH_UNKNOWN, Some(length)) => length,
-                    // A recorder that has not come back to fill it in.
+                    // The recorder has not filled it in yet.
                     (0 | LENGTH_UNKNOWN, None) => present,
                     (length, _) => u64::from(length),
                 };

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads of a file that count themselves: what is asked for comes from a small window, and when the
-//! budget is spent there is no more. Heads that lie far from each other are read by themselves,
-//! with a budget of their own: a recording may come in hundreds of pieces, of which nothing but the
-//! length is wanted.
+//! Reads of a file within a budget: bytes come from a small window, and once the budget is spent,
+//! reads fail. Heads that lie far from each other are read by themselves, with a budget of their
+//! own: a recording may come in hundreds of pieces, of which the probe needs only the length.
 
 use crate::{Container, HeaderError};
 use std::io;
@@ -11,13 +10,14 @@ use std::io;
 const WINDOW_COUNT_MAX: u32 = 64;
 const HEAD_COUNT_MAX: u32 = 256;
 
-/// Bytes fetched at once: what is small and near comes along.
+/// Bytes fetched at once: small things nearby come along.
 pub(crate) const WINDOW_BYTES: usize = 16 << 10;
 
-/// Bytes fetched with a head: no disk gives less.
+/// Bytes fetched with a head: a disk reads no less.
 const HEAD_BYTES: usize = 512;
 
-/// A head that is no further from the last one is read with what follows it: there may be many.
+/// A head no farther than this from the last one is read with the bytes behind it: more heads may
+/// follow. Units: bytes.
 const NEAR_BYTES: u64 = WINDOW_BYTES as u64 / 8;
 
 /// Reads a probe may make.
@@ -31,7 +31,7 @@ pub const PROBE_BYTES_MAX: usize =
 pub trait ReadAt {
     /// Fill the front of `buffer` from `offset`; 0 at the end of the file.
     ///
-    /// Errors   the world's
+    /// Errors   those of the file's read
     fn read_at(&mut self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
 }
 
@@ -105,7 +105,7 @@ impl<'a> Source<'a> {
         Ok(window.bytes.get(start..start + length))
     }
 
-    /// The same, of the head of something of which nothing else may be wanted.
+    /// The same, for the head of a part of which the caller may want nothing else.
     pub(crate) fn head<const N: usize>(
         &mut self,
         offset: u64,
@@ -164,7 +164,7 @@ impl Window {
             let buffer = &mut self.bytes[filled..wanted];
             let most = buffer.len();
             match reader.read_at(at, buffer) {
-                // The file was cut while we read it.
+                // Another program truncated the file meanwhile.
                 Ok(0) => break,
                 Ok(count) => filled += count.min(most),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

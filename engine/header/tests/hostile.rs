@@ -8,7 +8,7 @@ use rushes_header::{
 };
 use std::io;
 
-/// A file of which only some pieces are not zero, and which counts what is read of it.
+/// A file that is zero except for some pieces, and that counts the reads and bytes.
 #[derive(Clone, Default)]
 struct Sparse {
     pieces: Vec<(u64, Vec<u8>)>,
@@ -212,8 +212,8 @@ fn descriptor(duration: i64) -> Vec<u8> {
     set(0x28, &[(0x3001, &rate), (0x3002, &duration.to_be_bytes())])
 }
 
-/// A camera's file of `frames` frames of 1,000,000 bytes; the footer has what the header does not
-/// know, and the header or the random index has the footer's place.
+/// A camera's file of `frames` frames of 1,000,000 bytes; the footer has the duration, which the
+/// header may lack, and the header or the random index has the footer's place.
 fn mxf(run_in: usize, in_header: bool, footer_known: bool, frames: i64) -> Sparse {
     let unknown = if in_header { frames } else { -1 };
     let metadata = descriptor(unknown);
@@ -274,13 +274,13 @@ fn avi_beyond_its_first_riff() {
     let riff = (1250, 1_000_000_000);
     expect(avi((1000, 800_000_000), &[]), 40.0, 20_000_000);
     expect(avi(riff, &[riff; 3]), 200.0, 20_000_000);
-    // More than are stepped over; the second half is slower, and nobody looks there.
+    // More RIFFs than the probe steps over: the first one gives the rate.
     expect(avi(riff, &[riff; 60]), 50.0, 20_000_000);
     // Being copied in.
     expect(cut(avi(riff, &[riff; 3]), 700_000_000), 50.0, 20_000_000);
     expect(cut(avi(riff, &[riff; 3]), 2_700_000_000), 50.0, 20_000_000);
     expect(cut(avi((500, 400_000_000), &[]), 100_000), 20.0, 20_000_000);
-    // One that counts all of its frames in the main header would be taken for slow.
+    // A writer that counts all frames in the main header: its cut file would look slow.
     let mut other = avi(riff, &[riff; 3]);
     let head = &mut other.pieces[0].1;
     let avih = head.windows(4).position(|at| at == b"avih").unwrap();
@@ -305,7 +305,7 @@ fn a_movie_that_is_not_there_yet_has_the_rate_that_its_boxes_declare() {
     let expect = |file| check(file, Container::QuickTime, 100.0, 10_000_000, Some(25_000));
     expect(film(&[1_000_000_000], 900_000_000));
     expect(cut(film(&[1_000_000_000], 900_000_000), 50_000_000));
-    // Half of the media is in a box that nobody knows of yet.
+    // Half of the media is in a box that is not there yet.
     let halves = film(&[500_000_000; 2], 900_000_000);
     expect(halves.clone());
     assert_eq!(cut(halves, 50_000_000).probe().unwrap(), None);
@@ -431,7 +431,7 @@ fn wav_of_every_length() {
     expect(wave(b"RIFF", None, minute as u32, minute), 60.0);
     expect(wave(b"RF64", Some(hours), u32::MAX, hours), 10_000.0);
     expect(wave(b"BW64", Some(hours), u32::MAX, hours), 10_000.0);
-    // A recorder that has not come back, and one that was cut off.
+    // A recorder that has not filled in the length, and one that was cut off.
     expect(wave(b"RIFF", None, 0, minute), 60.0);
     expect(wave(b"RIFF", None, u32::MAX, minute), 60.0);
     expect(wave(b"RIFF", None, minute as u32, minute / 2), 60.0);
@@ -454,7 +454,7 @@ fn mxf_that_is_not_whole_has_the_rate_that_its_header_declares() {
     for run_in in [0, 5000] {
         let file = cut(mxf(run_in, true, true, 2400), 100_000_000);
         check(file, Container::Mxf, 100.1, rate, Some(23_976));
-        // Nobody knows yet where its footer will be, or how long it will be.
+        // The header lacks the place of the footer, the duration, or both.
         for (in_header, footer_known) in [(true, false), (false, true), (false, false)] {
             let mut file = cut(mxf(run_in, in_header, footer_known, 2400), 100_000_000);
             assert_eq!(file.probe().unwrap(), None);
@@ -492,7 +492,7 @@ fn recording_that_has_not_ended_has_no_facts() {
     assert_eq!(file.probe().unwrap(), None);
     let mut file = avi((0, 1 << 30), &[]);
     assert_eq!(file.probe().unwrap(), None);
-    // With frames counted, but no length filled in: nobody knows whether they belong together.
+    // Frames counted, but no length filled in: they may not belong together.
     let mut file = avi((1000, 1 << 30), &[]);
     for kind in [b"RIFF", b"movi"] {
         let piece = file.pieces.iter_mut();

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! True files, changed where it hurts: sizes, counts, kinds, order, of the parts that a reader
-//! walks by.
+//! Real files with changed sizes, counts, kinds and order of the parts that a reader walks by.
 //!
 //! The corpus was made by ffmpeg from a test picture of 32 x 32 (`-fflags +bitexact`), and cut
 //! where media follows:
@@ -138,7 +137,7 @@ fn klvs(bytes: &[u8], parts: &mut Vec<Part>) {
     }
 }
 
-/// Sizes that somebody has not thought of.
+/// Sizes at the limits of a parser.
 fn odd_size(random: &mut Random, is: u64) -> u64 {
     let large = [u64::MAX, 1 << 31, 1 << 32, 1 << 63, 0xff_ffff, 0x7fff_ffff];
     match random.below(6) {
@@ -168,7 +167,7 @@ fn change(bytes: &mut Vec<u8>, random: &mut Random) {
                 false => place.copy_from_slice(&size.to_be_bytes()[8 - width..]),
             }
         }
-        // A word of what it holds: a version, a count, a duration, an offset.
+        // A word of its body: a version, a count, a duration, an offset.
         2 | 3 => {
             let words = (one.end - body).min(64) / 4;
             if words > 0 {
@@ -276,7 +275,7 @@ fn what_says_nothing_changes_nothing() {
             });
             assert!(near, "{name} at {}: {found:?} for {expect:?}", part.start);
         }
-        // Of files that tell how long they are what stands behind does not count either.
+        // If a file declares its length, bytes behind it do not count either.
         if name.starts_with("behind") || name.starts_with("front") {
             for tail in [vec![0; 4096], vec![0, 0, 0, 5, 1, 2, 3, 4], vec![7; 3]] {
                 let bytes = [file, &tail].concat();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files as ffmpeg writes them: we say the same as ffprobe.
+//! Files that ffmpeg writes: we find the same facts as ffprobe.
 //!
-//! Skips aloud without ffmpeg; under `RUSHES_TEST_ALL=1` that is a failure.
+//! Without ffmpeg the tests print that they skip; with `RUSHES_TEST_ALL=1` they fail.
 #![allow(clippy::unwrap_used)] // A panic is how a test says no.
 
 use rushes_header::{Container, HeaderFacts, PROBE_BYTES_MAX, PROBE_READ_COUNT_MAX, ReadAt, probe};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A folder that is gone with its test.
+/// A folder that is deleted at the end of its test.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -30,7 +30,7 @@ impl Drop for Scratch {
     }
 }
 
-/// Keeps the books of what a probe reads.
+/// Counts the reads and bytes of a probe.
 struct Counting {
     file: File,
     read_count: u32,
@@ -262,7 +262,7 @@ const KINDS: [(&str, &[&str]); 13] = [
     ("plain.wav", &["-f", "wav"]),
 ];
 
-/// Of these a part tells as much as the whole: the needed part stands in front.
+/// Files of which the first part gives the facts of the whole: the header stands in front.
 const TELL_FROM_THE_FRONT: [&str; 7] = [
     "front.mp4",
     "front.mov",
@@ -298,7 +298,7 @@ fn a_file_that_is_not_whole_has_the_rate_that_it_will_have_or_none() {
             let facts = probe(&mut &bytes[..length], length as u64).ok().flatten();
             let of = format!("{name}, {eighths} eighths");
             let must = TELL_FROM_THE_FRONT.contains(&name) || eighths == 8;
-            // A fragment's own index is not all of them's, and ffmpeg then writes no table at the
+            // The index of one fragment does not list all, and ffmpeg then writes no table at the
             // end.
             assert!(facts.is_some() || !must || name == "dash.mp4", "{of}: none");
             if let Some(facts) = facts {
@@ -343,8 +343,7 @@ fn a_recording_that_was_left_alone_has_no_rate_or_the_right_one() {
             );
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
-        // The child of `timeout` is not seen to end: the bytes read now are those that were written
-        // by now.
+        // We cannot wait for the end of the child of `timeout`: take the bytes written by now.
         let bytes = std::fs::read(&file).unwrap();
         let pid = recorder.id().to_string();
         let _ = Command::new("pkill").args(["-KILL", "-P", &pid]).status();
