@@ -21,7 +21,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 use support::{Echo, EchoSize};
 
-/// Ends the server whatever happens.
+/// Kills the server at its drop, on every way out.
 struct Server(Child);
 
 impl Drop for Server {

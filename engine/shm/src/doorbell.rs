@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When a doorbell must be rung, and when that can be spared.
+//! When a producer must ring a doorbell, and when it need not.
 //!
 //! A system call for every message would cost more than the message. So a consumer that is about to
 //! sleep sets a flag ("ring me"), and a producer rings only when it finds the flag set.
@@ -12,11 +12,11 @@
 //!      swap(flag, 0) == 1: ring      else: sleep until rung
 //! ```
 //!
-//! Each side writes its own word and then reads the other's. Without the fences both reads may be
-//! served before both writes are seen (x86 keeps stores in a buffer), the consumer sleeps and the
-//! producer does not ring. With them at least one side sees the other's write. The swap makes it
-//! one ring for each sleep, whichever side resets the flag. The tests check it under every
-//! interleaving and reordering that the memory model allows (loom).
+//! Each side writes its own word and then reads the other's. Without the fences both reads may
+//! happen before either write is visible, as x86 keeps stores in a buffer: the consumer sleeps and
+//! the producer does not ring. With them at least one side sees the other's write. The swap makes
+//! it one ring for each sleep, whichever side resets the flag. The tests check it with loom, under
+//! the memory model's reorderings and interleavings of up to three preemptions.
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
@@ -42,7 +42,7 @@ impl Word for AtomicU32 {
 /// Producer, after its tail is published: true when it must ring.
 pub(crate) fn must_ring<W: Word>(flag: &W) -> bool {
     W::fence(Ordering::SeqCst);
-    // Looked at before it is swapped: the flag's line stays shared while the consumer is awake.
+    // Load before the swap: the flag's cache line stays shared while the consumer is awake.
     flag.load(Ordering::Relaxed) != 0 && flag.swap(0, Ordering::Relaxed) != 0
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The facts, both ends: what doors must know of files whose bytes the file system does not have
-//! yet. The layout is `rushes_core::format::facts`.
+//! The facts, both ends: length and time of files whose bytes the file system does not have yet,
+//! for doors. The layout is `rushes_core::format::facts`.
 //!
-//! It is one file for all daemons that come after each other: a door that has not yet heard of the
-//! latest sees what it wrote all the same. It is never cut or replaced.
+//! All daemons that come after each other use one file: a door without a session with the latest
+//! sees that daemon's facts all the same. Nothing ever truncates or replaces the file.
 
 use rushes_core::format::facts::*;
 use rushes_core::units::{Duration, Instant};
@@ -16,10 +16,10 @@ use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::fence;
 
-/// Looks at an entry that is being changed before the reader lets others run: the writer needs a
-/// few stores.
+/// Looks at an entry in the middle of a change before the reader yields: the writer needs a few
+/// stores.
 const LOOK_COUNT: u32 = 100;
-/// It died between them.
+/// After so long the writer has died between them.
 const PATIENCE: Duration = Duration::from_ms(200);
 
 /// The facts of a file.
@@ -29,7 +29,7 @@ pub struct FileFact {
     pub size: u64,
     /// When it was changed last. Units: ns since 1970.
     pub changed_ns: i64,
-    /// Which of the files that have this inode number one after the other, as [`known_generation`]
+    /// Tells files apart that have this inode number one after the other, as [`known_generation`]
     /// gives it; 0: not known.
     pub generation: u64,
 }
@@ -43,9 +43,9 @@ fn is_mark(device: u64) -> bool {
 struct Place {
     /// Byte offset of its entry.
     start: usize,
-    /// Doors find something there.
+    /// Doors find an entry there.
     is_told: bool,
-    /// Nobody else gets it, also while nothing is told.
+    /// No other file gets it, also while it has no entry.
     is_kept: bool,
 }
 
@@ -61,9 +61,9 @@ pub struct FactsTable {
 }
 
 impl FactsTable {
-    /// The table in this folder, with what a former daemon has set; made if there is none. All its
-    /// memory is taken at once: a page that a full tmpfs cannot give would be a SIGBUS, also for a
-    /// door that only looks.
+    /// The table in this folder, with a former daemon's entries; made if there is none. Takes all
+    /// its memory at once: a page that a full tmpfs cannot give raises SIGBUS, also in a door that
+    /// only reads.
     pub fn open(folder: &Path) -> Result<FactsTable, SysError> {
         let path = folder.join("facts");
         let about = || path.display().to_string();
@@ -83,7 +83,7 @@ impl FactsTable {
         };
         facts.key = key_in(&facts.table);
         facts.take_over();
-        // From now on somebody is at it.
+        // From now on a daemon maintains it.
         facts.word(LEFT_AT, 0).store(0, Release);
         if facts.places.is_empty() && facts.key == Key::default() {
             facts.choose_key();
@@ -97,9 +97,9 @@ impl FactsTable {
         is_there.then(|| FactsTable::open(folder).ok()).flatten()
     }
 
-    /// Know what a former daemon has set. One that died in the middle of a change left its entry
-    /// unreadable: that is set right here. It stays when it may be of a file of this bucket: an
-    /// older fact of it counts until its own daemon sets it again.
+    /// Take a former daemon's entries over. If it died in the middle of a change, it left that
+    /// entry unreadable: make it readable. The entry stays if its file may belong to this bucket:
+    /// the older fact counts until its daemon sets it again.
     fn take_over(&mut self) {
         for start in (0..BYTES).step_by(ENTRY_WORDS * 8) {
             let sequence = self.word(start, word::SEQUENCE).load(Relaxed);
@@ -126,11 +126,11 @@ impl FactsTable {
         }
     }
 
-    /// Nothing is in it, so that nothing is looked for under the old one.
+    /// Choose a new key for a table that is empty: it has no entry under the old one.
     fn choose_key(&mut self) {
         let mut bytes = [0; 16];
         if rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()) != Ok(16) {
-            // Without chance it stays as it is, which costs nobody a byte.
+            // Without random numbers the old key stays, which costs no byte.
             return;
         }
         let number = u128::from_ne_bytes(bytes);
@@ -140,14 +140,14 @@ impl FactsTable {
         }
     }
 
-    /// Nobody will use it any more: no daemon after us has bytes that files do not have.
+    /// Delete the table, which no one needs any more: no later daemon has bytes that files lack.
     pub fn remove(mut self, folder: &Path) {
         self.keep_only(&HashSet::new());
         let _ = std::fs::remove_file(folder.join("facts"));
     }
 
-    /// The facts stay, and nobody is at them any more: this daemon ends, and could not write all of
-    /// the data.
+    /// The facts stay without a daemon that maintains them: this one ends, and could not write all
+    /// of the data.
     pub fn leave(&self) {
         self.word(LEFT_AT, 0).store(1, Release);
     }
@@ -165,7 +165,7 @@ impl FactsTable {
         }
     }
 
-    /// The fact of a file; of a daemon that died the last one that it set.
+    /// The fact of a file; the last one that a dead daemon set counts.
     pub fn get(&self, device: u64, inode: u64) -> Option<FileFact> {
         let place = self.places.get(&(device, inode));
         let start = place.filter(|place| place.is_told)?.start;
@@ -177,7 +177,7 @@ impl FactsTable {
         })
     }
 
-    /// For a session, which maps it for reading: a descriptor that cannot be mapped otherwise.
+    /// A descriptor for a session, which can map it only for reading.
     pub fn session_fd(&self) -> &OwnedFd {
         &self.readers
     }
@@ -197,8 +197,8 @@ impl FactsTable {
         self.places.iter().filter(others).count()
     }
 
-    /// Say that blocks lie behind a file's end that are ours. Without room for that doors show the
-    /// file system's word.
+    /// Mark a file that has our reserved blocks behind its end. Without room for the mark doors
+    /// show the file system's answer.
     pub fn set_reserved(&mut self, device: u64, inode: u64) {
         self.set_mark(reserved_mark(device), inode);
     }
@@ -214,7 +214,7 @@ impl FactsTable {
         }
     }
 
-    /// The blocks that the file had on its disk before; the first word counts.
+    /// Set the bytes of blocks that the file had on its disk before; the first call counts.
     pub fn set_taken_before(&mut self, device: u64, inode: u64, bytes: u64) {
         let mark = reserved_mark(device);
         let known = self.told(mark, inode);
@@ -228,13 +228,13 @@ impl FactsTable {
         }
     }
 
-    /// They were given back.
+    /// Clear that mark: the blocks were freed.
     pub fn clear_reserved(&mut self, device: u64, inode: u64) {
         self.clear(reserved_mark(device), inode);
     }
 
-    /// Say that bytes of a file may be in the kernel's cache alone, or are no longer. Without room
-    /// for that doors take the file system's word.
+    /// Mark a file whose bytes may be in the kernel's cache alone, or clear the mark. Without room
+    /// for it doors trust the file system.
     pub fn set_loose(&mut self, device: u64, inode: u64, is_loose: bool) {
         match is_loose {
             true => self.set_mark(loose_mark(device), inode),
@@ -242,7 +242,7 @@ impl FactsTable {
         }
     }
 
-    /// Where something is told of a file.
+    /// The place of a file's entry.
     fn told(&self, device: u64, inode: u64) -> Option<usize> {
         let place = self.places.get(&(device, inode))?;
         place.is_told.then_some(place.start)
@@ -252,7 +252,7 @@ impl FactsTable {
         self.told(device, inode).is_some()
     }
 
-    /// A file's place; one that is nobody's if it has none. None: there is none left in its bucket.
+    /// A file's place; a free one if it has none. None: its bucket has none left.
     fn place(&mut self, device: u64, inode: u64) -> Option<&mut Place> {
         let known = (device, inode);
         if !self.places.contains_key(&known) {
@@ -281,8 +281,9 @@ impl FactsTable {
         }
     }
 
-    /// Bytes of a file are about to be taken: from now on [`FactsTable::set`] cannot fail for it,
-    /// until [`FactsTable::let_go`]. False: its bucket is full, and nothing of it may be taken.
+    /// The daemon is about to take bytes of a file: from now on [`FactsTable::set`] cannot fail for
+    /// it, until [`FactsTable::let_go`]. False: its bucket is full, and the daemon must take
+    /// nothing of it.
     pub fn keep(&mut self, device: u64, inode: u64) -> bool {
         let Some(place) = self.place(device, inode) else {
             return false;
@@ -291,7 +292,7 @@ impl FactsTable {
         true
     }
 
-    /// No more of a file's bytes are taken. Its fact stays until it is cleared.
+    /// The daemon takes no more bytes of a file. Its fact stays until it is cleared.
     pub fn let_go(&mut self, device: u64, inode: u64) {
         if let Some(place) = self.places.get_mut(&(device, inode)) {
             place.is_kept = false;
@@ -299,8 +300,7 @@ impl FactsTable {
         self.leave_if_unused(device, inode);
     }
 
-    /// Say what a file looks like. False: its bucket is full, which cannot be while a place is kept
-    /// for it.
+    /// Set a file's fact. False: its bucket is full, which cannot be while a place is kept for it.
     pub fn set(&mut self, device: u64, inode: u64, fact: FileFact) -> bool {
         let Some(place) = self.place(device, inode) else {
             return false;
@@ -319,7 +319,7 @@ impl FactsTable {
         true
     }
 
-    /// Say when a file was changed, if anything is said of it.
+    /// Set the time of change in a file's fact, if it has one.
     pub fn set_time(&mut self, device: u64, inode: u64, changed_ns: i64) {
         if let Some(start) = self.told(device, inode) {
             self.change(start, |table| {
@@ -329,7 +329,7 @@ impl FactsTable {
         }
     }
 
-    /// The file system knows it all.
+    /// Delete a file's fact: the file system has all its bytes.
     pub fn clear(&mut self, device: u64, inode: u64) {
         let Some(start) = self.told(device, inode) else {
             return;
@@ -357,25 +357,24 @@ impl FactsTable {
     }
 }
 
-/// While a daemon has it no door changes a file on its own descriptor.
+/// While a daemon has this, no door changes a file on its own descriptor.
 ///
-/// A door that began such a change while there was no daemon is not known to the one that starts
-/// meanwhile: what that reads of the file it may read too early, and write back beside bytes of its
-/// own.
+/// A daemon that starts does not know of such a change that a door began before: it might read
+/// bytes of the file too early, and write these back beside newer ones.
 #[derive(Debug)]
 pub struct NoPlainChanges {
-    /// Holds the lock that doors have while they change something.
+    /// Holds the lock that doors hold while they change something.
     _changes: OwnedFd,
-    /// Holds the one that they have for a moment before they begin.
+    /// Holds the lock that they hold for a moment before they begin.
     _gate: OwnedFd,
 }
 
 impl NoPlainChanges {
-    /// Wait until all that have begun have ended, at most so long; those that come wait until this
-    /// is dropped. There are two locks: changes that overlap with others for ever would never leave
-    /// one alone. Both files are made if there are none.
+    /// Wait until all changes under way have ended, at most so long; new ones wait until this is
+    /// dropped. There are two locks: changes that overlap for ever would never leave a single one
+    /// free. Makes both files if there are none.
     ///
-    /// Errors   TimedOut: some goes on for longer.
+    /// Errors   TimedOut: a change goes on for longer.
     pub fn wait(folder: &Path, patience: Duration) -> io::Result<NoPlainChanges> {
         let end = clock::now() + patience;
         let alone = |file: OwnedFd| {
@@ -394,8 +393,8 @@ impl NoPlainChanges {
     }
 }
 
-/// A file of ours in the folder of lanes, made if there is none, with memory for so much of it. It
-/// is never cut.
+/// A file of ours in the folder of lanes, made if there is none, with memory for so many bytes. It
+/// is never truncated.
 ///
 /// Errors   ENOSPC: it is then as short as it was, and no door maps it.
 fn open_file(folder: &Path, name: &str, bytes: usize) -> io::Result<OwnedFd> {
@@ -407,7 +406,7 @@ fn open_file(folder: &Path, name: &str, bytes: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// By what a table places files.
+/// The key by which a table places files.
 fn key_in(table: &Mapping) -> Key {
     Key(KEY.map(|place| table.word64(place).load(Acquire)))
 }
@@ -416,7 +415,7 @@ fn key_in(table: &Mapping) -> Key {
 #[derive(Debug)]
 pub struct FactsView {
     table: Mapping,
-    /// Of its own. None: what a session was given it shares with the daemon.
+    /// None for a session's table: it shares the daemon's open file, and with it the locks.
     locks: Option<Locks>,
 }
 
@@ -427,13 +426,13 @@ struct Locks {
 }
 
 impl FactsView {
-    /// Those of the daemons that serve from this runtime folder, by name: for a door that has no
+    /// The facts of the daemons that serve from this runtime folder, by name: for a door without a
     /// session. None: there never were any.
     pub fn open(runtime_dir: &Path) -> Option<FactsView> {
         FactsView::find(runtime_dir).ok()?
     }
 
-    /// The same for a caller that must not take a table that cannot be read for none.
+    /// The same for a caller that must tell an unreadable table from none.
     ///
     /// Errors   it may be there: too few descriptors, no right to read it.
     pub fn find(runtime_dir: &Path) -> io::Result<Option<FactsView>> {
@@ -444,7 +443,7 @@ impl FactsView {
             Err(error) => return Err(error.into()),
         };
         if (fstat(&file)?.st_size as u64) < BYTES as u64 {
-            // Its daemon has died before it said anything.
+            // Its daemon died before it set anything.
             return Ok(None);
         }
         let view = FactsView::map(&file)?;
@@ -456,20 +455,20 @@ impl FactsView {
         Ok(Some(FactsView { locks, ..view }))
     }
 
-    /// A file is changed on a descriptor of the caller's own from now on: no daemon starts to serve
-    /// until [`FactsView::plain_changes_end`]. To be asked before each change, also beside others.
-    /// False: one is just starting; try again soon.
+    /// The caller changes a file on its own descriptor from now on: no daemon starts to serve until
+    /// [`FactsView::plain_changes_end`]. Call it before each change, also beside others. False: a
+    /// daemon is just starting; try again soon.
     pub fn plain_changes_begin(&self) -> bool {
         self.locks.as_ref().is_none_or(|locks| {
             let shared = FlockOperation::NonBlockingLockShared;
             let begun = flock(&locks.gate, shared).is_ok() && flock(&locks.changes, shared).is_ok();
-            // Cannot fail: it is an open file. Had it not been locked it does no harm.
+            // Cannot fail: the file is open. To unlock one that is not locked does no harm.
             let _ = flock(&locks.gate, FlockOperation::NonBlockingUnlock);
             begun
         })
     }
 
-    /// All of them have ended.
+    /// All such changes have ended.
     pub fn plain_changes_end(&self) {
         if let Some(locks) = &self.locks {
             // Cannot fail: it is an open file.
@@ -477,7 +476,7 @@ impl FactsView {
         }
     }
 
-    /// Map it. The file was checked to be as long, and sealed against shrinking.
+    /// Map it. The caller has checked that the file is as long, and nothing truncates it.
     pub(crate) fn map(fd: impl AsFd) -> io::Result<FactsView> {
         Ok(FactsView {
             table: Mapping::shared(fd, BYTES, Access::Read)?,
@@ -485,26 +484,26 @@ impl FactsView {
         })
     }
 
-    /// The fact that a door must know of a file beyond the answer of the file system. None:
-    /// nothing.
+    /// The fact of a file, which a door must know besides the file system's answer. None: it has
+    /// none.
     pub fn of(&self, device: u64, inode: u64) -> Option<FileFact> {
         let bucket = key_in(&self.table).bucket_of(device, inode);
         (0..WAYS).find_map(|way| self.entry(bucket + way * ENTRY_WORDS * 8, device, inode))
     }
 
-    /// Blocks lie behind its end that no client asked for; what it took on its disk before. Units:
-    /// bytes.
+    /// Space that a file took on its disk before the daemon reserved blocks behind its end, which
+    /// no client asked for. None: there are no such blocks. Units: bytes.
     pub fn reserved(&self, device: u64, inode: u64) -> Option<u64> {
         Some(self.of(reserved_mark(device), inode)?.size)
     }
 
-    /// Bytes of it may be in the kernel's cache alone, which may have to give them up: the daemon
-    /// that lives is asked before the file is read past it.
+    /// Bytes of it may be in the kernel's cache alone, which may have to drop them: a door asks the
+    /// live daemon before it reads the file past it.
     pub fn is_loose(&self, device: u64, inode: u64) -> bool {
         self.of(loose_mark(device), inode).is_some()
     }
 
-    /// True when every file system knows everything.
+    /// True when the file systems have all bytes.
     pub fn is_empty(&self) -> bool {
         (0..BYTES).step_by(ENTRY_WORDS * 8).all(|start| {
             let load = |word: usize| self.table.word64(start + word * 8).load(Relaxed);
@@ -512,7 +511,7 @@ impl FactsView {
         })
     }
 
-    /// The daemon that set it has ended, and could not write all of it.
+    /// The daemon has ended, and could not write all data.
     pub fn is_left(&self) -> bool {
         self.table.word64(LEFT_AT).load(Acquire) == 1
     }
@@ -557,7 +556,7 @@ impl FactsView {
             }
             begun = begun.min(clock::now());
             if clock::now() >= begun + PATIENCE {
-                // Of a file it is said that something is known of it, rather than that nothing is.
+                // Better half a change than no fact: the door then knows that the file has one.
                 return found.then_some(fact);
             }
             std::thread::yield_now();
@@ -604,7 +603,7 @@ mod tests {
         );
         table.set_loose(5, 77, false);
         assert!(!view.is_loose(5, 77));
-        // One that a dead daemon left is nobody's.
+        // The next daemon drops the mark of a dead one.
         table.set_loose(5, 77, true);
         table.keep_only(&HashSet::from([(5, 77), (reserved_mark(5), 77)]));
         assert!(!view.is_loose(5, 77));
@@ -697,7 +696,7 @@ mod tests {
         drop(first);
         let mut second = FactsTable::open(&folder.0).unwrap();
         assert!(!view.is_left(), "somebody is at it again");
-        // The former facts may be all that anybody was told.
+        // Doors may have seen the former facts alone.
         assert_eq!(second.count(), 2);
         assert_eq!(
             (view.of(1, 2), view.of(1, 3)),
@@ -739,7 +738,7 @@ mod tests {
         assert!(!door.plain_changes_begin());
         drop(starting);
         assert!(door.plain_changes_begin());
-        // Changes that overlap for ever keep nobody out: while a daemon waits none of them begins.
+        // Changes that overlap for ever keep no daemon out: while it waits none of them begins.
         std::thread::scope(|scope| {
             let waiting = || NoPlainChanges::wait(&folder, Duration::from_s(10)).is_ok();
             let starts = scope.spawn(waiting);
@@ -749,7 +748,7 @@ mod tests {
             door.plain_changes_end();
             assert!(starts.join().unwrap());
         });
-        // The table that a session was given is the daemon's own.
+        // A session's table is the daemon's own open file.
         let given = FactsView::map(table.session_fd()).unwrap();
         assert!(given.plain_changes_begin());
     }
@@ -786,13 +785,13 @@ mod tests {
         for &inode in others {
             assert!(table.keep(1, inode));
         }
-        // Nothing is told yet; and yet the bucket is full.
+        // No file has a fact yet; and yet the bucket is full.
         assert!(view.is_empty() && table.count() == 0 && view.of(1, others[0]).is_none());
         assert!(!table.keep(1, *last) && !table.set(1, *last, fact(1)));
         for &inode in others {
             assert!(table.keep(1, inode) && table.set(1, inode, fact(inode)));
         }
-        // Told and cleared: it is kept still. Let go: what is told stays.
+        // Set and cleared: its place is still kept. Let go: a fact that is set stays.
         table.clear(1, others[0]);
         assert!(!table.keep(1, *last));
         table.let_go(1, others[1]);

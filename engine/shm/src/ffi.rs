@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The C face of the client, as `include/rushes_client.h` declares it.
 //!
-//! It lives inside other people's processes: a panic here would be a bug of ours, and is caught all
-//! the same; the session then counts as dead and its reads are Plain.
+//! It lives inside other programs' processes: a panic here would be a bug of ours, and is caught
+//! all the same; the session then counts as dead and its reads are Plain.
 
 #![allow(non_camel_case_types, missing_docs, clippy::missing_safety_doc)]
 
@@ -32,9 +32,9 @@ pub struct rushes_client {
     /// To connect again.
     socket_path: PathBuf,
     who: Connect,
-    /// So that rushes_disconnect can free them, and that none is freed twice.
+    /// So that rushes_disconnect can free them, and nothing frees one twice.
     files: HashSet<*mut rushes_file>,
-    /// A call panicked: nothing of the state is trusted any more.
+    /// A call panicked: trust nothing of the state any more.
     poisoned: bool,
 }
 
@@ -90,7 +90,7 @@ impl rushes_client {
     }
 }
 
-/// A sentence for C that stays. The same sentence is kept once; no more than 32 are kept.
+/// A sentence that C may keep for ever. The same sentence is kept once, and at most 32 are.
 fn lasting(sentence: String) -> *const c_char {
     static KEPT: Mutex<Vec<&'static CStr>> = Mutex::new(Vec::new());
     let mut kept = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
@@ -130,7 +130,7 @@ fn reason_of(error: ConnectError) -> *const c_char {
     }
 }
 
-/// Is there somebody who might answer later?
+/// ETIMEDOUT: a daemon is there, and may answer later.
 fn errno_of(error: &ConnectError) -> c_int {
     match error {
         ConnectError::Silent => libc::ETIMEDOUT,
@@ -510,7 +510,7 @@ pub unsafe extern "C" fn rushes_is_shared(fd: c_int) -> bool {
     if fd < 0 {
         return false;
     }
-    // SAFETY: the caller's promise; whether it is open the kernel says.
+    // SAFETY: the caller's promise; the kernel checks that it is open.
     let file = unsafe { BorrowedFd::borrow_raw(fd) };
     rushes_sys::extents::moves(file).unwrap_or(false)
 }
@@ -634,7 +634,7 @@ pub unsafe extern "C" fn rushes_timed(
     })
 }
 
-/// The facts of files beyond the answers of file systems. C sees only its address.
+/// The facts of files. C sees only its address.
 pub struct rushes_facts(FactsView);
 
 /// # Safety
@@ -715,7 +715,7 @@ pub unsafe extern "C" fn rushes_fact_of(
 }
 
 /// # Safety
-/// `fd` is an open descriptor (O_PATH will do).
+/// `fd` is an open descriptor; O_PATH will do.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rushes_generation(fd: c_int) -> u64 {
     // SAFETY: the caller's promise.

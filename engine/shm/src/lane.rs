@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lane as it lies in its folder: the bytes that a session writes, and the daemon's table of what
-//! they are.
+//! A lane as it lies in its folder: the bytes that a session writes, and the daemon's table of
+//! them.
 //!
 //! ```text
 //! FOLDER/00000017.bytes   mapped for writing by its session
@@ -9,9 +9,9 @@
 //!
 //! Both are files on tmpfs in a folder that only root can enter: they outlive daemon and session,
 //! and nothing else does. The daemon never touches the bytes through its mapping, as a session that
-//! cut its file short would kill it by SIGBUS: the kernel reads them for the device, and copies go
-//! through `pread`. A part of the table that may be a hole is read by `pread`, too: a look at it
-//! through a mapping takes memory, and is a SIGBUS where there is none.
+//! truncated its file would kill it by SIGBUS: the kernel reads them for the device, and copies go
+//! through `pread`. So do reads of parts of the table that may be holes: an access through a
+//! mapping takes memory, and raises SIGBUS where there is none.
 
 use rushes_core::format::lane::*;
 use rushes_core::units::LaneId;
@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::fence;
 
-/// Records are made ready in such steps.
+/// Records that get their memory in one step.
 const READY_STEP: u32 = 256;
 /// Page of a lane. Units: bytes.
 const PAGE_BYTES: u64 = 4096;
@@ -40,7 +40,7 @@ pub struct LaneFile {
     mapping: Arc<Mapping>,
     table: Mapping,
     table_fd: OwnedFd,
-    /// Records of pieces, and of files, whose memory is taken.
+    /// Records of pieces, and of files, that have their memory.
     ready_count: Cell<u32>,
 }
 
@@ -95,7 +95,7 @@ pub fn lanes_in(folder: &Path) -> io::Result<Vec<LaneId>> {
 }
 
 impl LaneFile {
-    /// Make a lane. Its memory is taken as it is written to.
+    /// Make a lane. Its pages take memory as they are written.
     ///
     /// Errors   EEXIST when there is one of that number; ENOSPC and the like.
     pub fn create(folder: &Path, head: Head) -> Result<LaneFile, SysError> {
@@ -114,7 +114,7 @@ impl LaneFile {
             Ok(bytes)
         };
         let bytes = filled().map_err(|error: rustix::io::Errno| {
-            // It is no lane yet, and nobody has heard of it.
+            // It is no lane yet, and no session has it.
             remove(folder, lane);
             made(error.into())
         })?;
@@ -124,9 +124,9 @@ impl LaneFile {
         Ok(lane)
     }
 
-    /// Open what another daemon left. None: it never was a lane; its files are removed.
+    /// Open a lane that another daemon left. None: it never was a lane; its files are deleted.
     ///
-    /// Errors   also that one of them is there and cannot be opened: too few descriptors are no
+    /// Errors   also that one of its files is there and does not open: too few descriptors are no
     /// reason to lose it.
     pub fn open(folder: &Path, lane: LaneId) -> Result<Option<LaneFile>, LaneFault> {
         let about = || table_path(folder, lane).display().to_string();
@@ -210,13 +210,13 @@ impl LaneFile {
         &self.bytes
     }
 
-    /// Where its bytes are mapped here, for the kernel to read from. Never to be read by ourselves.
+    /// Its bytes' mapping here, for the kernel to read from. The daemon itself never reads it.
     pub fn bytes(&self) -> &Arc<Mapping> {
         &self.mapping
     }
 
-    /// Copy bytes out, for the cache or for a page that is put together. Returns how many there
-    /// were.
+    /// Copy bytes out, for the cache or for a page combined of several sources. Returns how many
+    /// there were.
     pub fn copy_out(&self, offset: u64, to: &mut [u8]) -> io::Result<usize> {
         let mut done = 0;
         while let Some(rest) = to.get_mut(done..).filter(|rest| !rest.is_empty()) {
@@ -230,7 +230,7 @@ impl LaneFile {
         Ok(done)
     }
 
-    /// Pages that nobody uses give their memory back.
+    /// Free the memory of unused pages.
     pub fn give_memory_back(&self, first_page: u32, page_count: u32) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let start = u64::from(first_page) * PAGE_BYTES;
@@ -242,8 +242,8 @@ impl LaneFile {
         )?)
     }
 
-    /// Take the memory of the first `count` records of pieces and files, so that none of them can
-    /// fail: a full tmpfs would be a SIGBUS.
+    /// Take the memory of the first `count` records of pieces and files, so that no store to them
+    /// can fail: on a full tmpfs it would raise SIGBUS.
     pub fn make_ready(&self, count: u32) -> io::Result<()> {
         if count <= self.ready_count.get() {
             return Ok(());
@@ -257,7 +257,7 @@ impl LaneFile {
         Ok(())
     }
 
-    /// A new daemon, or a recovery, takes it over.
+    /// Take it over, for a new daemon or a recovery.
     pub fn take_over(&mut self, epoch: u64) {
         self.head.epoch = epoch;
         self.table
@@ -283,7 +283,7 @@ impl LaneFile {
         }
     }
 
-    /// Another state, in one store.
+    /// Set a piece's state, in one store.
     pub fn set_state(&self, record: u32, state: State) {
         let words: [u64; PIECE_WORDS] = self.load(piece_place(record));
         let first = match state {
@@ -299,7 +299,7 @@ impl LaneFile {
         request != 0 && self.table.word64(done).load(Acquire) == request
     }
 
-    /// Ids of the requests that were committed last.
+    /// Ids of the last committed requests.
     pub fn done(&self) -> Vec<u64> {
         (0..DONE_PLACES)
             .map(|place| self.table.word64(place::DONE + place * 8).load(Acquire))
@@ -307,7 +307,7 @@ impl LaneFile {
             .collect()
     }
 
-    /// Say what file pieces with this number belong to; before the first of them.
+    /// Enter the file to which pieces with this number belong; before the first of them.
     pub fn name_file(&self, record: u32, file: &FileRecord) {
         self.store_last_first(file_place(record), &file_words(file));
     }
@@ -355,12 +355,12 @@ impl LaneFile {
         Ok(pieces)
     }
 
-    /// Nothing is in it and nobody writes to it: its files go.
+    /// Delete the files of a lane that is empty and that no session writes to.
     pub fn remove(self) {
         remove(&self.folder, LaneId(self.head.lane));
     }
 
-    /// Words of the table that may lie in a hole, as nobody else has them now.
+    /// Words of the table, which may lie in a hole, at a time when nothing else changes them.
     fn read<const N: usize>(&self, start: usize) -> io::Result<[u64; N]> {
         let mut bytes = vec![0; N * 8];
         self.read_exact(start, &mut bytes)?;
@@ -388,9 +388,9 @@ impl LaneFile {
         })
     }
 
-    /// A record that is free becomes one that is there.
+    /// Fill a free record.
     fn store_last_first(&self, start: usize, words: &[u64]) {
-        // The old entry is gone before anything of the new one is seen.
+        // A reader sees the old entry gone before it sees anything of the new one.
         self.table.word64(start).store(0, Relaxed);
         fence(Release);
         self.store_all(start, words);
@@ -406,7 +406,7 @@ impl LaneFile {
     }
 }
 
-/// The words of a record. Those that the bytes do not have are zero.
+/// The words of a record. Words beyond the end of the bytes are zero.
 fn words_of<const N: usize>(bytes: &[u8]) -> [u64; N] {
     let mut words = [0; N];
     for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<8>().0) {
@@ -415,7 +415,7 @@ fn words_of<const N: usize>(bytes: &[u8]) -> [u64; N] {
     words
 }
 
-/// Delete a lane with what is in it.
+/// Delete a lane with its bytes.
 pub fn remove_lane(folder: &Path, lane: LaneId) {
     remove(folder, lane);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes_core::format`'s structures as the bytes of packets and the words of rings.
 //!
-//! Pure: bytes in, values or a sentence out. The form of a packet is said here once, for both ends.
+//! Pure: bytes in, values or a sentence out. Defines the form of a packet once, for both ends.
 
 use rushes_core::format::{
     ConnectMessage, FoundMessage, MAGIC, MessageHead, NAME_BYTES_MAX, OpenMessage, PATH_BYTES_MAX,
@@ -12,7 +12,7 @@ use rushes_core::units::FilePart;
 use std::fmt;
 use std::io;
 
-/// Why a peer is not listened to any longer.
+/// Why this side gives a peer up.
 #[derive(Debug)]
 pub enum PeerError {
     /// It closed the session, or died.
@@ -22,7 +22,7 @@ pub enum PeerError {
         /// Its version.
         theirs: u32,
     },
-    /// It broke a rule: what was read and what was expected, as a sentence.
+    /// It broke a rule: a sentence that says what was read and what was expected.
     Broken(String),
     /// The socket failed.
     Io(io::Error),
@@ -92,7 +92,7 @@ fn head(message: u32) -> Vec<u8> {
     bytes
 }
 
-/// Check a packet's head; what it says it is.
+/// Check a packet's head, and return the message's kind.
 pub(crate) fn read_head(bytes: &[u8]) -> Result<u32, PeerError> {
     let mut reader = Reader(bytes);
     let (Some(magic), Some(version), Some(message), Some(reserved)) =
@@ -137,7 +137,7 @@ fn body<'a>(bytes: &'a [u8], kind: u32, name: &str, size: usize) -> Result<Reade
     Ok(Reader(&bytes[size_of::<MessageHead>()..]))
 }
 
-/// A size that was checked; None cannot happen and is a broken packet all the same.
+/// The caller has checked the size: None cannot happen, and is a broken packet all the same.
 fn whole<T>(value: Option<T>) -> Result<T, PeerError> {
     value.ok_or_else(|| broken("read a packet that ends early"))
 }
@@ -291,7 +291,7 @@ pub(crate) fn read_refused(bytes: &[u8]) -> Result<(u32, String), PeerError> {
     ))
 }
 
-/// Whose quota and rights count when a file is written.
+/// The user whose quota and rights count for writes to a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Writer {
     /// User.
@@ -409,8 +409,7 @@ pub(crate) fn read_found(bytes: &[u8]) -> Result<(u64, u32), PeerError> {
     Ok((number, errno))
 }
 
-/// The user and client of a handle. A text that is no name is made one, as anybody may call a
-/// program anything.
+/// The user and client of a handle. Replaces control characters, as a program may have any name.
 pub(crate) fn write_station(handle: u32, user: &str, client: &str) -> Vec<u8> {
     let mut bytes = head(message::STATION);
     bytes.extend(handle.to_le_bytes());

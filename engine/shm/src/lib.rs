@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Sessions between a door and the daemon over shared memory: both ends.
 //!
-//! [`server`] is the daemon's end, [`client`] the door's; [`ffi`] gives the client a C face
-//! (`include/rushes_client.h`) for plug-ins such as Samba's. The layouts are
-//! `rushes_core::format`'s.
+//! [`server`] is the daemon's end, [`client`] the door's. [`ffi`] gives the client a C face,
+//! `include/rushes_client.h`, for plug-ins such as Samba's. The layouts are those of
+//! `rushes_core::format`.
 //!
-//! The two ends do not trust each other's memory: every index and entry is copied once and checked
-//! after the copy, and a peer that breaks a rule gets an error value, never a panic, a wait or an
-//! access out of bounds.
+//! The two ends do not trust each other's memory: each copies every index and entry once and checks
+//! the copy. A peer that breaks a rule causes an error value, never a panic, a wait or an access
+//! out of bounds.
 #![allow(unsafe_code)]
 
 pub mod client;

@@ -2,9 +2,9 @@
 //! The two rings of a session in their shared memory.
 //!
 //! Each ring has one producer and one consumer. Each side keeps its own counter in private memory
-//! and only publishes it; it reads the other's and checks it. Entries are copied word by word with
-//! relaxed atomics: a peer that writes at the wrong time gives a torn entry, which is checked like
-//! any other.
+//! and only publishes it; it reads the other's and checks it. Both copy entries word by word with
+//! relaxed atomics: a peer that writes at the wrong time gives a torn entry, which the reader
+//! checks like any other.
 
 use crate::doorbell;
 use crate::layout::{

@@ -7,15 +7,15 @@
 //!
 //! Everything returns at once; the descriptors to wait for are [`Listener::fd`], [`Newcomer::fd`]
 //! and a session's [`ServerSession::socket`] and [`ServerSession::doorbell`]. A client that breaks
-//! a rule gets a [`PeerError`], after which the session is dropped: that closes its socket, by
-//! which the client knows.
+//! a rule causes a [`PeerError`], after which the driver drops the session: that closes its socket,
+//! which the client sees.
 //!
 //! A driver's turn for a session:
 //!
-//! 1. the socket was readable: [`ServerSession::socket_ready`]; the doorbell rang: silence it (a
-//!    ring with `bell_add` has done so);
-//! 2. [`ServerSession::next_event`] until None. Stopping earlier is allowed (fairness), but then no
-//!    bell will ring for what is left: come back unasked;
+//! 1. the socket was readable: [`ServerSession::socket_ready`]; the doorbell rang: silence it,
+//!    unless a ring with `bell_add` has done so;
+//! 2. [`ServerSession::next_event`] until None. For fairness the driver may stop earlier, but then
+//!    no bell will ring for the rest: it must come back unasked;
 //! 3. [`ServerSession::reply`] as answers come, and [`ServerSession::flush`] once after them.
 
 use crate::layout::{
@@ -44,7 +44,7 @@ use std::sync::Arc;
 /// Too many open files.
 const NO_DESCRIPTOR: Errno = Errno(24);
 
-/// Where clients connect. Its file is removed when it is dropped.
+/// Where clients connect. Its drop deletes its file.
 #[derive(Debug)]
 pub struct Listener {
     socket: Arc<OwnedFd>,
@@ -53,7 +53,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listen at `path`, mode 0600: only root can connect. A socket left there is replaced.
+    /// Listen at `path`, mode 0600: only root can connect. Replaces a socket left there.
     pub fn bind(path: &Path) -> io::Result<Listener> {
         let socket = Arc::new(socket::listen_at(path)?);
         let inode = std::fs::symlink_metadata(path)?.ino();
@@ -64,12 +64,12 @@ impl Listener {
         })
     }
 
-    /// Readable when somebody waits.
+    /// Readable when a client waits.
     pub fn fd(&self) -> &Arc<OwnedFd> {
         &self.socket
     }
 
-    /// The next who waits.
+    /// The next client that waits.
     ///
     /// Errors   EMFILE and the like: accept again later, not at once.
     pub fn accept(&self) -> io::Result<Option<Newcomer>> {
@@ -93,7 +93,8 @@ impl Drop for Listener {
     }
 }
 
-/// Connected, but has not said what it wants. Bound the number and the patience of these.
+/// A client that is connected, and has not sent its CONNECT. Bound the number and the patience of
+/// these.
 #[derive(Debug)]
 pub struct Newcomer {
     socket: Arc<OwnedFd>,
@@ -107,7 +108,7 @@ pub struct SessionTerms {
     pub session: SessionId,
     /// Longest read in one request.
     pub read_bytes_max: u64,
-    /// Handles it may have open; files beyond that are answered with [`ReplyBody::Plain`].
+    /// Handles it may have open; requests for files beyond that get [`ReplyBody::Plain`].
     pub handle_count_max: u32,
     /// Longest write in one request.
     pub write_bytes_max: u64,
@@ -116,25 +117,25 @@ pub struct SessionTerms {
     pub sweeps: bool,
 }
 
-/// The terms of a session that may write, besides.
+/// The further terms of a session that may write.
 #[derive(Clone, Copy, Debug)]
 pub struct LaneTerms<'a> {
     /// Its number, pages and secret.
     pub head: Head,
     /// Its bytes.
     pub bytes: &'a OwnedFd,
-    /// The facts that doors must know of files.
+    /// The table of facts.
     pub facts: &'a OwnedFd,
 }
 
 impl Newcomer {
-    /// Its process and user, as the kernel says. Data sessions are for uid 0 only; the check is the
-    /// caller's.
+    /// Its process and user, as the kernel says. Data sessions are for uid 0 only; the caller
+    /// checks that.
     pub fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// Readable when it has said something, or gone.
+    /// Readable when it has sent a packet, or is gone.
     pub fn fd(&self) -> &Arc<OwnedFd> {
         &self.socket
     }
@@ -156,14 +157,14 @@ impl Newcomer {
         Ok(Some(connect))
     }
 
-    /// Turn it away. `reason` is a sentence for the door's log.
+    /// Refuse it. `reason` is a sentence for the door's log.
     pub fn refuse(self, errno: Errno, reason: &str) {
-        // If it does not take even this, it will see the closed socket.
+        // A client that does not take even this will see the closed socket.
         let _ = socket::send(&*self.socket, &[&write_refused(errno.0, reason)], &[]);
     }
 
-    /// Take it in: make rings and doorbells, and hand them over with the segment, and its lane if
-    /// it has one.
+    /// Accept it: make rings and doorbells, and send them with the segment, and its lane if it has
+    /// one.
     pub fn welcome(
         self,
         terms: SessionTerms,
@@ -242,18 +243,18 @@ pub enum ClientEvent {
         /// The user that writes, if one does.
         writer: Writer,
     },
-    /// It named a file, and this process has no descriptor left for it: what it wants of that is
-    /// answered [`ReplyBody::Plain`].
+    /// It named a file, and this process has no descriptor left for it: requests for that file get
+    /// [`ReplyBody::Plain`].
     NoRoom,
-    /// It has looked for a file that it was asked for ([`ServerSession::want`]), perhaps in another
-    /// of its sessions; nobody has checked the number.
+    /// Its answer to [`ServerSession::want`], perhaps to that of another of its sessions; the
+    /// number is not checked.
     Found {
-        /// As it was asked.
+        /// The number of the request, as it says.
         number: u64,
-        /// Its descriptor, not vetted in any way; or why there is none.
+        /// Its descriptor, not vetted in any way; or the error by which there is none.
         file: Result<OwnedFd, Errno>,
     },
-    /// Whose a handle is. Nobody has checked it, and the handle may be closed by now.
+    /// The user and client of a handle, not checked. The handle may be closed by now.
     Station {
         /// As in [`ClientEvent::Open`].
         handle: HandleId,
@@ -262,7 +263,7 @@ pub enum ClientEvent {
         /// Address, or the program.
         client: String,
     },
-    /// It wants bytes. To be answered.
+    /// It wants bytes. Needs an answer.
     Read {
         /// To answer by.
         request: RequestId,
@@ -273,7 +274,7 @@ pub enum ClientEvent {
         /// When its door got the request; at most now.
         sent: Instant,
     },
-    /// It has copied what that read gave.
+    /// It has copied the bytes of that read.
     ReadEnd {
         /// The read.
         request: RequestId,
@@ -283,7 +284,7 @@ pub enum ClientEvent {
         /// Which.
         handle: HandleId,
     },
-    /// It changed bytes of a file beside the cache. To be answered with [`ReplyBody::Done`].
+    /// It changed bytes of a file past the cache. Needs [`ReplyBody::Done`].
     Changed {
         /// To answer by.
         request: RequestId,
@@ -291,17 +292,17 @@ pub enum ClientEvent {
         key: FileKey,
         /// Which bytes.
         range: ByteRange,
-        /// Some may have been written; not so when length or blocks alone were changed.
+        /// Bytes may have been written; false if only length or blocks were changed.
         has_bytes: bool,
     },
-    /// A file lost a name. To be answered with [`ReplyBody::Done`].
+    /// A file lost a name. Needs [`ReplyBody::Done`].
     Gone {
         /// To answer by.
         request: RequestId,
         /// Which file.
         key: FileKey,
     },
-    /// It wants to write. To be answered, with [`ReplyBody::Granted`] if all is well.
+    /// It wants to write. Needs an answer, [`ReplyBody::Granted`] if all is well.
     WriteBegin {
         /// To answer by.
         request: RequestId,
@@ -312,45 +313,45 @@ pub enum ClientEvent {
         /// When its door got the request; at most now.
         sent: Instant,
     },
-    /// It has put its bytes where it was told. To be answered.
+    /// It has copied its bytes to the granted pages. Needs an answer.
     WriteEnd {
         /// As in WriteBegin.
         request: RequestId,
     },
-    /// It will not.
+    /// It will not write to the granted pages.
     WriteAbort {
         /// As in WriteBegin.
         request: RequestId,
     },
-    /// It wants what was acknowledged of a file on stable storage. To be answered.
+    /// It wants the acknowledged bytes of a file on stable storage. Needs an answer.
     Sync {
         /// To answer by.
         request: RequestId,
         /// Of which open file.
         handle: HandleId,
     },
-    /// Was a write that it gave over to a daemon that died committed? To be answered:
+    /// Did a daemon that died commit a write that it gave over? Needs an answer:
     /// [`ReplyBody::Done`] yes, [`ReplyBody::Plain`] no.
     WasCommitted {
         /// To answer by.
         request: RequestId,
         /// Which lane it had.
         lane: LaneId,
-        /// The secret of that lane that it was given.
+        /// The secret of that lane.
         secret: u64,
-        /// Under which number it gave the write over.
+        /// The number under which it gave the write over.
         then: RequestId,
     },
-    /// Somebody sets the time of change of a file.
+    /// It is about to set the time of change of a file. Needs an answer.
     Timed {
-        /// To be answered.
+        /// To answer by.
         request: RequestId,
         /// Which file.
         key: FileKey,
         /// To this. Units: ns since 1970.
         changed_ns: i64,
     },
-    /// It is about to change a file beside us. To be answered.
+    /// It is about to change a file past the daemon. Needs an answer.
     Hold {
         /// To answer by.
         request: RequestId,
@@ -391,7 +392,7 @@ pub enum ReplyBody<'a> {
 /// How far a request is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Live {
-    /// To be answered.
+    /// Needs an answer.
     Waiting,
     /// Answered with slots.
     Pinned,
@@ -411,7 +412,7 @@ pub struct ServerSession {
     reply_bell: OwnedFd,
     request_head: u32,
     reply_tail: u32,
-    /// Replies went out since the client's bell was last thought of.
+    /// Replies went out since the last look at the client's bell.
     unpublished_bell: bool,
     has_lane: bool,
     handles: HashSet<u32>,
@@ -423,12 +424,13 @@ pub struct ServerSession {
 }
 
 impl ServerSession {
-    /// Readable when it has opened a file, or is gone: then call [`ServerSession::socket_ready`].
+    /// Readable when it has sent a packet, as for an open file, or is gone: then call
+    /// [`ServerSession::socket_ready`].
     pub fn socket(&self) -> &Arc<OwnedFd> {
         &self.socket
     }
 
-    /// The eventfd that it rings. Silencing is the driver's.
+    /// The eventfd that it rings. The driver silences it.
     pub fn doorbell(&self) -> &Arc<OwnedFd> {
         &self.request_bell
     }
@@ -443,13 +445,13 @@ impl ServerSession {
         self.terms.session
     }
 
-    /// Requests that are to be answered.
+    /// Requests that need an answer.
     pub fn waiting_count(&self) -> u32 {
         let waiting = |live: &&Live| **live == Live::Waiting;
         self.live.values().filter(waiting).count() as u32
     }
 
-    /// Reads answered with slots that have not been given back.
+    /// Reads answered with slots that the client has not given back.
     pub fn pinned_count(&self) -> u32 {
         self.pinned_count
     }
@@ -497,9 +499,8 @@ impl ServerSession {
     /// Answer a request. The client sees it at once if it is awake, else after
     /// [`ServerSession::flush`].
     ///
-    /// Errors   Broken: the client's indices make no sense, or (our own fault) no such request
-    /// waits
-    ///          or the slots do not hold the bytes. The session is over in any case.
+    /// Errors   Broken: the client's indices are invalid; or, by our own fault, no such request
+    ///          waits or the slots do not hold the bytes. The session is over in any case.
     pub fn reply(&mut self, request: RequestId, body: ReplyBody<'_>) -> Result<(), PeerError> {
         if self.live.get(&request.0) != Some(&Live::Waiting) {
             return Err(broken(format!(
@@ -566,10 +567,10 @@ impl ServerSession {
         Ok(())
     }
 
-    /// Ask a pool's door for a file of its tree. It answers with [`ClientEvent::Found`], in
-    /// whichever of its sessions, or never.
+    /// Ask a pool's door for a file of its tree. It answers with [`ClientEvent::Found`], in any of
+    /// its sessions, or never.
     ///
-    /// Returns  false: it is not asked; it does not take what it is told, or this is no path
+    /// Returns  false: not asked; its socket takes nothing, or this is no path
     pub fn want(&mut self, number: u64, path: &[u8]) -> bool {
         if path.len() > PATH_BYTES_MAX || !path_is_plain(path) {
             return false;
@@ -586,7 +587,7 @@ impl ServerSession {
     /// Wake the client if it sleeps and there are replies for it.
     pub fn flush(&mut self) {
         if std::mem::take(&mut self.unpublished_bell) && self.memory.must_ring(Which::Replies) {
-            // An eventfd of ours cannot fail but for want of memory; the client then sees it late.
+            // A ring of our eventfd fails only without memory; the client then sees it late.
             let _ = bell::ring(&self.reply_bell);
         }
     }
@@ -686,7 +687,7 @@ impl ServerSession {
                 continue;
             };
             if self.handles.len() >= self.terms.handle_count_max as usize {
-                // Not registered, so that its reads are answered Plain.
+                // Not registered, so that its reads get Plain.
                 continue;
             }
             self.handles.insert(handle);
@@ -700,7 +701,7 @@ impl ServerSession {
         }
     }
 
-    /// Check a request and say what it means. None: it is settled already.
+    /// Check a request and return its event. None: it needs no more.
     fn accept(&mut self, request: &Request) -> Result<Option<ClientEvent>, PeerError> {
         if request.reserved != 0 {
             return Err(broken(format!(
@@ -876,7 +877,8 @@ impl ServerSession {
         )))
     }
 
-    /// A request that will be answered. Honest clients keep them few enough for the reply ring.
+    /// Register a request that needs an answer. Honest clients keep them few enough for the reply
+    /// ring.
     fn begin(&mut self, id: u64) -> Result<(), PeerError> {
         if self.live.len() >= RING_ENTRIES as usize {
             return Err(broken(format!(
@@ -891,8 +893,8 @@ impl ServerSession {
     }
 }
 
-/// It had descriptors, of which the kernel could give us none: we have as many as we may have. Of
-/// more than a packet may bring we would have the first.
+/// The packet had descriptors, and the kernel could give us none: this process is at its limit. Had
+/// it brought more than a packet may bring, we would have the first.
 fn is_without_room(packet: &Packet) -> bool {
     packet.fds.is_empty() && packet.fds_cut
 }

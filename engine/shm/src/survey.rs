@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The records of a lane's table that can still be read, damaged or not: for an operator who has to
-//! decide about it.
+//! The readable records of a lane's table, even of a damaged one: for the operator's decision about
+//! it.
 //!
-//! Each record has a checksum of its own, so one that is damaged says nothing against the others.
-//! The table is read as a file, not mapped: nothing of it is changed, and one that is too short is
-//! no harm. A table of another version is not interpreted at all.
+//! Each record has a checksum of its own, so a damaged one says nothing against the others. The
+//! survey reads the table as a file and does not map it: it changes nothing, and a table that is
+//! too short does no harm. It does not interpret a table of another version.
 
 use crate::lane::{LaneFault, bytes_path, table_path};
 use rushes_core::format::lane::*;
@@ -15,15 +15,15 @@ use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
-/// A daemon may be changing records meanwhile: one that looks damaged is looked at so often.
+/// Reads of a record that looks damaged: a daemon may be changing it meanwhile.
 const LOOKS: u32 = 5;
 /// Page of a lane. Units: bytes.
 const PAGE_BYTES: u64 = 4096;
 
-/// All that a table tells.
+/// The contents of a table.
 #[derive(Debug)]
 pub struct Survey {
-    /// Its head, or what is wrong with it.
+    /// Its head, or the head's fault.
     pub head: Result<Head, HeadFault>,
     /// Memory that the lane's bytes take. Units: bytes.
     pub memory_bytes: u64,
@@ -40,7 +40,7 @@ pub struct SurveyedPiece {
     pub state: State,
     /// Its record.
     pub piece: PieceRecord,
-    /// The file it belongs to. None: that record is damaged, or not there.
+    /// The file that it belongs to. None: that record is damaged, or not there.
     pub file: Option<FileRecord>,
 }
 
@@ -57,7 +57,7 @@ pub struct DamagedRecord {
     pub damage: Damage,
 }
 
-/// Look at all of a lane. None: it was never finished, and holds nothing.
+/// Survey a lane. None: it was never finished, and holds nothing.
 ///
 /// Errors   the files cannot be read.
 pub fn survey(folder: &Path, lane: LaneId) -> Result<Option<Survey>, LaneFault> {
@@ -119,7 +119,7 @@ impl Survey {
         Ok(())
     }
 
-    /// The file of a piece. One that cannot be told is damage, once.
+    /// The file of a piece. Notes an unreadable record as damage, once.
     fn file_of(&mut self, table: &Table, record: u32) -> io::Result<Option<FileRecord>> {
         let at = file_place(record);
         let damage = match table.record(at, file_of)? {
@@ -144,7 +144,7 @@ impl Survey {
     }
 }
 
-/// A piece that is still to be written needs its bytes.
+/// A piece needs its bytes: a lane that was cut short may lack them.
 fn lies_within(piece: &PieceRecord, lane_bytes: u64) -> bool {
     let end = |run: &rushes_core::write::PageRun| u64::from(run.first) + u64::from(run.count);
     let runs = piece.runs.as_slice();
@@ -154,7 +154,7 @@ fn lies_within(piece: &PieceRecord, lane_bytes: u64) -> bool {
 struct Table(File);
 
 impl Table {
-    /// A record, once it is as it stays.
+    /// A record; read again while it looks damaged.
     fn record<const N: usize, T>(
         &self,
         at: usize,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The C face: the header and the library say the same, and the calls do what the header says.
+//! The C face: header and library declare the same, and the calls behave as the header promises.
 #![allow(unsafe_code, clippy::unwrap_used)] // The helpers are tests, too.
 
 mod support;
@@ -163,7 +163,7 @@ fn calls_do_what_the_header_says() {
         rushes_resized(client, 1, 2, 0);
         rushes_gone(client, 1, 2);
         rushes_close(handle);
-        // One left open is freed by the end of the session.
+        // The end of the session frees one that is left open.
         assert!(!rushes_open(client, file.as_raw_fd(), c"clip.mov".as_ptr(), 0, 0).is_null());
         rushes_disconnect(client);
     }

@@ -204,7 +204,7 @@ fn cancelled_read_leaves_its_buffer_alone_and_its_slots_come_back() {
     );
     assert!(buffers[1] == bytes[..10_000]);
     assert_eq!(echo.free_count(), 64);
-    // A file closed with reads under way: they are forgotten, then it is closed over there too.
+    // A file closed with reads under way: the client forgets them, then closes it at the server.
     // SAFETY: the buffer outlives the reads.
     unsafe { client.read_send(handle, buffers[0].as_mut_ptr(), 300_000, 0, 0) }.unwrap();
     client.close(handle);
@@ -227,7 +227,7 @@ fn connect_beside(echo: &mut Echo, folder: &Folder) -> Client {
     connecting.join().unwrap().0
 }
 
-/// A client belongs to one thread at a time; here it is handed over before it is used.
+/// A client belongs to one thread at a time; here it moves to another before its first use.
 struct SendBox(Client);
 // SAFETY: the making thread gives it up; nothing in it is tied to that thread.
 unsafe impl Send for SendBox {}
@@ -334,7 +334,7 @@ fn no_daemon_is_said_at_once() {
         panic!()
     };
     assert!(said(&error).contains("no daemon"), "{error}");
-    // A socket that nobody answers, left by a dead daemon.
+    // A socket that a dead daemon left.
     drop(std::os::unix::net::UnixListener::bind(folder.socket()).unwrap());
     assert!(Client::connect(&folder.socket(), &who()).is_err());
 }
@@ -411,7 +411,7 @@ fn daemon_killed_while_somebody_waits_wakes_him() {
         .unwrap();
         let mut client = connect_beside(&mut echo, &folder);
         let handle = client.open(&file, b"clip.mov").unwrap();
-        // Nobody serves from here on.
+        // No server answers from here on.
         let killer = std::thread::spawn(move || {
             // Only so that the other thread is likely to sleep by now; either way it must end.
             std::thread::sleep(std::time::Duration::from_millis(30));
@@ -509,8 +509,8 @@ fn sessions_memory_cannot_be_written_or_shrunk_by_a_client() {
     drop(server.stop());
 }
 
-/// The kernel keeps a socket whose daemon has died as long as anybody has it, a ring of io_uring
-/// for instance; here we do.
+/// The kernel keeps the socket of a dead daemon as long as something holds it, such as a ring of
+/// io_uring; here the test does.
 #[test]
 fn nobody_is_waited_for_at_the_socket_of_a_process_that_has_ended() {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, socket_with};

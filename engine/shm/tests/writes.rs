@@ -119,7 +119,7 @@ fn many_writes_under_way_and_some_given_up() {
                 unsafe { client.write_send(handle, bytes.as_ptr(), length, start as u64, n) };
             under_way.insert(n, (ticket.unwrap(), bytes));
         }
-        // One nobody waits for: it is written whole or not at all.
+        // A cancelled one: it is written whole or not at all.
         let (ticket, given_up) = under_way.remove(&7).unwrap();
         client.read_cancel(ticket);
         drop(given_up);
@@ -182,7 +182,7 @@ fn writes_under_way_when_a_daemon_dies_happen_once_by_the_next() {
     let mut first = Some(Running::start(&folder.socket(), size(4096)));
     let mut client = connect(&folder.socket());
     let handle = client.open(&former, b"take.mov").unwrap();
-    // By another descriptor from then on; not by that of another file.
+    // Renewed by another descriptor of the file, but not by one of another file.
     assert!(!client.renew(handle, opened(&folder, "other.mov")));
     let file = opened(&folder, "take.mov");
     assert!(client.renew(handle, &file));
@@ -203,7 +203,7 @@ fn writes_under_way_when_a_daemon_dies_happen_once_by_the_next() {
         let mut echo: Option<Echo> = None;
         while !under_way.is_empty() {
             if collected >= some && first.is_some() {
-                // It dies in the middle, having done some that it did not tell of.
+                // It dies in the middle, and has done some writes without an answer.
                 let mut dying = first.take().unwrap().stop();
                 dying.mute = true;
                 let _ = dying.turn(0);
@@ -298,7 +298,7 @@ fn without_another_daemon_what_waits_is_left_to_the_caller_in_the_end() {
             break finished;
         }
     };
-    // A read needs nobody; a write may not overtake what was acknowledged.
+    // A read needs no daemon; a write may not overtake acknowledged writes.
     assert_eq!(
         (finished.private_data, finished.result),
         (2, Err(ReadError::Plain))

@@ -20,31 +20,31 @@ use std::path::Path;
 
 /// Longest that [`super::Client::connect`] takes.
 pub const CONNECT_PATIENCE: Duration = Duration::from_ms(50);
-/// How often who waits for an answer looks whether somebody else listens by now.
+/// How often a client that waits for an answer looks whether another daemon listens by now.
 const LOOK: Duration = Duration::from_ms(10);
-/// How often who finds no place in a daemon's queue tries again.
+/// How often a client that finds a daemon's queue full tries again.
 const QUEUE_LOOK: std::time::Duration = std::time::Duration::from_millis(5);
 
 /// Why there is no session.
 #[derive(Debug)]
 pub enum ConnectError {
-    /// Nobody listens there.
+    /// No daemon listens there.
     NoDaemon(io::Error),
-    /// It did not answer in time ([`CONNECT_PATIENCE`] unless asked otherwise).
+    /// It did not answer in time: [`CONNECT_PATIENCE`] unless the caller gave another.
     Silent,
     /// It speaks another version.
     Version {
         /// Its version.
         theirs: u32,
     },
-    /// It does not want us.
+    /// It refuses this client.
     Refused {
         /// Why, as a number.
         errno: u32,
         /// Why, as a sentence.
         reason: String,
     },
-    /// Its answer makes no sense.
+    /// Its answer is invalid.
     Broken(PeerError),
 }
 
@@ -85,23 +85,23 @@ pub(super) struct Session {
     pub(super) data: Mapping,
     pub(super) server_bell: OwnedFd,
     pub(super) own_bell: OwnedFd,
-    /// Where to write.
+    /// None: the daemon takes no writes.
     pub(super) lane: Option<Lane>,
 }
 
-/// Where to write, and what to know of files that are written.
+/// Where to write, and the facts of files that are written.
 pub(super) struct Lane {
     pub(super) number: u32,
     pub(super) secret: u64,
     pub(super) bytes: Mapping,
     pub(super) facts: FactsView,
-    /// Its file: without a name once all that lay in it is where it belongs.
+    /// Its file, which loses its name once all its pieces are in their files.
     pub(super) file: OwnedFd,
 }
 
 impl Lane {
-    /// Nobody has anything of it to write any more, nor of any other: a daemon that came and went
-    /// since may have left something, too.
+    /// No piece of it waits to be written, nor of any other lane: a daemon that came and went since
+    /// may have left some, too.
     pub(super) fn is_done(&self) -> bool {
         let is_removed = || fstat(&self.file).is_ok_and(|found| found.st_nlink == 0);
         self.facts.is_left() || is_removed() && self.facts.is_empty()
@@ -178,9 +178,9 @@ pub(super) fn connect(
 }
 
 /// The daemon that listens there, and its answer. None: another has taken its place meanwhile. The
-/// kernel keeps the socket of a daemon that died until its last requests are undone, and lets doors
-/// connect to it: nobody is waited for there. The next daemon may itself be waiting for the door
-/// that asks, see `NoPlainChanges`.
+/// kernel keeps the socket of a dead daemon until it has undone its last requests, and lets doors
+/// connect to it: do not wait there. The next daemon may itself wait for the door that asks, see
+/// `NoPlainChanges`.
 fn greet(
     path: &Path,
     who: &Connect,
@@ -219,8 +219,8 @@ fn greet(
     }
 }
 
-/// The file that a name stands for now: an inode's number may be used again at once, its time of
-/// change tells.
+/// The file that a name stands for now. An inode's number may be reused at once; its time of change
+/// tells the files apart.
 fn place_of(path: &Path) -> Option<(u64, u64, i64, i64)> {
     let found = stat(path).ok()?;
     let changed_ns = i64::try_from(found.st_ctime_nsec).unwrap_or_default();
@@ -244,8 +244,8 @@ fn check_welcome(welcome: &WelcomeMessage) -> Result<u64, PeerError> {
     Ok(u64::from(welcome.slot_count) * u64::from(welcome.slot_bytes))
 }
 
-/// A mapped file must be as large as we map it, or touching it is a SIGBUS in somebody else's
-/// process.
+/// A mapped file must be as large as its mapping: an access beyond its end raises SIGBUS in the
+/// door's process.
 fn check_file(fd: &OwnedFd, bytes: u64, sealed: bool, what: &str) -> Result<(), PeerError> {
     let found = fstat(fd).map_err(io::Error::from)?.st_size as u64;
     if found < bytes {

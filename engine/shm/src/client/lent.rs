@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes that are lent to another thread: it reads them where they are, and the lender waits until
-//! it is done with them.
+//! Bytes that are lent to another thread: it reads them in place, and the lender waits until it is
+//! done with them.
 
 use std::convert::Infallible;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Bytes of somebody who waits until this is dropped.
+/// Bytes whose lender waits until this is dropped.
 #[derive(Debug)]
 pub struct Lent {
     start: *const u8,
@@ -36,7 +36,7 @@ impl Drop for Back {
     }
 }
 
-/// Do something with bytes that may go to another thread; returns when they are back.
+/// Call `work` with bytes that may go to another thread; return when they are back.
 pub fn lend<T>(bytes: &[u8], work: impl FnOnce(Lent) -> T) -> T {
     let (held, gone) = sync_channel(0);
     let _back = Back(gone);

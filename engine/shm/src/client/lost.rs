@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A daemon that died, and the next one: what was under way is carried over.
+//! A daemon that died, and the next one: requests under way go on with the next.
 //!
 //! Reads of files that have all their bytes end [`ReadError::Plain`] at once. Other reads, writes
-//! and syncs wait, and new ones with them: the caller tries [`Client::reconnect`] until it
-//! succeeds, or somebody else has written what the lanes held ([`Client::is_recovered`]); then it
-//! gives up on daemons ([`Client::give_up`]) and they end Plain. A write that was given over and
-//! not answered is asked for by its old number first, so that it happens once.
+//! and syncs wait, and new ones with them. The caller tries [`Client::reconnect`] until it
+//! succeeds, or until another program has written the lanes' pieces, see [`Client::is_recovered`];
+//! then it calls [`Client::give_up`] and they end Plain. If a write was given over and not
+//! answered, the client first asks for it by its old number, so that it happens once.
 
 use super::connect::{self, ConnectError};
 use super::*;
@@ -13,14 +13,14 @@ use rustix::fs::fstat;
 use rustix::io::FdFlags;
 
 impl Client {
-    /// The daemon is gone, and may have acknowledged what its files do not have yet: before
-    /// [`Client::reconnect`] or [`Client::is_recovered`] a file with a [`Client::fact`] must be
-    /// neither read nor written plainly.
+    /// The daemon is gone, and may have acknowledged bytes that files lack: before
+    /// [`Client::reconnect`] or [`Client::is_recovered`] the caller must neither read nor write
+    /// plainly a file with a [`Client::fact`].
     pub fn is_lost(&self) -> bool {
         self.lost && self.guard.same_process()
     }
 
-    /// A file that does not have all its bytes waits for the next daemon, with what is asked of it.
+    /// A file that lacks bytes waits for the next daemon, and its requests with it.
     pub(super) fn waits(&self, file: FileHandle) -> bool {
         self.is_lost()
             && self.files.get(&file.0).is_some_and(|state| {
@@ -29,7 +29,7 @@ impl Client {
             })
     }
 
-    /// Take something that will be sent to the next daemon.
+    /// Take a request that the client will send to the next daemon.
     pub(super) fn wait_for_another(&mut self, file: FileHandle, ask: &Ask) -> Option<Ticket> {
         let end = ask.offset.checked_add(ask.length as u64)?;
         i64::try_from(end).ok()?;
@@ -37,14 +37,14 @@ impl Client {
         Some(Ticket(key.data().as_ffi()))
     }
 
-    /// All that was acknowledged is in its files: somebody has written what the lanes held. Or as
-    /// much of it as can be written now; files with a [`Client::fact`] lack bytes then, and must be
-    /// left alone.
+    /// All acknowledged bytes are in their files: another program has written the lanes' pieces. Or
+    /// as many of them as can be written now; files with a [`Client::fact`] lack bytes then, and
+    /// the caller must leave them alone.
     pub fn is_recovered(&self) -> bool {
         self.lane.as_ref().is_none_or(Lane::is_done)
     }
 
-    /// No daemon is waited for any more: what is under way ends Plain.
+    /// Wait for no daemon any more: requests under way end Plain.
     pub fn give_up(&mut self) {
         if !std::mem::take(&mut self.lost) {
             return;
@@ -62,8 +62,8 @@ impl Client {
         }
     }
 
-    /// Go on with another daemon: files are named to it, and what waits is sent again.
-    /// [`Client::event_fds`] are others then.
+    /// Go on with another daemon: name the files to it, and send the waiting requests again.
+    /// [`Client::event_fds`] change.
     ///
     /// Errors   nothing has changed; try again.
     pub fn reconnect(
@@ -116,13 +116,13 @@ impl Client {
         self.files.retain(|_, state| !state.closed);
     }
 
-    /// False: it is not the file that it was, or the daemon takes no more.
+    /// False: the descriptor is another file's by now, or the daemon takes no more.
     fn name_again(&self, handle: u32, deadline: Instant) -> bool {
         let Some(state) = self.files.get(&handle).filter(|state| !state.closed) else {
             return false;
         };
-        // SAFETY: the number is only looked at; whether it is open, and what, is asked of the
-        // kernel before anything is done with it.
+        // SAFETY: `identity_of` asks the kernel whether the number is open, and for which file,
+        // before anything else uses it.
         let fd = unsafe { BorrowedFd::borrow_raw(state.fd) };
         if identity_of(fd) != Some(state.identity) {
             return false;
@@ -143,7 +143,7 @@ impl Client {
         }
     }
 
-    /// Writes whose bytes were given over are asked for by that number first.
+    /// Note the numbers of writes whose bytes were given over: the client first asks by these.
     pub(super) fn keep_what_was_given(&mut self) {
         let Some((number, secret)) = self.lane.as_ref().map(|lane| (lane.number, lane.secret))
         else {

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The door's end of a session: reads through the daemon's cache, copied out of shared memory here.
 //!
-//! A [`Client`] belongs to one thread and lives in somebody else's process, so: no call waits
+//! A [`Client`] belongs to one thread and lives in another program's process, so: no call waits
 //! without a bound for a daemon that is gone, none panics, prints, raises SIGPIPE or leaves a
 //! descriptor open across exec. When the daemon dies every outstanding and later read ends as
 //! [`ReadError::Plain`], which tells the caller to read on its own descriptor. Asynchronous reads
-//! of a file with a fact are the exception: they wait for the next daemon (`lost.rs`).
+//! of a file with a fact are the exception: they wait for the next daemon, see `lost.rs`.
 //!
-//! **Parts.** A read longer than one request may be is cut into parts, each a request of its own;
-//! they come back in any order and are joined. Parts that do not fit the ring wait here and follow
-//! as others end.
+//! **Parts.** The client cuts a read that is longer than one request may be into parts, each a
+//! request of its own, and joins the replies, which come in any order. Parts that do not fit the
+//! ring wait here and follow as others end.
 //!
 //! **Room.** Every read that gets buffers owes the ring a READ_END. A read is sent only if the ring
 //! holds, besides it, an END for each read under way: then an END always finds room and is never
 //! lost.
 //!
-//! **Fork.** A child made by fork(2) has a copy of this that it must not use: it finds itself dead
-//! (all reads Plain) and touches nothing shared. The session ends when the last copy of the socket
-//! closes, so a child that lives long should exec (all descriptors are close-on-exec) or
+//! **Fork.** A child made by fork(2) has a copy of this that it must not use: the copy is dead, all
+//! its reads are Plain, and it touches nothing shared. The session ends when the last copy of the
+//! socket closes, so a child that lives long should exec, as all descriptors are close-on-exec, or
 //! disconnect.
 
 mod connect;
@@ -59,11 +59,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::ptr::NonNull;
 
-/// A waiting call that hears nothing for so long, not even a heartbeat, takes the daemon for hung
+/// A waiting call that gets nothing for so long, not even a heartbeat, takes the daemon for hung
 /// and ends the session.
 pub const HUNG_PATIENCE: Duration = Duration(30 * NS_PER_S);
-/// A daemon that lives and gives no answer for so long has lost it. Clients do not wait that long
-/// themselves.
+/// A daemon that lives and does not answer for so long has lost the request. Clients do not wait
+/// that long themselves.
 pub const LOST_PATIENCE: Duration = Duration(120 * NS_PER_S);
 
 /// Why a read gave no bytes.
@@ -134,10 +134,10 @@ pub struct Client {
     slot_bytes: u32,
     read_bytes_max: u64,
     write_bytes_max: u64,
-    /// Where to write, if the daemon takes writes, and what to know of files that are written.
+    /// Where to write, if the daemon takes writes, and the facts of files that are written.
     lane: Option<Lane>,
     alive: bool,
-    /// The daemon is gone, and what it acknowledged or may have acknowledged waits for another.
+    /// The daemon is gone, and writes that it has or may have acknowledged wait for another.
     lost: bool,
     /// Why it ended, when it did.
     end: Option<PeerError>,
@@ -148,9 +148,9 @@ pub struct Client {
     armed: bool,
     /// A ring has come, or is on its way, that was not silenced.
     owed: bool,
-    /// Requests were published that the daemon was not woken for.
+    /// Requests were published without waking the daemon.
     unrung: bool,
-    /// Among them is one that somebody waits for.
+    /// A caller waits for one of them.
     urgent: bool,
     /// Requests whose reply is to come.
     unanswered: u32,
@@ -168,9 +168,9 @@ pub struct Client {
     handle_last: u32,
     /// Number of the last write or sync that was begun.
     ticket_last: u64,
-    /// Files whose CLOSE is to be sent.
+    /// Files whose CLOSE is not sent yet.
     closing: VecDeque<u32>,
-    /// It is one of a pool's door, which may be asked for files.
+    /// It is a session of a pool's door, which the daemon may ask for files.
     is_of_pool: bool,
     wanted: VecDeque<WantedFile>,
     spin: Spin,
@@ -195,15 +195,15 @@ struct TicketState {
     offset: u64,
     length: usize,
     private_data: usize,
-    /// Somebody waits for it; it is not to be reported.
+    /// A call waits for it; [`Client::poll`] does not report it.
     waited_for: bool,
     /// How far parts of a read were sent.
     sent: usize,
-    /// The one part of what is not a read was sent.
+    /// The one part of a write, sync or hold was sent.
     is_sent: bool,
     /// Its place among writes and syncs.
     order: u64,
-    /// Request and lane by which it was given over to a daemon that died before it answered.
+    /// Request, lane and secret by which it was given over to a daemon that died before its answer.
     given: Option<(u64, u32, u64)>,
     part_count: u32,
     /// How far the bytes go: the first short part's end.
@@ -220,7 +220,7 @@ impl TicketState {
         }
     }
 
-    /// Nothing of it has been sent.
+    /// Count it as not sent at all.
     fn begin_again(&mut self) {
         self.sent = 0;
         self.is_sent = false;
@@ -271,23 +271,23 @@ struct Part {
 enum PartUse {
     /// Of a read, for the bytes from `start` of its buffer.
     Read { ticket: TicketKey, start: usize },
-    /// Of a read or sync that nobody wants any more.
+    /// Of a read, sync, hold or query that the caller has cancelled.
     Forgotten,
     /// A write that waits for its grant.
     WriteBegin { ticket: TicketKey, offset: u64 },
-    /// The same, and nobody wants it any more.
+    /// The same, cancelled.
     WriteForgotten { offset: u64 },
-    /// The acknowledgement of a write that nobody wants any more.
+    /// A cancelled write that waits for its acknowledgement.
     EndForgotten,
-    /// Its bytes are where they belong.
+    /// A write whose bytes are in the lane, and that waits for its acknowledgement.
     WriteEnd { ticket: TicketKey },
     /// SYNC or HOLD.
     NoBytes { ticket: TicketKey },
     /// Was the write committed by the daemon before?
     Query { ticket: TicketKey },
-    /// A lease that somebody waits for.
+    /// A lease that a call waits for.
     LeaseWanted,
-    /// The answer to the wait for it.
+    /// Its reply, which that call has not taken yet.
     LeaseGiven(Reply),
     /// Given out.
     Leased,
@@ -305,7 +305,7 @@ struct FileState {
     path: Box<[u8]>,
     part: FilePart,
     writer: Writer,
-    /// Its identity: by then the number may be another file's.
+    /// Device and inode: by then the descriptor's number may be another file's.
     identity: (u64, u64),
 }
 
@@ -369,7 +369,7 @@ impl Client {
         })
     }
 
-    /// False once the daemon is known to be gone (or in a forked child).
+    /// False once the daemon is known to be gone, and in a forked child.
     pub fn alive(&self) -> bool {
         self.alive && self.guard.same_process()
     }
@@ -396,8 +396,8 @@ impl Client {
         self.open_for(fd, path, Writer::default(), FilePart::WHOLE)
     }
 
-    /// The same, for a file that is written on this user's account, or an object that has a part of
-    /// its bytes.
+    /// The same, for a file whose writes go on this user's account, or an object that has a part of
+    /// a file's bytes.
     pub fn open_for(
         &mut self,
         fd: impl AsFd,
@@ -420,7 +420,7 @@ impl Client {
             identity: lost::identity_of(fd.as_fd()).unwrap_or_default(),
         };
         if self.is_lost() {
-            // The next daemon will be told.
+            // `reconnect` names it to the next daemon.
             self.files.insert(handle, state);
             return Some(FileHandle(handle));
         }
@@ -431,7 +431,7 @@ impl Client {
                 Some(FileHandle(handle))
             }
             Err(error) => {
-                // A full socket is only a busy daemon: this file is read plainly, others are not.
+                // A full socket is only a busy daemon: read this file plainly, but not the others.
                 if !matches!(error.kind(), std::io::ErrorKind::WouldBlock) {
                     self.die(error.into());
                 }
@@ -440,10 +440,10 @@ impl Client {
         }
     }
 
-    /// The file is open by this descriptor from now on, by which the next daemon will hear of it:
-    /// the former one may be closed. This daemon keeps its own.
+    /// Use this descriptor from now on to name the file to the next daemon: the caller may close
+    /// the former one. This daemon keeps its own.
     ///
-    /// Returns  false: it is another file, or forgotten, and all is as it was
+    /// Returns  false: it is another file's, or the file is closed; nothing has changed
     pub fn renew(&mut self, file: FileHandle, fd: impl AsFd) -> bool {
         let identity = lost::identity_of(fd.as_fd());
         let open = self.files.get_mut(&file.0);
@@ -515,13 +515,13 @@ impl Client {
     fn send(&mut self, file: FileHandle, ask: &Ask) -> Option<Ticket> {
         let key = self.begin(file, ask)?;
         self.tell_server();
-        // Should the session end in here, it is reported as Plain like any other.
+        // If the session ends in here, `poll` reports it as Plain like any other.
         self.rest();
         Some(Ticket(key.data().as_ffi()))
     }
 
     fn ask_and_wait(&mut self, file: FileHandle, ask: &Ask) -> Result<usize, ReadError> {
-        // A ring full of what needs no answer (many files closed at once) is emptied in a moment.
+        // A ring full of requests without answers, as many closes at once, empties in a moment.
         if !self.room_for_read() {
             self.wait_for(Wanted::Room);
         }
@@ -694,8 +694,8 @@ impl Client {
         });
     }
 
-    /// As [`Client::changed`] to the end of the file, where nothing was written: its length or
-    /// blocks alone are others from `offset` on.
+    /// As [`Client::changed`] to the end of the file, where nothing was written: only its length or
+    /// blocks changed from `offset` on.
     pub fn resized(&mut self, device: u64, inode: u64, offset: u64) {
         self.notice(Request {
             op: op::RESIZED,
@@ -707,12 +707,12 @@ impl Client {
         });
     }
 
-    /// A file is about to be changed on its own descriptor in a way that leads past its bytes: wait
-    /// until it has everything that was acknowledged. Nothing is granted of it until
+    /// The caller is about to change a file on its own descriptor by something else than a write:
+    /// wait until the file has all acknowledged bytes. The daemon grants nothing of it until
     /// [`Client::changed`] or [`Client::resized`].
     ///
-    /// Errors   Plain: the daemon is gone. Errno: what was acknowledged cannot be written; nothing
-    /// is held.
+    /// Errors   Plain: the daemon is gone. Errno: it cannot write acknowledged bytes, and holds
+    /// nothing.
     pub fn hold(&mut self, device: u64, inode: u64) -> Result<(), ReadError> {
         match self.notice(Request {
             op: op::HOLD,
@@ -726,9 +726,8 @@ impl Client {
         }
     }
 
-    /// The time of change of a file is about to be set to this, on its own descriptor: nobody is to
-    /// set an older one. Units: ns since
-    /// 1970. False: the daemon is gone.
+    /// The caller is about to set a file's time of change to this, on its own descriptor: the
+    /// daemon must not set an older one. Units: ns since 1970. False: the daemon is gone.
     pub fn timed(&mut self, device: u64, inode: u64, changed_ns: i64) -> bool {
         self.notice(Request {
             op: op::TIMED,
@@ -741,7 +740,7 @@ impl Client {
             && self.alive
     }
 
-    /// The same for a file that lost a name.
+    /// As [`Client::changed`], for a file that lost a name.
     pub fn gone(&mut self, device: u64, inode: u64) {
         self.notice(Request {
             op: op::GONE,

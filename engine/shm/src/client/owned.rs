@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client that keeps the bytes of its reads and writes itself, for callers who have threads and
+//! A client that keeps the bytes of its reads and writes itself, for callers that have threads and
 //! no need of pointers.
 
 use super::*;
 
-/// A session with the daemon. Each read makes a buffer and gives it away when it is filled; each
-/// write reads bytes that are lent to it.
+/// A session with the daemon. Each read allocates a buffer and returns it filled; each write reads
+/// bytes that the caller lends.
 pub struct OwnedClient {
-    /// Goes before the buffers that it may use.
+    /// Dropped before the buffers that it may use.
     client: Client,
     /// The buffers that reads fill.
     buffers: HashMap<usize, Vec<u8>>,
@@ -19,9 +19,9 @@ pub struct OwnedClient {
 /// A request to an [`OwnedClient`] that has ended.
 #[derive(Debug)]
 pub struct OwnedDone {
-    /// As it was given when it was begun.
+    /// As returned when it began.
     pub number: usize,
-    /// Of a read what was read, fewer bytes than asked only at the end of the file; else no bytes.
+    /// Bytes of a read, fewer than asked only at the end of the file; else no bytes.
     pub result: Result<Vec<u8>, ReadError>,
 }
 
@@ -47,8 +47,8 @@ impl OwnedClient {
         let number = self.next_number();
         let mut buffer = Vec::with_capacity(length);
         // SAFETY: the bytes lie on the heap, where moving the vector leaves them, and the vector
-        // stays in `buffers`, untouched, until the read is reported (`poll`); what is left then
-        // goes after the client.
+        // stays in `buffers`, untouched, until `poll` reports the read; vectors that are left are
+        // dropped after the client.
         unsafe {
             self.client
                 .read_send(file, buffer.as_mut_ptr(), length, offset, number)
@@ -64,9 +64,9 @@ impl OwnedClient {
     pub fn write_send(&mut self, file: FileHandle, lent: Lent, offset: u64) -> Option<usize> {
         let number = self.next_number();
         let bytes = lent.bytes();
-        // SAFETY: they are lent as long as what lies in `sources` from here on, until the write is
-        // reported (`poll`); what is left then goes after the client. One that is not sent is not
-        // looked at.
+        // SAFETY: `sources` keeps the loan from here on, until `poll` reports the write; loans that
+        // are left are dropped after the client. The client does not read the bytes of a write that
+        // it does not take.
         unsafe {
             self.client
                 .write_send(file, bytes.as_ptr(), bytes.len(), offset, number)
@@ -105,8 +105,7 @@ impl OwnedClient {
             };
             let result = finished.result.map(|count| {
                 let count = count.min(buffer.capacity());
-                // SAFETY: so many bytes from the start on were written; the client counts no gap
-                // in.
+                // SAFETY: the client has written so many bytes from the start on, without a gap.
                 unsafe { buffer.set_len(count) };
                 buffer
             });

@@ -5,7 +5,7 @@
 use super::*;
 
 impl Client {
-    /// Take what the daemon has answered, copy it, and send what was waiting for that.
+    /// Take the daemon's replies, copy their bytes, and send requests that waited for room.
     pub(super) fn collect(&mut self) {
         if !self.usable() {
             return;
@@ -30,7 +30,7 @@ impl Client {
             self.owed = true;
         }
         if self.owed && bell::silence(&self.own_bell).unwrap_or(true) {
-            // Not there yet: it is on its way, and will wake us once for nothing.
+            // Else the ring is still on its way, and will wake us once for nothing.
             self.owed = false;
         }
     }
@@ -131,7 +131,7 @@ impl Client {
         };
         ticket.part_count -= 1;
         match error_of(reply) {
-            // Plain goes before an error: the caller's own read will find that again, if it is one.
+            // Plain overrides an error: the caller's own read finds the error again, if it is one.
             Some(ReadError::Plain) => ticket.error = Some(ReadError::Plain),
             Some(error) => {
                 ticket.error.get_or_insert(error);
@@ -185,7 +185,7 @@ impl Client {
             return;
         }
         if give_back {
-            // Room is certain: see the file's head.
+            // Room is certain: see *Room* in `mod.rs`.
             self.push(&Request {
                 id: key.data().as_ffi(),
                 op: op::READ_END,
@@ -194,7 +194,7 @@ impl Client {
         }
     }
 
-    /// A request is over. `owes_end`: room was kept for a request that ends it.
+    /// A request is over. `owes_end`: the ring keeps room for a request that ends it.
     pub(super) fn drop_part(&mut self, key: PartKey, owes_end: bool) -> bool {
         let Some(part) = self.parts.remove(key) else {
             return false;
@@ -231,7 +231,7 @@ impl Client {
         }
     }
 
-    /// Forget a read: its parts' replies will be thrown away.
+    /// Forget a read: drop its parts' replies when they come.
     pub(super) fn forget(&mut self, key: TicketKey) {
         if self
             .tickets
@@ -269,7 +269,7 @@ pub(super) fn error_of(reply: &Reply) -> Option<ReadError> {
     }
 }
 
-/// A reply to a read of `length` bytes, before any of it is believed.
+/// Check a reply to a read of `length` bytes before any use.
 fn check_reply(
     reply: &Reply,
     length: u64,

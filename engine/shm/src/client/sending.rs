@@ -14,7 +14,7 @@ impl Client {
         self.unsent.push_back(key);
         self.send_parts();
         let Some(ticket) = self.tickets.get(key) else {
-            // The daemon's memory made no sense, and all reads were ended; this one was not taken.
+            // The shared memory was invalid, which ended all reads; this one was not taken.
             self.ready
                 .retain(|finished| finished.ticket.0 != key.data().as_ffi());
             return None;
@@ -22,7 +22,7 @@ impl Client {
         if length == 0 && ask.kind == Kind::Read {
             self.finish(key);
         } else if ticket.part_count == 0 && self.unanswered == 0 {
-            // Nothing is under way that would bring us back to it.
+            // No reply is to come, after which the client would send it.
             self.forget(key);
             return None;
         }
@@ -50,7 +50,7 @@ impl Client {
         })
     }
 
-    /// Send what fits of the reads that wait.
+    /// Send waiting requests as far as the ring has room.
     pub(super) fn send_parts(&mut self) {
         while let Some(&key) = self.unsent.front() {
             let Some(ticket) = self.tickets.get(key) else {
@@ -112,8 +112,8 @@ impl Client {
         }
     }
 
-    /// How much of a read at `offset` one request can ask: the daemon's limit, and what the slots
-    /// of one reply hold when the first is entered in its middle.
+    /// The length of a read at `offset` that one request can ask for: at most the daemon's limit,
+    /// and the room in the slots of one reply, from the offset's place in the first on.
     pub(super) fn part_length(&self, offset: u64, length: usize) -> Option<usize> {
         let slot_bytes = u64::from(self.slot_bytes);
         let spanned = slot_bytes * REPLY_SLOTS_MAX as u64 - offset % slot_bytes;
@@ -139,7 +139,7 @@ impl Client {
         });
         self.end_count += 1;
         self.unanswered += 1;
-        // A hold is of the file, by whichever name.
+        // A hold is of the file, under any name.
         let (mut device, mut inode) = (0, 0);
         if let Some(file) = self.files.get_mut(&handle) {
             file.part_count += 1;
@@ -162,7 +162,8 @@ impl Client {
         Some(key)
     }
 
-    /// Room for a read and for its END, besides an END for every other read. See the file's head.
+    /// Room for a read and for its END, besides an END for every other read. See *Room* in
+    /// `mod.rs`.
     pub(super) fn room_for_read(&mut self) -> bool {
         self.room_for(2)
     }
@@ -188,7 +189,7 @@ impl Client {
         self.unrung = true;
     }
 
-    /// The daemon shall look at what was published.
+    /// Make the daemon look at the published requests.
     pub(super) fn tell_server(&mut self) {
         self.urgent = false;
         if std::mem::take(&mut self.unrung) && self.memory.must_ring(Which::Requests) {
@@ -196,8 +197,8 @@ impl Client {
         }
     }
 
-    /// Closes ring: unlike buffers that are given back nobody looks for them, and what was promised
-    /// to a file is free for others when they are heard.
+    /// Closes ring: the daemon does not look for them, as it does for returned slots, and the
+    /// bandwidth promised to a file is free for others once its close arrives.
     pub(super) fn send_closes(&mut self) {
         let mut told = false;
         while let Some(&handle) = self.closing.front()
@@ -216,8 +217,7 @@ impl Client {
         }
     }
 
-    /// False: the daemon is gone.
-    /// The answer's errno, 0 for none. None: there is no answer.
+    /// Send a notice and wait. Returns the answer's errno, 0 for none. None: there is no answer.
     pub(super) fn notice(&mut self, request: Request) -> Option<u32> {
         if !self.usable() {
             return None;
@@ -249,7 +249,7 @@ impl Client {
         }
     }
 
-    /// Whether the daemon was told of this file: after [`Client::reconnect`] it may not have been.
+    /// Whether the file is open in this session: after [`Client::reconnect`] it may not be.
     pub fn is_open(&self, file: FileHandle) -> bool {
         self.files.get(&file.0).is_some_and(|state| !state.closed)
     }

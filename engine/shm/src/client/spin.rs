@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Before sleeping: a look at the ring, which costs less than to be woken. Where it does not pay it
-//! is mostly left out.
+//! Before sleeping: a look at the ring, which costs less than a wake-up. Where it does not pay, the
+//! client mostly skips it.
 
 use super::*;
 
@@ -11,7 +11,8 @@ impl Client {
     /// Before the caller sleeps: look for a reply a moment longer, as long as that pays. Meanwhile
     /// the daemon need not ring.
     ///
-    /// Returns  true: one came, or `else_` is: call [`Client::poll`], or no bell rings for the next
+    /// Returns  true: one came, or `else_` returned true: call [`Client::poll`], or no bell rings
+    ///          for the next
     pub fn linger(&mut self, mut else_: impl FnMut() -> bool) -> bool {
         if !self.usable() || self.unanswered == 0 || !self.ready.is_empty() {
             return false;
@@ -31,7 +32,7 @@ impl Client {
     pub(super) fn spin_for_reply(&mut self) -> bool {
         let memory = &self.memory;
         let head = self.reply_head;
-        // An error is found again, and answered, by the call that takes the replies.
+        // The call that takes the replies finds an error again, and ends the session.
         self.spin
             .until(|| !matches!(memory.waiting(Which::Replies, head), Ok(0)))
     }
@@ -46,7 +47,7 @@ pub(super) struct Spin {
 
 impl Spin {
     pub(super) fn new() -> Spin {
-        // The C library's word for "processors this process may run on".
+        // The processors that this process may run on.
         let processors = rustix::thread::sched_getaffinity(None).map_or(1, |set| set.count());
         Spin {
             possible: processors > 1,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The door's end against a daemon that says what it likes.
+//! The door's end against a daemon that breaks every rule.
 
 use super::*;
 use crate::layout::{write_refused, write_welcome};
@@ -75,7 +75,7 @@ fn connect_to(answer: Vec<u8>, fds: Vec<OwnedFd>) -> (Result<Client, ConnectErro
         };
         let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
         if answer.is_empty() {
-            // Closed without a word; what is returned stands for it.
+            // Close without an answer; an eventfd stands in for the socket.
             return bell::new().unwrap();
         }
         socket::send(&accepted, &[&answer], &fds).unwrap();
@@ -94,10 +94,10 @@ fn a_door_that_a_dead_daemons_socket_keeps_waiting_finds_the_next_daemon() {
     let deaf = socket::listen_at(&path).unwrap();
     let (at, (told, is_told)) = (path.clone(), std::sync::mpsc::channel());
     let next = std::thread::spawn(move || {
-        // When the door waits at the other one.
+        // Once the door waits for the other daemon.
         is_told.recv().unwrap();
         std::thread::sleep(std::time::Duration::from_millis(50));
-        // In one step: a door that comes when there is none at all does not wait.
+        // In one step: a door that finds no socket at all does not wait.
         let elsewhere = unused_path();
         let listener = socket::listen_at(&elsewhere).unwrap();
         std::fs::rename(&elsewhere, &at).unwrap();
@@ -242,8 +242,7 @@ fn answers_to_connect_that_make_no_sense_are_said() {
     check(Vec::new(), vec![], "closed");
 }
 
-/// A daemon that does this to a read of 10,000 bytes is not listened to any longer; the read is
-/// Plain.
+/// A daemon that does this to a read of 10,000 bytes ends the session; the read is Plain.
 fn check(expected: &str, work: impl FnOnce(&mut Raw, Request)) {
     let (mut client, mut raw) = session();
     let file = open(&mut client);
@@ -399,7 +398,7 @@ fn ring_always_has_room_for_what_is_owed() {
     let mut sent = 0;
     let mut finished = 0;
     for _ in 0..2000 {
-        // SAFETY: the buffer outlives the reads; they all write to it, which nobody looks at.
+        // SAFETY: the buffer outlives the reads; all write to it, and the test never reads it.
         if unsafe { client.read_send(file, buffer.as_mut_ptr(), 100, 0, 0) }.is_some() {
             sent += 1;
         }
@@ -415,7 +414,7 @@ fn ring_always_has_room_for_what_is_owed() {
                     });
                 }
             }
-            // Nothing is taken from the ring while these are finished.
+            // The server takes nothing from the ring while the client finishes these.
             while client.poll().is_some() {
                 finished += 1;
             }

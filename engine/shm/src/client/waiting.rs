@@ -26,7 +26,7 @@ impl Client {
             if !self.alive || self.has(wanted) {
                 return;
             }
-            // The buffers that are given back here may be all that the daemon waits for.
+            // The daemon may be waiting for just the slots that are given back here.
             self.tell_server();
             if self.spin_for_reply() {
                 continue;
@@ -62,7 +62,7 @@ impl Client {
             Ok(_) => return,
             Err(error) => return self.die(error),
         }
-        // No bell rings for room in the request ring, which is a matter of microseconds.
+        // No bell rings for room in the request ring; it comes within microseconds.
         let at_most = match wanted {
             Wanted::Room => at_most.min(Duration::from_us(200)),
             _ => at_most,
@@ -76,7 +76,7 @@ impl Client {
             Err(_) => false,
         };
         if ended {
-            // Replies that came before the end are taken first.
+            // First take the replies that came before the end.
             self.collect_in_wait();
             if self.alive {
                 self.look_at_socket();
@@ -84,7 +84,7 @@ impl Client {
         }
     }
 
-    /// The caller goes back to its event loop: see that it will be woken, and that the daemon is.
+    /// The caller returns to its event loop: make sure that it will be woken, and wake the daemon.
     pub(super) fn rest(&mut self) {
         self.found = false;
         if !self.usable() {
@@ -116,8 +116,8 @@ impl Client {
         }
     }
 
-    /// The daemon says nothing on the socket after its welcome, but what it wants of a pool's door:
-    /// what is to be read is that, or its end.
+    /// After its welcome the daemon sends nothing on the socket, except requests to a pool's door:
+    /// a readable socket has one of those, or its end.
     pub(super) fn look_at_socket(&mut self) {
         let mut buffer = [0; PACKET_BYTES_MAX];
         match socket::receive(&self.socket, &mut buffer) {
@@ -141,7 +141,7 @@ impl Client {
         self.alive
     }
 
-    /// The daemon is hung, as a caller who does not wait has found: take it for dead.
+    /// A caller that does not wait has found the daemon hung: take it for dead.
     pub fn lose(&mut self) {
         self.die(broken("the daemon was taken for hung"));
     }
@@ -157,7 +157,7 @@ impl Client {
         self.lost = self.lane.is_some() && self.guard.same_process();
         self.unanswered = 0;
         if self.guard.same_process() {
-            // One that was only hung must not take what we have published for a session's any more.
+            // A daemon that was only hung must not serve this session's requests any more.
             let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
         }
         if self.lost {

@@ -5,8 +5,7 @@
 use super::*;
 use crate::layout::{read_wanted, write_found, write_station};
 
-/// A file of its tree that the daemon asks a pool's door for: one that will be read next, as far as
-/// can be seen.
+/// A file of its tree that the daemon asks a pool's door for: a stream will probably read it next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WantedFile {
     /// For [`Client::found`].
@@ -15,12 +14,12 @@ pub struct WantedFile {
     pub path: Vec<u8>,
 }
 
-/// Files that it may have asked for and nobody has taken; more are not looked at.
+/// Files that the daemon has asked for and the door has not taken; the client drops more.
 const WANTED_MAX: usize = 1024;
 
 impl Client {
-    /// The next file that the daemon asks for; it is to be told ([`Client::found`]), and may be
-    /// told nothing. Never waits.
+    /// The next file that the daemon asks for. Answer with [`Client::found`], or not at all. Never
+    /// waits.
     pub fn take_wanted(&mut self) -> Option<WantedFile> {
         if self.wanted.is_empty() && self.is_of_pool && self.usable() {
             self.look_at_socket();
@@ -28,26 +27,26 @@ impl Client {
         self.wanted.pop_front()
     }
 
-    /// Tell the daemon of a file that it has asked for: a descriptor of it, or why there is none
-    /// (an errno). It need not be this session that was asked: the file lies in this one's share.
+    /// Answer the daemon: a descriptor of the file that it asked for, or the errno by which there
+    /// is none. It may have asked in another session; the file lies in the share of this one.
     pub fn found(&mut self, number: u64, file: Result<BorrowedFd<'_>, u32>) {
         if !self.usable() {
             return;
         }
         let (errno, fds) = match &file {
             Ok(fd) => (0, std::slice::from_ref(fd)),
-            // Nobody is told that there is one and none.
+            // An errno of 0 would promise a descriptor.
             Err(errno) => ((*errno).max(1), [].as_slice()),
         };
         match socket::send(&self.socket, &[&write_found(number, errno)], fds) {
-            // The daemon is busy, and does not wait for it.
+            // The daemon is busy, and does without the answer.
             Err(error) if error.kind() != std::io::ErrorKind::WouldBlock => self.die(error.into()),
             Ok(()) | Err(_) => {}
         }
     }
 
-    /// Tell the daemon whose a file is, in place of what the session said; again, when somebody
-    /// else has it. Never waits: a daemon that is busy does not hear it.
+    /// Tell the daemon the user and client of a file, in place of the session's; again when they
+    /// change. Never waits: a busy daemon does not get it.
     pub fn station(&mut self, file: FileHandle, user: &str, client: &str) {
         if !self.usable() || !self.is_open(file) {
             return;
@@ -59,7 +58,7 @@ impl Client {
         }
     }
 
-    /// The daemon has said something.
+    /// A packet of the daemon.
     pub(super) fn hear_wanted(&mut self, said: &[u8]) {
         match read_wanted(said) {
             Ok((number, path)) if self.wanted.len() < WANTED_MAX => {

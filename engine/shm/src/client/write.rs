@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writing, at the door's end: pages of the lane are asked for, filled, and given over.
+//! Writes at the door's end: the client asks for pages of the lane, fills them, and gives them
+//! over.
 
 use super::*;
 use rustix::fs::{FallocateFlags, fallocate};
@@ -40,8 +41,8 @@ impl Client {
         self.send(file, &ask)
     }
 
-    /// Have what was acknowledged of a file put on stable storage; [`Client::poll`] reports when it
-    /// is. None: not taken, it is all in the file: sync that.
+    /// Flush the acknowledged bytes of a file; [`Client::poll`] reports the end. None: not taken,
+    /// the file has all bytes: sync that.
     pub fn sync_send(&mut self, file: FileHandle, private_data: usize) -> Option<Ticket> {
         let ask = Ask {
             private_data,
@@ -56,9 +57,9 @@ impl Client {
         self.send(file, &ask)
     }
 
-    /// As [`Client::hold`], not waited for: [`Client::poll`] reports when the file is held. One
-    /// that is under way when the daemon dies is asked of the next one. None: there is no daemon,
-    /// nor anything that the file has not.
+    /// As [`Client::hold`], without waiting: [`Client::poll`] reports when the file is held. If the
+    /// daemon dies meanwhile, the client asks the next one. None: there is no daemon, and the file
+    /// lacks no bytes.
     pub fn hold_send(&mut self, file: FileHandle, private_data: usize) -> Option<Ticket> {
         let ask = Ask {
             private_data,
@@ -122,15 +123,15 @@ impl Client {
         length > 0 && length <= most
     }
 
-    /// The fact of a file beyond the answer of the file system: its bytes are partly still with the
-    /// daemon. None: nothing.
+    /// The fact of a file some of whose bytes are still with the daemon, so that the file system's
+    /// answer is not the last word. None: it has none.
     pub fn fact(&self, device: u64, inode: u64) -> Option<FileFact> {
         self.lane.as_ref()?.facts.of(device, inode)
     }
 
     // ---- Grants ----
 
-    /// A reply to WRITE_BEGIN, before any of it is believed. No runs: it was not granted.
+    /// Check a reply to WRITE_BEGIN before any use. No runs: it was not granted.
     pub(super) fn check_grant(
         &self,
         reply: &Reply,
@@ -180,7 +181,7 @@ impl Client {
         let Some((ticket, true)) = ticket.map(|ticket| (ticket, granted)) else {
             self.drop_part(key, true);
             if granted {
-                // Room is certain: see the file's head.
+                // Room is certain: see *Room* in `mod.rs`.
                 self.push_urgent(key, op::WRITE_ABORT);
             }
             if let Some(ticket) = ticket {
@@ -189,7 +190,7 @@ impl Client {
             return;
         };
         if !self.has_memory(&runs) {
-            // The lanes' folder is full: as if it had not been granted.
+            // The lanes' folder is full: treat it as not granted.
             self.drop_part(key, true);
             self.push_urgent(key, op::WRITE_ABORT);
             let plain = Reply {
@@ -216,7 +217,7 @@ impl Client {
         self.urgent = true;
     }
 
-    /// See that pages of the lane have memory: to store where none is left would end the process.
+    /// Get memory for pages of the lane: a store where none is left would kill the process.
     fn has_memory(&self, runs: &Runs) -> bool {
         let Some(lane) = &self.lane else {
             return false;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon's end against a client that writes what it likes.
+//! The daemon's end against a client that breaks every rule.
 
 use super::*;
 use crate::layout::{write_connect, write_open};
@@ -116,7 +116,7 @@ fn drain(session: &mut ServerSession) -> Result<Vec<ClientEvent>, PeerError> {
     Ok(events)
 }
 
-/// The client's act ends the session, with this said.
+/// The client's act ends the session with this error.
 fn check(expected: &str, work: impl FnOnce(&mut Raw)) {
     let (mut raw, mut session) = session();
     raw.open_file(&mut session);
@@ -197,7 +197,7 @@ fn ring_counters_out_of_range_end_the_session() {
         raw.word(ring::REQUEST_TAIL).store(u32::MAX, Relaxed)
     });
     check("at most 256 apart", |raw| {
-        // Running on while the other side keeps its own head: nothing is ever read twice.
+        // The head runs on while the server keeps its own: it reads no entry twice.
         raw.word(ring::REQUEST_TAIL).store(1 << 31, Relaxed);
     });
     let (mut raw, mut session) = session();
@@ -214,7 +214,7 @@ fn head_changed_by_the_client_is_not_believed() {
     let (mut raw, mut session) = session();
     raw.open_file(&mut session);
     for id in 0..600 {
-        // The server's own counter is private: what stands in the page changes nothing.
+        // The server's own counter is private: the one in the page changes nothing.
         raw.word(ring::REQUEST_HEAD).store(12345, Relaxed);
         raw.word(ring::REPLY_TAIL).store(54321, Relaxed);
         raw.read(id);
@@ -349,7 +349,7 @@ fn socket_is_for_root_alone_and_its_file_goes_with_it() {
     let path = first.path.clone();
     let mode = std::fs::metadata(&path).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
-    // A second daemon in the same place: the first must not remove what is no longer its own.
+    // A second daemon in the same place: the first must not delete the second's socket.
     let second = Listener::bind(&path).unwrap();
     drop(first);
     assert!(path.exists());
@@ -379,7 +379,7 @@ fn read_overtaking_its_open_waits_for_it() {
         handle: 1,
         ..Request::default()
     });
-    // Only the doorbell was heard.
+    // Only the doorbell rang: `socket_ready` was not called.
     let events = drain(&mut session).unwrap();
     assert!(
         matches!(
@@ -514,7 +514,7 @@ fn client_that_writes_everywhere_all_the_time_does_no_harm() {
                     let _ = session.reply(request, ReplyBody::Plain);
                 }
                 Ok(_) => session.flush(),
-                // Ended; a real driver drops it. Going on must be harmless all the same.
+                // The session has ended and a real driver drops it. Going on must be harmless, too.
                 Err(_) => session.request_head = session.request_head.wrapping_add(1),
             }
         }

@@ -2,7 +2,7 @@
 //! The smallest server there can be: one thread, `pread` into the segment, no cache, no plan.
 //!
 //! It keeps to the protocol in every respect, so doors can be tried on it before there is a daemon
-//! and the client library be tested without one. It serves whatever it is sent and vets nothing.
+//! and the client library be tested without one. It serves every file that it gets and vets none.
 
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Each test and example uses a part.
 
@@ -38,7 +38,7 @@ pub struct EchoSize {
     pub read_bytes_max: u64,
     pub sweeps: bool,
     pub home: SegmentHome<'static>,
-    /// 0: nobody has a lane.
+    /// 0: no session has a lane.
     pub lane_pages: u32,
 }
 
@@ -58,7 +58,7 @@ impl Default for EchoSize {
 struct EchoSession {
     session: ServerSession,
     files: HashMap<HandleId, OwnedFd>,
-    /// Slots of reads that were answered and not ended.
+    /// Slots of answered reads that have not ended.
     pinned: HashMap<RequestId, Vec<SlotIndex>>,
     /// Reads that wait for slots.
     waiting: VecDeque<(RequestId, HandleId, ByteRange)>,
@@ -77,7 +77,7 @@ pub struct Echo {
     session_last: u32,
     /// Requests answered, for tests to look at.
     pub read_count: u64,
-    /// Why sessions ended, but for those that simply closed.
+    /// Errors that ended sessions, other than a close.
     pub faults: Vec<PeerError>,
     /// The files that CHANGED, GONE and HOLD named.
     pub notices: Vec<(u64, u64)>,
@@ -85,11 +85,11 @@ pub struct Echo {
     pub resized_count: usize,
     folder: PathBuf,
     facts: FactsTable,
-    /// Writes granted, given up, and all asked for (each seventh is answered plain).
+    /// Writes granted, given up, and all requested, of which each seventh gets Plain.
     pub write_counts: [u64; 3],
-    /// Its word on writes to a daemon before it.
+    /// Its answer to questions about writes to an earlier daemon.
     pub committed: Vec<RequestId>,
-    /// It does what it is asked and does not answer any more.
+    /// It does its work and does not answer any more.
     pub mute: bool,
 }
 
@@ -474,7 +474,7 @@ impl Folder {
         self.0.join("session.sock")
     }
 
-    /// A file whose bytes say where they are.
+    /// A file whose bytes depend on their offsets.
     pub fn footage(&self, name: &str, length: usize) -> (File, Vec<u8>) {
         let mut state = length as u64 | 1;
         let bytes: Vec<u8> = (0..length)
@@ -497,7 +497,7 @@ impl Drop for Folder {
     }
 }
 
-/// A server in a thread of its own; stopping it gives it back.
+/// A server in a thread of its own; `stop` returns it.
 pub struct Running {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<Echo>>,
@@ -508,7 +508,7 @@ impl Running {
         Running::resume(Echo::new(path, size).unwrap())
     }
 
-    /// Go on with a server that was driven by hand.
+    /// Go on with a server that the test has driven by hand.
     pub fn resume(mut echo: Echo) -> Running {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
