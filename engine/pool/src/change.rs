@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which members a pool has: taking one in, having one emptied, letting one go. [`drain`] wants
-//! nobody to use the pool meanwhile; a door that has it moves files by [`crate::Move`], and tells
-//! of itself as [`Users`].
+//! Members of a pool: add, drain and remove them. [`drain`] needs a pool without a door; a door
+//! that has it moves files by [`crate::Move`], and passes itself as [`Users`].
 //!
-//! Each step is durable before the next one, and each command that was interrupted is finished by
-//! repeating it. A file's bytes move as in a spill: copied and fsynced, then the record, then that
-//! made durable, then the old object goes. So at every instant a record leads to all its bytes.
+//! Each step is durable before the next one, and a repeated command finishes one that was
+//! interrupted. A file's bytes move as in a spill: copied and fsynced, then the layout, then that
+//! made durable, then the old object goes. So at every instant a layout leads to all its bytes.
 
 use crate::create::{Folder, MEMBER_COUNT_MAX, OBJECTS, all_apart, member_format};
 use crate::data::data_ranges;
@@ -37,20 +36,20 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// The catalogue's format file with the members to be.
+/// The catalogue's format file with the future members.
 const PLAN: &str = "rushes-pool.adding";
-/// A piece is not cut any smaller when no member has room for more. Units: bytes.
+/// The smallest part into which a move cuts a range when no member has room for more. Units: bytes.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Copied at a time. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// The users of a pool while its members change: a door, or nobody.
 pub trait Users {
-    /// Bury what was removed and nobody has open.
+    /// Bury removed files that no program has open.
     fn bury(&self, pool: &Pool) -> Result<(), PoolError>;
     /// Put a log of names on members that take bytes now.
     fn log_names(&self, pool: &Pool) -> Result<(), PoolError>;
-    /// Files come, go and get other names meanwhile.
+    /// True: files come, go and get other names meanwhile.
     fn are_there(&self) -> bool;
 }
 
@@ -72,22 +71,22 @@ impl Users for Nobody {
     }
 }
 
-/// How far a member is emptied, or files are spread anew.
+/// The progress of a drain, a rebalance or a defrag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drained {
     /// Files that were looked at.
     pub file_count: u64,
-    /// Files of which something was moved.
+    /// Files of which bytes were moved.
     pub moved_count: u64,
     /// Units: bytes.
     pub moved_bytes: u64,
 }
 
-/// Take in folders as further members. The same command again finishes one that was interrupted.
+/// Add folders as further members. The same command again finishes one that was interrupted.
 ///
-/// `class`  what they are of, all of them; None: of none
+/// `class`  of all of them; None: of none
 /// Returns  their numbers
-/// Errors   [`PoolError::Refused`] says what is wrong with which folder; then nothing was changed
+/// Errors   [`PoolError::Refused`] names the folder and its fault; then nothing was changed
 pub fn add(
     pool: &Pool,
     members: &[PathBuf],
@@ -115,7 +114,7 @@ pub fn add(
         folder.lock()?;
     }
     let plan = match format::read(catalogue.fd.as_fd(), PLAN) {
-        // Killed behind its last step, it is repeated all the same.
+        // A command that was killed after its last step is repeated all the same.
         Ok(None) if let Some(numbers) = all_are_in(pool, &folders) => {
             if let Some(class) = class {
                 let classes = numbers.iter().map(|number| (*number, Some(class.clone())));
@@ -146,10 +145,11 @@ pub fn add(
         }
     }
     if plan.is_none() {
-        // Its disk is away, and another one is at its place: both would be looked for there.
+        // A member's disk is away, and another folder is at its place: the pool would look for both
+        // there.
         let known = pool.members();
         let taken = folders.iter().find_map(|folder| {
-            // One that is there is refused for what it is.
+            // A member that is there is refused below, by its format file.
             let mut members = known.iter().filter(|_| folder.format.is_none());
             let one = members.find(|one| one.path() == folder.path)?;
             Some((folder.path.clone(), one.number()))
@@ -262,12 +262,12 @@ fn planned(
     Ok(plan)
 }
 
-/// An add waits to be repeated.
+/// An interrupted add waits for its repetition.
 pub fn is_add_interrupted(pool: &Pool) -> bool {
     pool.catalogue().path().join(PLAN).exists()
 }
 
-/// The format file as it is when a member is for that.
+/// The format file with this duty of a member.
 fn with_duty(pool: &Pool, number: MemberNumber, duty: Duty) -> CatalogueFormat {
     let mut format = pool.format();
     for entry in &mut format.members {
@@ -278,7 +278,7 @@ fn with_duty(pool: &Pool, number: MemberNumber, duty: Duty) -> CatalogueFormat {
     format
 }
 
-/// Say, durably, what a member is for.
+/// Set, durably, a member's duty.
 fn set_duty(pool: &Pool, number: MemberNumber, duty: Duty) -> Result<(), PoolError> {
     let format = with_duty(pool, number, duty);
     write(pool, &format)?;
@@ -297,7 +297,7 @@ pub(crate) fn write(pool: &Pool, format: &CatalogueFormat) -> Result<(), PoolErr
     format::write(root.as_fd(), catalogue.path(), FORMAT_FILE, &format)
 }
 
-/// The last step of one would undo what is written now.
+/// Refuse if an add was interrupted: its last step would undo the caller's write.
 fn no_add_waits(pool: &Pool) -> Result<(), PoolError> {
     if !is_add_interrupted(pool) {
         return Ok(());
@@ -307,11 +307,10 @@ fn no_add_waits(pool: &Pool) -> Result<(), PoolError> {
     })
 }
 
-/// From now on, durably, a member takes nothing new, or does again.
+/// Set, durably, that a member takes no new bytes, or does again.
 ///
-/// Errors   nothing was changed then; [`PoolError::Missing`]: it cannot be emptied, since what it
-/// has cannot be read; [`PoolError::Refused`]: nobody would
-///          take what it has
+/// Errors   nothing was changed then; [`PoolError::Missing`]: it cannot be drained, since its bytes
+///          cannot be read; [`PoolError::Refused`]: no other member would take its bytes
 pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result<(), PoolError> {
     let duty = if draining { Duty::Draining } else { Duty::Full };
     let Some(member) = pool.member(number) else {
@@ -329,7 +328,7 @@ pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result
             if is_new {
                 no_add_waits(pool)?;
             }
-            // Also when it was begun before: each of its files would be tried in vain.
+            // Also for a drain that began before: it would try each of the files in vain.
             if draining {
                 others::must_take_bytes_beside(pool, number)?;
             }
@@ -341,12 +340,12 @@ pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result
     }
 }
 
-/// Move everything that a member has to others. Bytes that were moved stay moved, whenever it is
-/// interrupted; the same command again goes on. A file that cannot be moved keeps nobody from the
-/// others: it is in what is returned, with the reason, also where nobody has room for it.
+/// Move all bytes of a member to others. Moved bytes stay moved if it is interrupted; the same
+/// command again goes on. It skips a file that it cannot move: the result lists it with the reason,
+/// also where no member has room for it.
 ///
-/// Assumes  the member is draining ([`set_draining`]), and nobody uses the pool
-/// Errors   [`PoolError::Missing`]; of the looks through the tree
+/// Assumes  the member is draining, by [`set_draining`], and no door uses the pool
+/// Errors   [`PoolError::Missing`]; those of the walk through the tree
 pub fn drain(
     pool: &Pool,
     number: MemberNumber,
@@ -379,7 +378,7 @@ pub fn drain(
             Ok(())
         },
     )?;
-    // Records have changed without a door that tells of it.
+    // Layouts have changed without a door that writes that into the log of names.
     names_follow(pool, number, &Nobody)?;
     Ok((drained, failed))
 }
@@ -395,7 +394,7 @@ fn file_off(pool: &Pool, stub: &OwnedFd, number: MemberNumber) -> Result<Option<
         .transpose()
 }
 
-/// Moves off a member are in the log of names, and that is on others.
+/// Put the moves off a member into the log of names, and that on others.
 pub fn names_follow(
     pool: &Pool,
     number: MemberNumber,
@@ -406,7 +405,7 @@ pub fn names_follow(
     })
 }
 
-/// Trouble with a file, by its name.
+/// An error with a file, by its name.
 fn about(path: &Path, error: PoolError) -> PoolError {
     MemberRefusal::File {
         path: path.to_path_buf(),
@@ -433,7 +432,7 @@ fn move_off(
         };
         let (range, object) = (layout.range_of(at), segment.objects[place]);
         let source = match pool.open_object(layout, object, Access::Write) {
-            // A disk that is going is often read-only by then: its bytes can be had.
+            // A failing disk is often read-only by then: its bytes can still be read.
             Err(PoolError::ReadOnly { .. }) => pool.open_object(layout, object, Access::Read),
             opened => opened,
         }?;
@@ -461,8 +460,8 @@ pub(crate) fn sum(data: &[ByteRange]) -> u64 {
     data.iter().map(|part| part.length.0).sum()
 }
 
-/// An object of a stripe to one member, which takes its place. Where one has room that is in no
-/// place of the stripe yet, to that one.
+/// Move an object of a stripe to one member, which takes its place. If a member with room has no
+/// object of the file yet, to that one.
 pub(crate) fn move_whole(
     pool: &Pool,
     stub: BorrowedFd<'_>,
@@ -514,7 +513,7 @@ pub(crate) fn move_whole(
     Err(no_room(pool, stub, object.member))
 }
 
-/// The whole range to one member, or in halves to several.
+/// Move the whole range to one member, or in halves to several.
 fn move_range(
     pool: &Pool,
     stub: BorrowedFd<'_>,
@@ -556,7 +555,7 @@ fn move_range(
     Ok(moved)
 }
 
-/// Why nobody took what is to leave a member.
+/// Why no member took bytes that are to leave one.
 pub(crate) fn no_room(pool: &Pool, stub: BorrowedFd<'_>, except: MemberNumber) -> PoolError {
     let class = pool.wish_of(stub).class;
     let members = pool.members();
@@ -611,7 +610,7 @@ pub(crate) fn take(
             }
         }
     };
-    // Bytes that an old object still has there are of another time.
+    // An object that was there before may have outdated bytes in the range.
     let copied = punch(&fd, range)
         .and_then(|()| keep(source, &fd, in_front(range, length_of(stub)?)))
         .and_then(|()| data.iter().try_for_each(|part| copy(source, &fd, *part)))
@@ -635,7 +634,7 @@ pub(crate) fn take(
     }
     fsync(stub).map_err(|error| PoolError::system("make a layout durable", "", error))?;
     *layout = next;
-    // Room for others; should it fail, it is only not regained, and fsck sees to it.
+    // Free room for others; if it fails, only the room is not regained, and fsck frees it.
     if layout.objects().contains(&object) {
         let _ = vacate(source, layout, object, range);
     } else if let Some(member) = pool.member(object.member) {
@@ -662,10 +661,10 @@ fn copy(from: &OwnedFd, to: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The rest of a member that is to go.
+/// Files and objects left on a member that is to be removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Left {
-    /// Files whose records name it.
+    /// Files whose layouts name it.
     file_count: u64,
     /// Objects on it, named or not.
     object_count: u64,
@@ -676,7 +675,7 @@ struct Left {
 pub enum Parting {
     /// One that has no bytes.
     Empty,
-    /// One that is missing, with what it has: its disk does not come back.
+    /// One that is missing, with its bytes: its disk does not come back.
     Lost,
 }
 
@@ -691,13 +690,13 @@ impl Parting {
     }
 }
 
-/// Let a member go. The same command again finishes one that was interrupted. One that is missing
-/// may go as [`Parting::Empty`], too, if no file is on it. Records of files keep what they say of
-/// one that goes as [`Parting::Lost`]: these bytes cannot be read ([`PoolError::Lost`]), and all
-/// else of such files can.
+/// Remove a member. The same command again finishes one that was interrupted. One that is missing
+/// may go as [`Parting::Empty`], too, if no file is on it. Layouts go on naming one that goes as
+/// [`Parting::Lost`]: a read of these bytes gets [`PoolError::Lost`], and all other bytes of such
+/// files can be read.
 ///
 /// Errors   [`PoolError::Refused`]: it has bytes, or is the last one that takes some; then no byte
-/// was moved. While files are in use one that is missing cannot go as
+///          was moved. While files are in use one that is missing cannot go as
 ///          [`Parting::Empty`], and one that is there never goes as [`Parting::Lost`]
 pub fn remove(
     pool: &Pool,
@@ -708,7 +707,7 @@ pub fn remove(
     let given = pool.format().members_given;
     let Some(member) = pool.member(number) else {
         return if u32::from(number.0) < given {
-            // It may have been killed before it had told them.
+            // The first try may have been killed before it wrote the log of names.
             if !users.are_there() {
                 let _ = users.log_names(pool);
             }
@@ -731,7 +730,7 @@ pub fn remove(
         {
             return refused(MemberRefusal::Lacks { number, lacked });
         }
-        // Nothing gets there while it is looked for.
+        // No bytes get there during the search.
         pool.adopt(with_duty(pool, number, Duty::Draining));
         let leaves =
             is_unused(pool, &member, users).and_then(|()| set_duty(pool, number, Duty::Leaving));
@@ -740,7 +739,7 @@ pub fn remove(
             return Err(error);
         }
     }
-    // From here on it takes no log of names. The one that it has may be all there is.
+    // From here on it takes no log of names. It may have the only one.
     if let Err(error) = users.log_names(pool)
         && newest_log(pool).is_none_or(|(_, members)| members.iter().all(|one| *one == number))
     {
@@ -753,8 +752,8 @@ pub fn remove(
     format.members.retain(|entry| entry.number != number);
     write(pool, &format)?;
     pool.adopt(format);
-    // So that it knows which members are left. The one before is there; the next mount writes
-    // another.
+    // So that the log knows which members are left. Without it the one before is there; the next
+    // mount writes another.
     let _ = users.log_names(pool);
     Ok(())
 }
@@ -765,9 +764,9 @@ fn log_must_stay(pool: &Pool, number: MemberNumber, error: &PoolError) -> Result
     )))
 }
 
-/// A member goes with all that it has, in one step. This waits for no thread that may hang in its
+/// Remove a member with all its bytes, in one step. This waits for no thread that may hang in its
 /// disk: a thread that makes an object there, or looks at one, at this moment gets the error that
-/// it is lost, or the object that it has made is as lost as all else.
+/// it is lost, or its new object is as lost as all others.
 fn give_up(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolError> {
     let number = member.number();
     if !member.is_away() {
@@ -777,7 +776,7 @@ fn give_up(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolE
         });
     }
     others::must_take_bytes_without(pool, member)?;
-    // Its log may be all there is of the log of names.
+    // It may have the only log of names.
     if newest_log(pool).is_none()
         && let Err(error) = users.log_names(pool)
     {
@@ -794,7 +793,7 @@ fn give_up(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolE
     Ok(())
 }
 
-/// No file has bytes on a member.
+/// Refuse if a file has bytes on a member.
 fn is_unused(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolError> {
     let number = member.number();
     if users.are_there() && matches!(member.status().state, MemberState::Missing(_)) {
@@ -816,12 +815,12 @@ fn is_unused(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), Poo
     Ok(())
 }
 
-/// How much a member has.
+/// Count the files and objects on a member.
 fn left(pool: &Pool, member: &Member, users: &impl Users) -> Result<Left, PoolError> {
     let mut left = Left::default();
     users.bury(pool)?;
     let mut count = |path: &Path, stub: BorrowedFd<'_>| {
-        // A record that nobody can read may name it.
+        // A layout that cannot be read may name it.
         let layout = pool.layout(stub).map_err(|error| about(path, error))?;
         let objects = layout.map(|layout| layout.objects()).unwrap_or_default();
         let is_on_it = objects
@@ -850,7 +849,8 @@ fn left(pool: &Pool, member: &Member, users: &impl Users) -> Result<Left, PoolEr
     Ok(left)
 }
 
-/// A member's folder is a folder again. A folder that is not empty stays: it is none of ours.
+/// Make a member's folder a plain one again. A folder in it that is not empty stays: it is none of
+/// ours.
 fn clear(member: &Member) -> Result<(), PoolError> {
     let failed = |error| PoolError::system("clear", member.path().display().to_string(), error);
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -879,7 +879,7 @@ fn clear(member: &Member) -> Result<(), PoolError> {
         }
     }
     folder(NAMES, AtFlags::REMOVEDIR)?;
-    // Last: without it the folder is no member, and this is not gone into again.
+    // Last: without it the folder is no member, and no repetition comes here.
     folder(FORMAT_FILE, AtFlags::empty())?;
     fsync(&root).map_err(failed)
 }

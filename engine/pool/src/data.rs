@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Where an object has bytes.
 //!
-//! Linux' SEEK_DATA also calls data what was reserved and from which somebody has only read (ext4,
-//! XFS: its zeroes are in the page cache). Taken for bytes they would be a copy that somebody
-//! forgot, or a client's reserved room would be neither its room nor its bytes. So of blocks that
-//! FIEMAP calls unwritten only those pages count that have a byte: one that is on its way there, or
-//! could not be written and is still in the cache. Which zeroes were written is no matter: they are
-//! read in either case.
+//! On ext4 and XFS SEEK_DATA also reports reserved blocks that a program has only read, as their
+//! zeroes are in the page cache. Taken for bytes they would look like a forgotten copy, or a
+//! client's reserved room would be neither its room nor its bytes. So of blocks that FIEMAP calls
+//! unwritten only pages with a byte count: one on its way to the disk, or one that the kernel could
+//! not write and still has in its cache. Whether zeroes were written does not matter: a read
+//! returns them in either case.
 
 use rushes_core::units::ByteRange;
 use rushes_sys::extents;
@@ -14,7 +14,7 @@ use rustix::fs::{SeekFrom, seek};
 use rustix::io::{Errno, pread};
 use std::os::fd::OwnedFd;
 
-/// No more is looked through at once. Units: bytes.
+/// Looked through at once. Units: bytes.
 const SPAN_BYTES: u64 = 1 << 30;
 const PAGE_BYTES: u64 = 4096;
 
@@ -54,7 +54,7 @@ pub(crate) fn next_run(fd: &OwnedFd, range: ByteRange) -> Result<Option<ByteRang
             .min(range.end())
             .min(start + SPAN_BYTES);
         let run = ByteRange::new(start, end - start);
-        // Where nobody can say, it is data.
+        // Where the file system cannot say, it is data.
         let unwritten = extents::unwritten(fd, run).unwrap_or_default();
         let Some(first) = unwritten.first() else {
             return Ok(Some(run));

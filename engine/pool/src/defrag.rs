@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bringing files together that are in more pieces than they need be. [`defrag`] wants nobody to
-//! use the pool meanwhile; a door moves files by [`crate::Move`].
+//! Brings files together that are in more pieces than they need be. [`defrag`] needs a pool without
+//! a door; a door moves files by [`crate::Move`].
 //!
-//! First what is in several objects though one member has room for all of it; then objects that are
+//! First files in several objects, if one member has room for all of it; then objects that are
 //! scattered over their device.
 
 use crate::balance::{all_of, each_with_record};
@@ -14,9 +14,9 @@ use crate::online::Move;
 use crate::pool::Pool;
 use std::path::PathBuf;
 
-/// Bring together these files, or all in these folders; all there are if none is named. Bytes that
-/// were moved stay moved, whenever it is interrupted; the same command again goes on. A file that
-/// cannot be read or moved keeps nobody from the others.
+/// Bring together these files, or all in these folders; all of the pool if none is named. Moved
+/// bytes stay moved if it is interrupted; the same command again goes on. It skips a file that it
+/// cannot read or move.
 ///
 /// `paths`  below the tree
 pub fn defrag(
@@ -33,8 +33,8 @@ pub fn defrag(
             let afresh = Move::afresh(pool, layout);
             all_of(pool, stub, layout, afresh, copied)
         });
-        // Room that a move that was interrupted had reserved, and these have not used. It is only
-        // room, which fsck sees to otherwise.
+        // Free room that an interrupted move had reserved, and these have not used. If that fails
+        // only room is lost, and fsck frees it.
         let _ = pool.give_back(layout);
         pieces.before.add(before);
         pieces.after.add(match *layout == was {

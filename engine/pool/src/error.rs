@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The troubles of a pool, said so that the person at the rack can act on them.
+//! The errors of a pool, in words on which the person at the rack can act.
 
 use crate::member::ObjectName;
 use crate::refusal::Refusal;
@@ -25,7 +25,7 @@ pub enum ObjectFault {
     NotRegular,
 }
 
-/// Kind, what it was about, and what was found.
+/// An error: kind, subject and finding.
 #[derive(Debug)]
 pub enum PoolError {
     /// A member is not there.
@@ -37,7 +37,7 @@ pub enum PoolError {
         /// A clause that says what was found instead.
         why: String,
     },
-    /// A member was given up with what it had.
+    /// A member was given up with its bytes.
     Lost {
         /// Which.
         member: MemberNumber,
@@ -49,7 +49,7 @@ pub enum PoolError {
         /// Where it is.
         path: PathBuf,
     },
-    /// A member's device does not do what it should.
+    /// A member's device fails.
     Failing {
         /// Which.
         member: MemberNumber,
@@ -58,12 +58,12 @@ pub enum PoolError {
     },
     /// No member has room.
     NoRoom,
-    /// No member of a class has room to which the file is bound.
+    /// The file is bound to a class of which no member has room.
     ClassFull {
         /// Which.
         class: Class,
     },
-    /// Members have room, and a quota lets nobody have it.
+    /// Members have room, and a quota is used up.
     OverQuota,
     /// A layout record that cannot be used.
     Layout(LayoutFault),
@@ -100,7 +100,7 @@ pub enum PoolError {
 }
 
 impl PoolError {
-    /// As a number of errno(3), for doors. The only place where a pool's troubles become numbers.
+    /// As a number of errno(3), for doors. The only place where a pool's errors become numbers.
     pub fn errno(&self) -> rustix::io::Errno {
         use rustix::io::Errno;
         match self {
@@ -122,8 +122,8 @@ impl PoolError {
         }
     }
 
-    /// There is no room, of the file system's or of a quota's (btrfs holds root to those): another
-    /// member may have some.
+    /// The file system has no room, or a quota, to which btrfs holds root, too: another member may
+    /// have some.
     pub(crate) fn is_full(&self) -> bool {
         is_full(self.errno())
     }

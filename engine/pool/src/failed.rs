@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that work on a whole pool had to leave as they are: the first few with the reason, and how
-//! many.
+//! Files that a command on a whole pool had to leave as they are: the first few with the reason,
+//! and how many.
 
 use crate::error::PoolError;
 use serde::{Deserialize, Serialize};
@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
-/// So many are told with their names.
+/// Files listed with their names.
 const FIRST_MAX: usize = 8;
-/// Of so many is known that they are counted: beyond that one that fails twice counts twice.
+/// Files remembered as counted: beyond these one that fails twice counts twice.
 const KNOWN_MAX: usize = 4096;
 
 /// A file that could not be read or moved.
@@ -22,7 +22,7 @@ pub struct Failure {
     pub sentence: String,
 }
 
-/// Files that could not be read or moved; all others were gone through.
+/// Files that could not be read or moved; the command went through all others.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failed {
     /// How many.

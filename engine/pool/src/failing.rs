@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Answers of a member's device that it should not have given: such a member is asked last for new
-//! bytes until it works again.
+//! Errors of a member's device: the pool asks such a member last for new bytes until it works
+//! again.
 //!
-//! It is in no new stripe either, and nothing is moved there. Its bytes are read, written and
-//! synced as ever, and the caller gets the error of the device.
+//! It is in no new stripe either, and nothing moves there. Reads, writes and syncs of its bytes go
+//! on, and the caller gets the error of the device.
 
 use rustix::io::Errno;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Nobody looks again before nothing has failed for so long.
+/// Time without a failure before the next trial.
 const QUIET_FOR: Duration = Duration::from_secs(5);
 
-/// The answer of a device that does not do what it should, or of a file system that has found it
-/// so. Not: full, read-only, not there.
+/// The error of a failing device, or of a file system that has found it failing. Not: full,
+/// read-only, not there.
 pub(crate) fn is_of_device(error: Errno) -> bool {
     matches!(
         error,
@@ -33,7 +33,7 @@ pub(crate) fn is_of_process(error: Errno) -> bool {
     matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM)
 }
 
-/// Since when, and why. It is well as long as nothing is known.
+/// Whether a device fails: why, and when last. None: it is well.
 #[derive(Debug, Default)]
 pub(crate) struct Failing(Mutex<Option<Found>>);
 
@@ -49,8 +49,8 @@ impl Failing {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `is_of_one`: it may be that object alone, which somebody may look at again and again, so
-    /// that this puts no trial off.
+    /// `is_of_one`: it may be that object alone, which a program may read again and again, so this
+    /// puts no trial off.
     pub(crate) fn note(&self, now: Instant, is_of_one: bool, sentence: impl FnOnce() -> String) {
         let mut found = self.found();
         match &mut *found {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! From a path that somebody types to the catalogue it belongs to: through the mount of a pool, or
+//! From a path that a user types to the catalogue it belongs to: through the mount of a pool, or
 //! below a catalogue itself.
 //!
-//! A door's mount is of the type [`MOUNT_TYPE`] and names its catalogue as its source; the kernel's
-//! table of mounts is all that is asked, so that a door that hangs is never waited for longer than
-//! the path's own look-up takes.
+//! A door's mount is of the type [`MOUNT_TYPE`] and names its catalogue as its source; the search
+//! asks only the kernel's table of mounts, so a hung door delays it no longer than the path's own
+//! look-up takes.
 
 use crate::catalogue::TREE;
 use crate::error::PoolError;
@@ -79,7 +79,7 @@ pub fn find(path: &Path) -> Result<Place, PoolError> {
     for folder in path.ancestors() {
         match is_file(&folder.join(FORMAT_FILE)) {
             Ok(true) if folder.join(TREE).is_dir() => {}
-            // A user who may not look there cannot be told that nothing is.
+            // Without the right to look there, this cannot say that nothing is.
             Err(error) if error.kind() == ErrorKind::PermissionDenied => {
                 shut = Some(folder);
                 continue;
@@ -159,8 +159,8 @@ pub fn mounted() -> Result<Vec<Mounted>, PoolError> {
     Ok(found)
 }
 
-/// Where a pool is mounted that has this name of its catalogue, by the kernel's table alone: no
-/// file system is asked, which may hang.
+/// Where a pool with a catalogue of this name is mounted, by the kernel's table alone: asks no file
+/// system, which may hang.
 pub fn mounts_of(catalogue: &Path) -> Result<Vec<PathBuf>, PoolError> {
     let table = mount_table()?;
     Ok(rows(&table)
@@ -174,7 +174,7 @@ pub fn mounts_of(catalogue: &Path) -> Result<Vec<PathBuf>, PoolError> {
 ///
 /// A container, or a service with a mount namespace of its own, gets a copy of each mount when it
 /// starts. If that copy is private, an unmount here does not reach it, and the process that serves
-/// the mount goes on. Processes that may not be read are left out.
+/// the mount goes on. Leaves out processes that it may not read.
 fn mounted_elsewhere(catalogue: &Path) -> Vec<(u32, String)> {
     let namespace_of = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/mnt")).ok();
     let mut seen: BTreeSet<PathBuf> = namespace_of("self").into_iter().collect();
@@ -236,7 +236,7 @@ pub(crate) fn mounts_below(folder: &Path) -> Result<Vec<PathBuf>, PoolError> {
         .collect())
 }
 
-/// So many processes a message names.
+/// Processes that a message names.
 const NAMED_MAX: usize = 3;
 
 const MOUNT_TABLE: &str = "/proc/self/mountinfo";
@@ -255,9 +255,9 @@ struct Row {
 }
 
 impl Row {
-    /// A mount of ours. (The type alone does not tell: others may call theirs so.)
+    /// A mount of ours. The type alone does not tell: other programs may use it.
     ///
-    /// Errors   [`PoolError::Refused`]: the catalogue is others' to look into
+    /// Errors   [`PoolError::Refused`]: the caller may not look into the catalogue
     fn is_pool(&self) -> Result<bool, PoolError> {
         if self.kind != MOUNT_TYPE {
             return Ok(false);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Holes in objects where bytes were that are elsewhere now.
+//! Holes in objects in place of bytes that have moved away.
 //!
-//! A hole that begins or ends inside a block leaves that block, zeroed. Where a file goes on
-//! elsewhere inside a block each piece that moves ends inside one, and blocks of zeroes were left
-//! that are no copy of anything: once nobody names the object, nobody can tell them from bytes. So
-//! a hole takes such a block with it. This module does not say which bytes are elsewhere.
+//! A hole that begins or ends inside a block leaves that block, zeroed. If a file continues
+//! elsewhere in the middle of a block, each segment that moves ends inside one, and would leave a
+//! block of zeroes that is no copy of anything: once no layout names the object, nothing tells them
+//! from bytes. So a hole takes such a block with it. The caller says which bytes have moved.
 
 use crate::pool::punch;
 use rushes_core::pool::led::{Led, outside};
@@ -14,14 +14,14 @@ use rustix::fs::fstat;
 use rustix::io::{Errno, pread};
 use std::os::fd::OwnedFd;
 
-/// Blocks are no larger, or only what was asked for goes. Units: bytes.
+/// With larger blocks only the range itself becomes a hole. Units: bytes.
 const BLOCK_BYTES_MAX: u64 = 1 << 16;
 
-/// A hole in an object where the record leads elsewhere by now, and in the rest of the blocks at
-/// its ends where that is zeroes that nobody is led to.
+/// Make a hole in an object where the layout leads elsewhere by now, and in the rest of the blocks
+/// at its ends if that is zeroes to which the layout does not lead.
 ///
-/// `layout`  as the record is now
-/// `range`   of the object; the record leads to none of it
+/// `layout`  as it is now
+/// `range`   of the object; the layout leads to none of it
 pub(crate) fn vacate(
     fd: &OwnedFd,
     layout: &Layout,
@@ -34,7 +34,7 @@ pub(crate) fn vacate(
     }
 }
 
-/// The same, where what the record leads to is known.
+/// The same, if the caller knows the ranges to which the layout leads.
 pub(crate) fn vacate_beside(fd: &OwnedFd, led: &Led, range: ByteRange) -> Result<(), Errno> {
     let status = fstat(fd)?;
     let (size, block) = (status.st_size as u64, status.st_blksize.max(1) as u64);
@@ -63,7 +63,7 @@ fn punch_to(fd: &OwnedFd, start: u64, end: u64) -> Result<(), Errno> {
     fallocate(fd, flags, start, end - start)
 }
 
-/// Zeroes that the record does not lead to.
+/// Zeroes to which the layout does not lead.
 fn is_nothing(fd: &OwnedFd, led: &Led, part: ByteRange) -> Result<bool, Errno> {
     if part.length.0 > 0 && outside(part, &led.ranges) != [part] {
         return Ok(false);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Room that a client has reserved within its file and not written yet: it is still the client's
-//! where the file goes.
+//! Room that a client has reserved within its file and not written yet: the client keeps it where
+//! the file goes.
 //!
 //! An object that moves has such blocks at its new place, too, or does not move. Room that is
-//! reserved behind a file's end stays behind: nobody asked a move for it, and the daemon reserves
-//! there for clients that are recording. Where a file system does not tell (tmpfs) nothing is
-//! reserved.
+//! reserved behind a file's end does not move along: no client asked a move for it, and the daemon
+//! reserves there for recording clients. On a file system that does not tell, as tmpfs, nothing
+//! counts as reserved.
 
 use crate::data::data_within;
 use crate::pool::Source;
@@ -17,7 +17,7 @@ use rustix::fs::{FallocateFlags, fallocate, fstat};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// Of a stripe no more is looked through at once: it is cut in units. Units: bytes of the file.
+/// Looked through at once of a stripe, which is cut in units. Units: bytes of the file.
 const SPAN_BYTES: u64 = 1 << 30;
 
 /// How long a file is, by its stub.
@@ -43,13 +43,13 @@ pub(crate) fn kept(fd: &OwnedFd, range: ByteRange) -> Result<Vec<ByteRange>, Err
     Ok(parts)
 }
 
-/// The room that an object has of a range, with or without bytes. Units: bytes.
+/// The room that an object has in a range, with or without bytes. Units: bytes.
 pub(crate) fn held(fd: &OwnedFd, range: ByteRange) -> Result<u64, Errno> {
     let all = data_within(fd, range)?.into_iter().chain(kept(fd, range)?);
     Ok(all.map(|one| one.length.0).sum())
 }
 
-/// The same is reserved in another object, at the same offsets.
+/// Reserve the same in another object, at the same offsets.
 pub(crate) fn keep(from: &OwnedFd, to: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
     kept(from, range)?
         .into_iter()
@@ -57,7 +57,7 @@ pub(crate) fn keep(from: &OwnedFd, to: &OwnedFd, range: ByteRange) -> Result<(),
 }
 
 impl Source {
-    /// The part of a range of the file that is to move at once because of what is reserved there.
+    /// The part of a range of the file to move at once, in view of the reservations there.
     pub(crate) fn span(&self, range: ByteRange, length: ByteCount) -> Result<ByteRange, Errno> {
         let inside = in_front(range, length);
         let is_long = self.segment.shape != Shape::Single && inside.length.0 > SPAN_BYTES;
@@ -86,7 +86,7 @@ impl Source {
         Ok(joined(parts))
     }
 
-    /// The same is reserved in objects of another shape.
+    /// Reserve the same in objects of another shape.
     pub(crate) fn keep(
         &self,
         (shape, origin, objects): (Shape, ByteOffset, &[OwnedFd]),
@@ -128,7 +128,7 @@ fn joined(mut parts: Vec<ByteRange>) -> Vec<ByteRange> {
 
 fn reserve(fd: BorrowedFd<'_>, part: ByteRange) -> Result<(), Errno> {
     match fallocate(fd, FallocateFlags::KEEP_SIZE, part.start.0, part.length.0) {
-        // There nothing can be.
+        // That file system has no reservations.
         Err(Errno::OPNOTSUPP) => Ok(()),
         done => done,
     }

@@ -3,13 +3,12 @@
 //!
 //! The **catalogue** is a folder on one file system; below its `tree/` is the real directory tree
 //! with owners, modes, times and attributes. A regular file there is a **stub**: its size is the
-//! file's, it has no bytes, and its layout record (an attribute that only root sees) names the
-//! **objects** on the **members** that have them. Formats and order of durable steps:
-//! docs/decisions/0021.
+//! file's, it has no bytes, and its layout, an attribute that only root sees, names the **objects**
+//! on the **members** that have them. Formats and order of durable steps: docs/decisions/0021.
 //!
 //! This crate keeps no lock for single files and no cache: a door that calls it for a file holds
-//! that file's lock. Each function says what "exclusive" means there. Everything here must be
-//! called as root (file-system uid 0), also while the door acts for another user.
+//! that file's lock. Each function says how "exclusive" is meant there. The caller is root, with
+//! file-system uid 0, also while the door acts for another user.
 
 mod balance;
 mod catalogue;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Whether a pool may be mounted on a folder: a mount hides all that lies below, and that must be
-//! nothing that the pool itself is made of. Mounting is a door's.
+//! Whether a pool may be mounted on a folder: a mount hides all that lies below, and that must not
+//! be a folder of the pool itself. The door mounts.
 
 use crate::create::of_pool;
 use crate::error::PoolError;
@@ -14,8 +14,8 @@ use std::path::Path;
 ///
 /// Errors   [`PoolError::Refused`] says which one is in the way
 pub fn may_be_mounted_on(pool: &Pool, folder: &Path) -> Result<(), PoolError> {
-    // A dead mount on it cannot be gone through, and is taken away first: then its path says where
-    // it is. A folder that is not there is refused when it is to be mounted on.
+    // A dead mount on the folder lets no look-up through; the door removes it first, and the path
+    // then says where the folder is. The mount itself refuses a folder that is not there.
     let folder = match folder.canonicalize() {
         Ok(folder) => folder,
         Err(_) => std::path::absolute(folder).unwrap_or_else(|_| folder.to_path_buf()),
@@ -46,8 +46,8 @@ pub fn may_be_mounted_on(pool: &Pool, folder: &Path) -> Result<(), PoolError> {
             covered,
         });
     }
-    // By what lies there, too: a bind mount shows the same folders elsewhere, and what is mounted
-    // on one is often on the other at once.
+    // By the contents, too: a bind mount shows the same folders elsewhere, and a mount on one is
+    // often on the other at once.
     match folder.ancestors().find_map(of_pool) {
         None => Ok(()),
         Some((outer, occupant)) => refused(FolderRefusal::MountInPool {
@@ -62,7 +62,7 @@ pub fn may_be_mounted_on(pool: &Pool, folder: &Path) -> Result<(), PoolError> {
     }
 }
 
-/// By its path, or because a folder that it is in is the same one under another name.
+/// By its path, or because one of its outer folders is the same one under another name.
 fn is_in(path: &Path, folder: &Path) -> bool {
     let id = |path: &Path| stat(path).ok().map(|found| (found.st_dev, found.st_ino));
     let own = id(folder);

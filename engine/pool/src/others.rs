@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The members beside one that is to be emptied or to go: whether anybody takes bytes then, and
-//! sentences that say which one does not, why, and what lets it. This module does not decide which
-//! member gets what.
+//! The members beside one that is to be drained or removed: whether any takes bytes then, and
+//! sentences that say which one does not, why, and which command lets it. This module does not
+//! decide which member gets which bytes.
 
 use crate::error::PoolError;
 use crate::format::Duty;
@@ -12,7 +12,7 @@ use rushes_core::pool::MemberNumber;
 use rushes_core::units::ByteCount;
 use std::sync::Arc;
 
-/// So many are named.
+/// Members that a sentence names.
 const NAMED_MAX: usize = 8;
 
 /// All members but one, as they are now.
@@ -32,7 +32,7 @@ impl Others {
         }
     }
 
-    /// Members that would take bytes if they were not being emptied; the one with most room first.
+    /// Members that would take bytes if they were not draining; the one with most room first.
     fn draining(&self) -> Vec<&(Arc<Member>, MemberStatus)> {
         let mut found: Vec<_> = self
             .all
@@ -108,8 +108,8 @@ fn free(bytes: ByteCount) -> String {
     format!("{}.{} {unit}", tenths / 10, tenths % 10)
 }
 
-/// A member is to be emptied: another one takes bytes. Whether that is there, and has room, is
-/// found out file by file: no disk is asked here, which may hang.
+/// Before a member drains: another one must take bytes. The drain finds out file by file whether
+/// that is there, and has room: this asks no disk, which may hang, but to say why it refuses.
 pub(crate) fn must_take_bytes_beside(pool: &Pool, number: MemberNumber) -> Result<(), PoolError> {
     let members = pool.members();
     let mut others = members.iter().filter(|other| other.number() != number);
@@ -128,9 +128,9 @@ pub(crate) fn must_take_bytes_beside(pool: &Pool, number: MemberNumber) -> Resul
     })
 }
 
-/// A member is to go: another one takes bytes, now or when its disk is there again; or the member
-/// takes none itself, so that nothing is worse without it. No disk is asked, but to say why it is
-/// refused.
+/// Before a member is removed: another one must take bytes, now or when its disk is there again; or
+/// the member takes none itself, so that nothing is worse without it. Asks no disk, but to say why
+/// it refuses.
 pub(crate) fn must_take_bytes_without(pool: &Pool, member: &Member) -> Result<(), PoolError> {
     let (members, number) = (pool.members(), member.number());
     let mut others = members.iter().filter(|other| other.number() != number);
@@ -160,7 +160,7 @@ pub(crate) fn why_no_log(pool: &Pool, number: MemberNumber, error: &PoolError) -
     }
     let others = Others::than(pool, number);
     let cause = match error {
-        // Nobody was asked.
+        // No member was asked.
         PoolError::NoRoom => String::from("no other member takes bytes and has room"),
         error => error.to_string(),
     };
@@ -171,8 +171,8 @@ pub(crate) fn why_no_log(pool: &Pool, number: MemberNumber, error: &PoolError) -
     }
 }
 
-/// Of a member that could not be emptied: members with room that take nothing because they are to
-/// be emptied as well, and what lets them; a sentence. None: there is none.
+/// For a member that could not be drained: a sentence that names members with room that take
+/// nothing because they drain as well, and the command that lets them. None: there is none.
 pub fn draining_with_room(pool: &Pool, number: MemberNumber) -> Option<String> {
     let others = Others::than(pool, number);
     let draining = others.draining();

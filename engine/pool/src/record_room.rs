@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Room for the layout record among the attributes of a file: attributes that others put there must
-//! leave it as much as it may come to need, or the file could not go on on another member.
+//! Room for the layout among the attributes of a file: other attributes must leave as much as the
+//! layout may come to need, or the file could not continue on another member.
 //!
-//! ext4 has one block for all attributes of a file (and the rest of its inode, which is not counted
-//! on here); with the feature ea_inode a value that does not fit has an inode of its own. XFS and
-//! btrfs give each attribute its own room. This module does nothing for records of files whose
-//! attributes were there before ([`PoolError::LayoutTooLong`] says that of them when it comes to
-//! it).
+//! ext4 has one block for all attributes of a file, and the rest of its inode, on which this module
+//! does not count; with the feature ea_inode a value that does not fit has an inode of its own. XFS
+//! and btrfs give each attribute its own room. This module does nothing for files whose attributes
+//! were there before: they get [`PoolError::LayoutTooLong`] once their layout does not fit.
 
 use crate::catalogue::REMOVED;
 use crate::error::PoolError;
@@ -26,17 +25,16 @@ const EXT4_MAGIC: u64 = 0xef53;
 const EMPTY_BLOCK_BYTES: usize = 32 + 4;
 /// Of an attribute in the list, before its name. Units: bytes.
 const ENTRY_BYTES: usize = 16;
-/// A record may come to need so much, 30 segments on single members: as many as there are disks,
-/// mostly. Units: bytes.
+/// A layout may come to need so much: 30 segments on single members, mostly as many as there are
+/// disks. Units: bytes.
 const ROOM_BYTES: usize = 1024;
-/// A record that is longer may grow by so much: a segment of a stripe over 20 members. Units:
-/// bytes.
+/// A longer layout may grow by so much: a segment of a stripe over 20 members. Units: bytes.
 const GROWTH_BYTES: usize = SEGMENT_BYTES + 20 * OBJECT_BYTES;
-/// Of a block, where that is less.
+/// Or by this part of a block, where that is less.
 const GROWTH_PART: usize = 15;
-/// A file has this from its folder's default ACL when it is made: nobody sets it.
+/// A new file gets this from its folder's default ACL, without a call that sets it.
 const INHERITED: &[u8] = b"system.posix_acl_access";
-/// Smaller blocks are warned of. Units: bytes.
+/// Smaller blocks cause a warning. Units: bytes.
 const BLOCK_BYTES_USUAL: usize = 4096;
 
 /// The bytes that an attribute takes of a block.
@@ -46,7 +44,7 @@ fn taken(name: &[u8], length: usize) -> usize {
     (ENTRY_BYTES + name.len()).next_multiple_of(4) + length.next_multiple_of(4)
 }
 
-/// Whether a record may become long enough beside attributes of which each is so long.
+/// Whether a layout may become long enough beside attributes of these lengths.
 fn fits<'a>(
     block_bytes: usize,
     record_bytes: usize,
@@ -66,7 +64,7 @@ fn shared_block(root: &OwnedFd) -> Result<Option<usize>, Errno> {
         return Ok(None);
     }
     let block_bytes = usize::try_from(found.f_bsize).unwrap_or(BLOCK_BYTES_USUAL);
-    // Which features it has nobody says but the device, which may be anybody's.
+    // Only the device says which features it has, and that need not be ours to read: try it.
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     let probe = rustix::fs::openat(root, c".", flags, Mode::RUSR | Mode::WUSR)?;
     let name = format!("{HIDDEN_PREFIX}probe");
@@ -84,7 +82,7 @@ fn opened(folder: &Path) -> Result<OwnedFd, Errno> {
     )
 }
 
-/// The warning for a place where a catalogue is to be, as a sentence. None: nothing.
+/// The warning for the place of a new catalogue, as a sentence. None: no warning.
 pub fn scarce_room(catalogue: &Path) -> Option<String> {
     let block_bytes = shared_block(&opened(catalogue).ok()?).ok()??;
     (block_bytes < BLOCK_BYTES_USUAL).then(|| {
@@ -96,8 +94,8 @@ pub fn scarce_room(catalogue: &Path) -> Option<String> {
 }
 
 impl Pool {
-    /// Before a file in the tree gets an attribute: whether the record of its layout can grow
-    /// beside it as far as it may have to.
+    /// Before a file in the tree gets an attribute: whether its layout can grow beside it as far as
+    /// it may have to.
     ///
     /// `path`     leads to the file, which is not followed further
     pub fn leaves_record_room(
@@ -132,13 +130,13 @@ impl Pool {
         Ok(fits(block_bytes, record_bytes, others.into_iter()))
     }
 
-    /// The same of files in a folder, before that gets a default ACL which is so long.
+    /// The same for files in a folder, before that gets a default ACL of this length.
     pub fn leaves_record_room_below(&self, length: usize) -> bool {
         let block_bytes = self.attribute_block();
         block_bytes.is_none_or(|block| fits(block, 0, std::iter::once((INHERITED, length))))
     }
 
-    /// As [`shared_block`] found it; where it cannot be looked at, nobody is refused anything.
+    /// As [`shared_block`] found it; None, which refuses nothing, if that failed.
     fn attribute_block(&self) -> Option<usize> {
         *self.attribute_block.get_or_init(|| {
             let folder = opened(&self.catalogue().path().join(REMOVED));

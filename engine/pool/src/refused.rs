@@ -5,19 +5,19 @@ use crate::error::PoolError;
 use crate::failing::is_of_process;
 use rustix::io::Errno;
 
-/// Why those that were asked have not taken bytes.
+/// Why the members asked so far did not take bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Refused {
     is_full: bool,
     is_over_quota: bool,
-    /// A lack of the process: nobody knows whether that one would have.
+    /// A lack of the process: that member might have taken them.
     lack: Option<PoolError>,
     other: Option<PoolError>,
 }
 
 impl Refused {
-    /// Whether another member is to be asked: this is one member's answer, and not of the catalogue
-    /// or of bytes that are to be moved.
+    /// Whether to ask another member: this is one member's answer, and not of the catalogue or of
+    /// the bytes to be moved.
     pub(crate) fn is_of_member(error: &PoolError) -> bool {
         match error {
             PoolError::Missing { .. }
@@ -35,7 +35,7 @@ impl Refused {
             Errno::NOSPC => self.is_full = true,
             Errno::DQUOT => self.is_over_quota = true,
             lack if is_of_process(lack) => drop(self.lack.get_or_insert(error)),
-            // As if it were not there.
+            // Count it as not there.
             _ if matches!(
                 error,
                 PoolError::Missing { .. } | PoolError::Lost { .. } | PoolError::ReadOnly { .. }
@@ -44,8 +44,9 @@ impl Refused {
         }
     }
 
-    /// All have. A person who can make room should be told of that first; a quota counts where
-    /// nothing else is in the way, and a device that fails where nothing but that is.
+    /// All have refused. A lack of the process comes first. Then no room, since a person can make
+    /// some; a quota where no member is full, and a failing device where nothing else is in the
+    /// way.
     pub(crate) fn all(self) -> PoolError {
         if let Some(lack) = self.lack {
             return lack;

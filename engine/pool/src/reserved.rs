@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks of objects that no byte is in and that nobody reserves any more: those that a move that
-//! was interrupted had asked for and did not get to, those that were taken for a reservation that
-//! did not fit, and those that a client had reserved behind the end of a file that it then cut.
+//! Blocks of objects without a byte that are no client's reservation any more: those that an
+//! interrupted move had reserved and did not get to, those taken for a reservation that did not
+//! fit, and those that a client had reserved behind the end of a file that it then truncated.
 //!
-//! Where the record leads elsewhere nobody writes but a move, and where a block has no data nothing
-//! is lost with it. Blocks that are led to stay as they are: a program that writes the file may
-//! have reserved them, behind its end, too. This module does not give back bytes, which fsck
-//! compares first.
+//! Where the layout leads elsewhere only a move writes, and a block without data loses nothing.
+//! Blocks to which the layout leads stay as they are: a program that writes the file may have
+//! reserved them, behind its end, too. This module does not free bytes, which fsck compares first.
 
 use crate::data::data_ranges;
 use crate::error::PoolError;
@@ -29,20 +28,20 @@ const EXTENT_COUNT_MAX: usize = 1 << 20;
 pub(crate) struct Reserved {
     /// How long the object is. Units: bytes.
     size: u64,
-    /// The ranges that may go within that, in order: whole blocks.
+    /// The ranges within that length that may go, in order: whole blocks.
     within: Vec<ByteRange>,
-    /// And behind it.
+    /// Those behind it.
     behind: Vec<ByteRange>,
-    /// Where what is to stay ends that is reserved behind the object's end; else the object's
+    /// The end of the reservations behind the object's end that stay; without any, the object's
     /// length. Units: bytes.
     stays_until: u64,
 }
 
 impl Reserved {
-    /// The blocks of an object that may go. None: nothing, or nobody can say.
+    /// The blocks of an object that may go. None: nothing, or the file system cannot say.
     ///
-    /// `length`  the object's as the file's has it: blocks that are reserved behind that may go,
-    /// too. None: as much as the record leads to stays
+    /// `length`  the object's, by the file's length: blocks reserved behind that may go, too. None:
+    ///           all to which the layout leads stays
     pub(crate) fn of(
         fd: &OwnedFd,
         led: &Led,
@@ -61,7 +60,7 @@ impl Reserved {
         Reserved::outside_of(fd, &kept)
     }
 
-    /// The same, of all that is in none of these ranges.
+    /// The same, of all blocks in none of these ranges.
     fn outside_of(fd: &OwnedFd, kept: &[ByteRange]) -> Result<Option<Reserved>, Errno> {
         let status = fstat(fd)?;
         let (size, block) = (status.st_size as u64, status.st_blksize.max(1) as u64);
@@ -111,24 +110,23 @@ impl Reserved {
         all.map(|one| one.length.0).sum()
     }
 
-    /// They are nobody's any more. May be interrupted anywhere and repeated.
+    /// Free them. May be interrupted anywhere and repeated.
     ///
-    /// Assumes  nobody writes to the object since [`Reserved::of`]
+    /// Assumes  no write to the object since [`Reserved::of`]
     pub(crate) fn give_back(&self, fd: &OwnedFd) -> Result<(), Errno> {
         let status = fstat(fd)?;
         self.within.iter().try_for_each(|one| punch(fd, *one))?;
         if !self.behind.is_empty() {
-            // Behind an object's end nothing can be made a hole (ext4 does nothing there); blocks
-            // that are to be cut there go with its end, also with the same one. Where something in
-            // between is to stay the object becomes so long first, by zeroes that it is read as
-            // anyway.
+            // Behind an object's end no hole can be made: ext4 does nothing there. A truncate frees
+            // the blocks there, even one to the same length. Where some in between are to stay the
+            // object first becomes so long, by zeroes, as which it reads anyway.
             if self.stays_until > self.size {
                 ftruncate(fd, self.stays_until)?;
                 self.behind.iter().try_for_each(|one| punch(fd, *one))?;
             }
             ftruncate(fd, self.stays_until.max(self.size))?;
         }
-        // A rescue tells by this time what was cut off before the file was changed.
+        // Keep the time: a rescue tells by it which bytes were cut off before the file changed.
         let omitted = Timespec {
             tv_sec: 0,
             tv_nsec: UTIME_OMIT,
@@ -145,8 +143,8 @@ impl Reserved {
 }
 
 impl Pool {
-    /// Blocks that a move had reserved in objects of a file, where its record does not lead to
-    /// them. Objects that cannot be opened have none.
+    /// Blocks that a move had reserved in objects of a file, where its layout does not lead to
+    /// them. Objects that cannot be opened count as without.
     ///
     /// Units    bytes
     pub fn reserved_bytes(&self, layout: &Layout) -> u64 {
@@ -154,10 +152,10 @@ impl Pool {
         found.iter().map(|(_, reserved)| reserved.bytes()).sum()
     }
 
-    /// Give them back.
+    /// Free them.
     ///
-    /// Assumes  exclusive, as [`Pool::set_layout`]; objects have all that is acknowledged
-    /// Errors   the kernel's; those that were not come to are given back the next time
+    /// Assumes  exclusive, as [`Pool::set_layout`]; objects have all acknowledged bytes
+    /// Errors   the kernel's; the next call frees the rest
     pub fn give_back(&self, layout: &Layout) -> Result<u64, PoolError> {
         let mut bytes = 0;
         for (fd, reserved) in self.reserved(layout, Access::Write) {
@@ -169,7 +167,7 @@ impl Pool {
     }
 
     fn reserved(&self, layout: &Layout, access: Access) -> Vec<(OwnedFd, Reserved)> {
-        // To the only object of a file that is not striped the record leads everywhere.
+        // The layout leads everywhere in the only object of a file that is not striped.
         let objects = layout.objects();
         let is_one = objects.len() < 2;
         let all = objects.into_iter().filter(|_| !is_one);
@@ -177,7 +175,7 @@ impl Pool {
             let led = Led::of(layout, object)?;
             let fd = self.open_object(layout, object, access).ok()?;
             let found = Reserved::of(&fd, &led, None).ok()??;
-            // Somebody may write the file here: then its end is not ours to set.
+            // A program may write the file here: then its end is not ours to set.
             let is_ours = found.behind.is_empty() || found.stays_until == found.size;
             is_ours.then_some((fd, found))
         };
@@ -185,7 +183,7 @@ impl Pool {
     }
 }
 
-/// Where an object has blocks, in order. None: nobody can say.
+/// Where an object has blocks, in order. None: the file system cannot say.
 fn allocated(fd: &OwnedFd) -> Option<Vec<ByteRange>> {
     let map = extents::of(fd, EXTENT_COUNT_MAX).ok()?;
     let ranges = map.extents.iter();
@@ -216,7 +214,7 @@ fn parts_of(layout: &Layout, range: ByteRange) -> BTreeMap<Object, Vec<ByteRange
 }
 
 /// A part of an object with the rest of the blocks that it begins and ends in, where no other byte
-/// of the file is in them: a place may begin inside a block, as where a member was full.
+/// of the file is in them: a segment may begin inside a block, as where a member was full.
 fn with_whole_blocks(part: ByteRange, others: &[ByteRange], block: u64) -> ByteRange {
     let is_free = |start: u64, end: u64| {
         let rest = ByteRange::new(start, end - start);
@@ -239,14 +237,14 @@ fn with_whole_blocks(part: ByteRange, others: &[ByteRange], block: u64) -> ByteR
 #[derive(Debug)]
 pub struct RoomBefore {
     range: ByteRange,
-    /// Where they had blocks. None: nobody can say.
+    /// Where they had blocks. None: the file system cannot say.
     had: BTreeMap<Object, Option<Vec<ByteRange>>>,
     /// Units: bytes.
     lacking: u64,
 }
 
 impl RoomBefore {
-    /// How many bytes of the range have no blocks; fewer where nobody can say.
+    /// How many bytes of the range have no blocks; fewer where file systems cannot say.
     ///
     /// Units    bytes
     pub fn lacking(&self) -> u64 {
@@ -287,12 +285,13 @@ impl Pool {
         }
     }
 
-    /// Room that was taken for a range, and no byte came into, is room again: blocks of objects
-    /// that had none there before, and objects that were made for bytes behind the end of the file.
+    /// Free room that was taken for a range and that no byte came into: blocks of objects that had
+    /// none there before, and objects that were made for bytes behind the end of the file.
     ///
-    /// `is_used_beside`  by somebody who sees how long an object is, and may store to it: then none
-    /// becomes longer for it, and blocks within stay Assumes  exclusive, as [`Pool::set_layout`];
-    /// objects have all that is acknowledged; `size`: the file's
+    /// `is_used_beside`  another process sees how long an object is, and may store to it: then no
+    ///                   object becomes longer, and blocks within stay
+    /// Assumes  exclusive, as [`Pool::set_layout`]; objects have all acknowledged bytes; `size`:
+    ///          the file's
     pub fn give_back_since(
         &self,
         stub: BorrowedFd<'_>,
@@ -353,8 +352,8 @@ impl Pool {
         self.shorten(stub, layout, next)
     }
 
-    /// The most that could be given to bytes of a file: room of all members that may take some, or
-    /// have some of it. The file systems' reserve for root is in it.
+    /// The most room for bytes of a file: that of all members that may take some, or have some of
+    /// it, with the file systems' reserve for root.
     ///
     /// Units    bytes
     pub fn room_at_most(&self, stub: BorrowedFd<'_>, layout: Option<&Layout>) -> u64 {
@@ -390,7 +389,7 @@ impl Pool {
         found.iter().map(|(_, reserved)| reserved.bytes()).sum()
     }
 
-    /// Give it back.
+    /// Free them.
     ///
     /// Assumes  as [`Pool::give_back`]
     pub fn give_back_behind(&self, layout: &Layout, size: ByteCount) -> Result<(), PoolError> {
@@ -412,7 +411,7 @@ impl Pool {
     }
 }
 
-/// The parts of a range that are in none of others, of which there may be many.
+/// The parts of a range that are in none of the others, of which there may be many.
 ///
 /// Assumes  as [`near`]
 fn gaps(range: ByteRange, others: &[ByteRange]) -> Vec<ByteRange> {

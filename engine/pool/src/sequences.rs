@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where the last frame of each sequence that is being recorded went: the next one is to follow it
-//! (docs/decisions/0034).
+//! The member of the last frame of each sequence that is being recorded: the next frame follows it,
+//! see docs/decisions/0034.
 //!
-//! In memory alone. A door that starts anew begins each sequence anew, wherever the pool's policy
-//! says; nothing is lost by it but evenness.
+//! In memory alone. A door that starts anew begins each sequence anew, where the pool's policy
+//! says; that loses only evenness.
 
 use rushes_core::pool::MemberNumber;
 use rushes_core::stream::{FrameName, NUMBERS_LEAST_OF_OTHERS};
@@ -15,8 +15,7 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Names of sequences that are remembered; of more those that were longest not written to are
-/// forgotten.
+/// Sequences remembered by name; beyond that the pool forgets those longest not written to.
 const COUNT_MAX: usize = 4096;
 
 /// Fewer digits than this, without zeros in front, are more often those of single files: `take1`,
@@ -33,8 +32,8 @@ struct Key {
 
 /// The sequences of which a file may be a frame, and its number there.
 ///
-/// Which digits of its name are the number the name alone does not say: those that change from file
-/// to file are (as in `rushes_core::stream::SequenceTracker`, which follows readers). So there is a
+/// The name alone does not say which of its digits are the number: those that change from file to
+/// file are, as in `rushes_core::stream::SequenceTracker`, which follows readers. So there is a
 /// reading for each run of digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Frame {
@@ -44,7 +43,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// By its name. None: it is none, or has no name.
+    /// By its name. None: it is no frame, or has no name.
     pub(crate) fn of(stub: BorrowedFd<'_>) -> Option<Frame> {
         let own = format!("/proc/self/fd/{}", stub.as_raw_fd());
         let path = readlink(own, Vec::new()).ok()?;
@@ -72,7 +71,7 @@ impl Frame {
     }
 }
 
-/// Those that are being recorded.
+/// The sequences that are being recorded.
 #[derive(Debug, Default)]
 pub(crate) struct Sequences(Mutex<Known>);
 
@@ -89,7 +88,7 @@ struct Last {
     number: u64,
     /// Different numbers, one after the other, that frames of it had.
     number_count: usize,
-    /// Which it was of all frames.
+    /// Its place among all frames.
     count: u64,
 }
 
@@ -98,7 +97,7 @@ impl Sequences {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Where its frame before went.
+    /// Where the frame before it went.
     pub(crate) fn last(&self, frame: &Frame) -> Option<MemberNumber> {
         let known = self.known();
         if let Some((key, _)) = &frame.usual
@@ -106,7 +105,7 @@ impl Sequences {
         {
             return Some(last.member);
         }
-        // With this one there are enough.
+        // With this one there are enough numbers.
         let is_one = |last: &&Last, number: u64| {
             last.number != number && last.number_count + 1 >= NUMBERS_LEAST_OF_OTHERS
         };
@@ -119,7 +118,7 @@ impl Sequences {
             .map(|last| last.member)
     }
 
-    /// It went there.
+    /// Note where a frame went.
     pub(crate) fn went_to(&self, frame: Frame, member: MemberNumber) {
         let known = &mut *self.known();
         known.count += 1;
@@ -127,8 +126,8 @@ impl Sequences {
             .usual
             .as_ref()
             .and_then(|(key, _)| known.last.get(key));
-        // Then the last digits are the ones, and all other readings would be new ones with each
-        // frame.
+        // Then the last digits are the number, and each other reading would be a new sequence with
+        // each frame.
         let is_usual = of_usual.is_some_and(|last| last.number_count > 1);
         let others = frame.others.into_iter().filter(|_| !is_usual);
         for (key, number) in frame.usual.into_iter().chain(others) {
@@ -143,7 +142,7 @@ impl Sequences {
             (last.member, last.number, last.count) = (member, number, count);
         }
         if known.last.len() > COUNT_MAX {
-            // Half of them at once, so that it is seldom looked for.
+            // Half of them at once, so that this search is rare.
             let mut counts: Vec<u64> = known.last.values().map(|last| last.count).collect();
             counts.sort_unstable();
             let middle = counts[COUNT_MAX / 2];
@@ -198,7 +197,7 @@ mod tests {
             "/t/shot_1003_v002.exr",
             "/t/shot_1004_v002.exr",
         ];
-        // The third one shows which.
+        // The third one shows which digits are the number.
         assert_eq!(members(&versions), [0, 1, 1, 1]);
         let scans = [
             "/t/scan_000001_4k.dpx",

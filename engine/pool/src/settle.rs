@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files whose first objects nobody has made durable yet.
+//! Unsettled files: their first objects are not durable yet.
 //!
-//! A program that makes a file waits for no disk: its objects are made, and its record names them,
-//! without a flush of either. The record says so ([`Layout::is_unsettled`]). It says so no longer
-//! before anything of the file is told to be durable, and some time later in any case.
+//! A program that makes a file waits for no disk: its objects are made, and its layout names them,
+//! without a flush of either. The layout says so, by [`Layout::is_unsettled`]. It ceases to say so
+//! before a door reports anything of the file as durable, and some time later in any case.
 
 use crate::data::has_data;
 use crate::error::{ObjectFault, PoolError};
@@ -15,7 +15,7 @@ use rustix::fs::{fstat, fsync};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 impl Pool {
-    /// Its objects are durable, and its record says so. To make that durable is the caller's: it
+    /// Make a file's objects durable, and say so in its layout. The caller makes that durable: it
     /// syncs the stub.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]
@@ -38,7 +38,7 @@ impl Pool {
     /// The same, where [`Member::sync`](crate::Member::sync) has made them durable.
     ///
     /// Assumes  as [`Pool::settle`]; they were made before
-    /// Errors   one of them is not there: then it is unsettled still
+    /// Errors   one of them is not there: then the file is unsettled still
     pub fn settled(&self, stub: BorrowedFd<'_>, layout: &mut Layout) -> Result<(), PoolError> {
         for object in layout.objects() {
             self.open_kept(layout, object)?;
@@ -62,13 +62,14 @@ impl Pool {
         Ok(())
     }
 
-    /// See whether a power cut has left the record of an unsettled file and not its objects. Then
-    /// it has none from now on, and reads as zeroes: nobody had synced it. Parts of them that are
-    /// there stay on their members. An object that lacks its mark gets that.
+    /// See whether a power cut has left the layout of an unsettled file and not its objects. Then
+    /// it has none from now on, and reads as zeroes: no program had synced it. Objects that are
+    /// there stay on their members if one ever got bytes. An object that lacks its mark gets it.
     ///
-    /// Assumes  exclusive, as [`Pool::set_layout`] Returns  true: it had lost them Errors   an
-    /// object cannot be opened for another reason, as of a member that is away; nothing is changed
-    /// then
+    /// Assumes  exclusive, as [`Pool::set_layout`]
+    /// Returns  true: it had lost some
+    /// Errors   an object does not open for another reason, as of a member that is away; nothing is
+    ///          changed then
     pub fn look_for_unsettled(
         &self,
         stub: BorrowedFd<'_>,
@@ -104,10 +105,10 @@ impl Pool {
         Ok(is_lost)
     }
 
-    /// It has no objects any more, and reads as zeroes. None of them is removed if something was
-    /// ever put into one: the word that nobody synced it may be an old one. Nobody names them then,
-    /// and fsck gives them a name; and the file has a new number, so that what is left is never
-    /// taken for bytes of it.
+    /// Take all objects from a file: it reads as zeroes. If one of them ever got bytes, none is
+    /// deleted: the claim that no program synced the file may be outdated. No layout names them
+    /// then, and fsck gives them a name; and the file gets a new number, so that they are never
+    /// taken for its bytes.
     ///
     /// Returns  the objects that are left
     pub(crate) fn empty(
@@ -122,7 +123,7 @@ impl Pool {
                 Ok(fd) => {
                     let failed = |error| PoolError::system("look at an object", "", error);
                     let block_count = fstat(&fd).map_err(failed)?.st_blocks;
-                    // Blocks without bytes may be those of bytes that a daemon has still to write.
+                    // A daemon may still have to write the bytes of blocks that have none.
                     is_blank &= block_count == 0 && !has_data(&fd).map_err(failed)?;
                 }
                 Err(PoolError::Object {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When a pool tidies itself, as its format file says it, and what the last time came to, in a file
-//! of the catalogue beside that.
+//! When a pool tidies itself, in its format file, and the result of the last time, in a file of the
+//! catalogue beside that.
 //!
-//! The latter is for people: it is written after the fact, whole, and one that is lost or cannot be
-//! read is as if there had been none. When it was, its time of modification says.
+//! The result is for people: the pool writes it afterwards, whole, and one that is lost or
+//! unreadable counts as none. Its time of modification says when that was.
 
 use crate::change::{Drained, write};
 use crate::error::PoolError;
@@ -50,7 +50,7 @@ impl Pool {
         Some((ended, serde_json::from_slice(&text).ok()?))
     }
 
-    /// This is what it did.
+    /// Store the work that it did.
     ///
     /// Assumes  the pool is served by the caller
     pub fn set_tidied(&self, done: &Tidied) -> Result<(), PoolError> {
@@ -64,7 +64,7 @@ impl Pool {
     }
 }
 
-/// Say, durably, when a pool may tidy itself.
+/// Set, durably, when a pool may tidy itself.
 ///
 /// Assumes  the pool is served by the caller
 pub fn set_schedule(pool: &Pool, schedule: Schedule) -> Result<(), PoolError> {

@@ -14,10 +14,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Of a path that is opened at a time; PATH_MAX is 4096.
+/// Opened of a path at a time; PATH_MAX is 4096. Units: bytes.
 const STEP_BYTES: usize = 2048;
 
-/// A name that was come upon.
+/// A name that the walk has found.
 #[derive(Debug)]
 pub(crate) struct Named<'a> {
     /// From the root of the tree.
@@ -38,9 +38,8 @@ impl Named<'_> {
     }
 }
 
-/// Each regular file of the tree once, by the first of its names that is come upon, open to read.
-/// `linked` has the inode numbers of those with several names, also of such as were come upon
-/// before.
+/// Each regular file of the tree once, by the first of its names that the walk finds, open to read.
+/// `linked` has the inode numbers of those with several names, also of those that it found before.
 pub(crate) fn each_stub(
     catalogue: &Catalogue,
     linked: &mut BTreeSet<u64>,
@@ -76,8 +75,8 @@ fn stubs_from(
     })
 }
 
-/// As [`each_stub`], of what is at a path below the tree: a regular file, or all in a folder. One
-/// that cannot be opened is told as well.
+/// As [`each_stub`], for a path below the tree: a regular file, or all in a folder. `each` also
+/// gets the error of a file that does not open.
 pub(crate) fn each_stub_below(
     catalogue: &Catalogue,
     below: &Path,
@@ -102,7 +101,8 @@ pub(crate) fn each_stub_below(
     })
 }
 
-/// Open something below a folder by a path of any length, following nothing, in no part of it.
+/// Open something below a folder by a path of any length, without following a link in any part of
+/// it.
 pub(crate) fn open_below(
     root: BorrowedFd<'_>,
     path: &Path,
@@ -128,9 +128,8 @@ pub(crate) fn open_below(
     openat2(from, &step, flags, Mode::empty(), resolve)
 }
 
-/// Tell `visit` of every name in the tree, of a folder before what is in it. Names that come or go
-/// meanwhile are told or not; of a folder that is renamed meanwhile what is in it may not be told
-/// either.
+/// Call `visit` for every name in the tree, for a folder before its contents. It may miss names
+/// that come or go meanwhile, and the contents of a folder that is renamed meanwhile.
 pub(crate) fn walk(
     catalogue: &Catalogue,
     visit: impl FnMut(&Named<'_>) -> Result<(), PoolError>,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where files are wished to go, as files, folders and the pool say it, and how busy devices are,
-//! as the daemon told it to a door.
+//! The policies of files, folders and the pool, and how busy devices are, as the daemon told a
+//! door.
 //!
-//! The effect of both is core/pool's: here they are only read and kept.
+//! core/pool decides by both: this module only reads and keeps them.
 
 use crate::change::write;
 use crate::error::PoolError;
@@ -18,10 +18,10 @@ use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Loads that were told are not believed any longer.
+/// How long reported loads count.
 const LOADS_LIVE: Duration = Duration::from_secs(10);
 
-/// Bandwidth of devices that nobody was promised, and when that was told.
+/// Bandwidth of devices that no contract has, and the time of that report.
 #[derive(Debug, Default)]
 pub(crate) struct Loads(Mutex<Option<(Instant, HashMap<u64, u64>)>>);
 
@@ -41,29 +41,29 @@ impl Loads {
 /// The policy of a pool from now on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PolicyChange {
-    /// Of files that say nothing themselves. None: as it is.
+    /// Of files without one of their own. None: as it is.
     pub wish: Option<Wish>,
-    /// Of files that are made under names of a pattern.
+    /// Of new files with names of a pattern.
     pub rules: RuleChange,
-    /// Of members, with None for one that is to be of no class; others stay as they are.
+    /// Of members, with None for no class; others stay as they are.
     pub classes: Vec<(MemberNumber, Option<Class>)>,
 }
 
 impl Pool {
-    /// Its wish for files that say nothing themselves.
+    /// Its policy for files without one of their own.
     pub fn wish(&self) -> Wish {
         self.format().wish
     }
 
-    /// Its rules for files that are made under names of a pattern; the first that matches counts.
+    /// Its rules for new files with names of a pattern; the first that matches counts.
     pub fn rules(&self) -> Vec<Rule> {
         self.format().rules.iter().cloned().collect()
     }
 
-    /// The wish of its rules for a file that is made now. None: nothing.
+    /// The policy of its rules for a new file. None: they have none.
     ///
-    /// `path`   of that file below the root of the tree; asked for only where there are rules.
-    /// None: not known
+    /// `path`   of that file below the root of the tree; called only where there are rules. None:
+    ///          not known
     pub fn rule_for(&self, path: impl FnOnce() -> Option<PathBuf>) -> Option<Wish> {
         let rules = self.name_rules();
         if rules.is_empty() {
@@ -73,10 +73,10 @@ impl Pool {
         (rule != Wish::default()).then_some(rule)
     }
 
-    /// The wish of a file, and where it says nothing that of the pool. A text that is no wish says
-    /// nothing: doors take none.
+    /// The policy of a file, and where it has none that of the pool. A text that is no policy
+    /// counts as none: doors accept none.
     ///
-    /// Assumes  `stub`: opened (not O_PATH)
+    /// Assumes  `stub`: opened, not by O_PATH
     pub fn wish_of(&self, stub: BorrowedFd<'_>) -> Wish {
         let text = xattr::get(stub, WISH_ATTRIBUTE).ok().flatten();
         let own = text
@@ -85,15 +85,15 @@ impl Pool {
         own.unwrap_or_default().or(&self.wish())
     }
 
-    /// The class that a wish asks for and no member is of. None: some member can take what is
-    /// wished so, or could if it were there.
+    /// The class that a policy asks for and no member has. None: some member can take such files,
+    /// or could if it were there.
     pub fn cannot_meet(&self, wish: &Wish) -> Option<LackedClass> {
         let members = self.members();
         lacks(wish, members.iter().map(|member| member.class()))
     }
 
-    /// How much bandwidth devices have that nobody was promised; those that are not named are not
-    /// known. It is believed for 10 s.
+    /// Set the bandwidth of devices that no contract has; that of others is not known. It counts
+    /// for 10 s.
     ///
     /// Units    device: as [`crate::MemberStatus::device`] · bandwidth: bytes per second
     pub fn set_loads(&self, loads: impl IntoIterator<Item = (u64, u64)>) {
@@ -101,7 +101,7 @@ impl Pool {
             .set(Instant::now(), loads.into_iter().collect());
     }
 
-    /// As [`Pool::set_loads`] was told. None: not known.
+    /// As [`Pool::set_loads`] has set it. None: not known.
     pub fn unpromised(&self, device: u64) -> Option<u64> {
         self.loads().of(Instant::now(), device)
     }
@@ -117,11 +117,11 @@ fn lacks<'a>(wish: &Wish, classes: impl Iterator<Item = Option<&'a Class>>) -> O
     })
 }
 
-/// Say, durably, where files of a pool are to go. Those that have bytes stay where they are.
+/// Set, durably, where files of a pool go. Those that have bytes stay where they are.
 ///
-/// Assumes  nobody serves the pool but the caller, who opens it anew to see what is said then
-/// Errors   [`PoolError::Refused`]: a member that is not there, a class that none is of, or a rule
-/// that is none; then nothing was changed
+/// Assumes  only the caller serves the pool, and opens it anew to see the change
+/// Errors   [`PoolError::Refused`]: a member that is not in the pool, a class that none has, or a
+///          rule that is none; then nothing was changed
 pub fn change_policy(pool: Pool, change: PolicyChange) -> Result<(), PoolError> {
     let mut format = pool.format();
     give_classes(&mut format, change.classes)?;
@@ -140,10 +140,10 @@ pub fn change_policy(pool: Pool, change: PolicyChange) -> Result<(), PoolError> 
     write(&pool, &format)
 }
 
-/// Say, durably, of which class members are from now on; a door may have the pool, and does it.
-/// Files that have bytes stay where they are.
+/// Set, durably, the classes of members; if a door has the pool, the door does it. Files that have
+/// bytes stay where they are.
 ///
-/// Assumes  nobody else changes members
+/// Assumes  no other caller changes members
 /// Errors   as [`change_policy`]
 pub fn change_classes(
     pool: &Pool,
@@ -177,7 +177,7 @@ fn give_classes(
     Ok(())
 }
 
-/// The class that the pool, or a rule of it, asks for and no member is of.
+/// The class that the pool, or a rule of it, asks for and no member has.
 pub(crate) fn lacks_any(format: &CatalogueFormat) -> Option<LackedClass> {
     let classes = || format.members.iter().map(|entry| entry.class.as_ref());
     lacks(&format.wish, classes()).or_else(|| {
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(loads.of(now + LOADS_LIVE / 2, 8), Some(0));
         assert_eq!(loads.of(now, 9), None);
         assert_eq!(loads.of(now + LOADS_LIVE, 7), None);
-        // Loads that are told anew replace all of it.
+        // A new report replaces the former one as a whole.
         loads.set(now + LOADS_LIVE, [(9, 5)].into());
         assert_eq!(loads.of(now + LOADS_LIVE, 9), Some(5));
         assert_eq!(loads.of(now + LOADS_LIVE, 7), None);

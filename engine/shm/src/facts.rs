@@ -140,7 +140,7 @@ impl FactsTable {
         }
     }
 
-    /// Delete the table, which no one needs any more: no later daemon has bytes that files lack.
+    /// Delete the table, which has no more use: no later daemon has bytes that files lack.
     pub fn remove(mut self, folder: &Path) {
         self.keep_only(&HashSet::new());
         let _ = std::fs::remove_file(folder.join("facts"));
