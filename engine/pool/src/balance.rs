@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Moving whole files so that members are equally full, and stripes to as many members as they may
-//! have. [`rebalance`] wants nobody to use the pool meanwhile; a door moves files by
-//! [`crate::Move`].
+//! Moves whole files so that members are equally full, and stripes to as many members as they may
+//! have. [`rebalance`] needs a pool without a door; a door moves files by [`crate::Move`].
 //!
-//! core/pool/balance says which bytes go where; they move in the steps of a drain. A stripe is as
-//! much on one member as on the other: it only becomes wider.
+//! core/pool/balance says which bytes go where; they move in the steps of a drain. A stripe has as
+//! many bytes on one member as on the other: it only becomes wider.
 
 use crate::change::{Drained, sum, take, within};
 use crate::data::data_ranges;
@@ -25,12 +24,12 @@ use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
-/// Moved at a time of what nobody has open. Units: bytes.
+/// Moved at a time of a file that no program has open. Units: bytes.
 const PIECE: ByteCount = ByteCount::from_mib(16);
 
-/// Move files from members that are fuller than all together to those that are emptier. Bytes that
-/// were moved stay moved, whenever it is interrupted; the same command again goes on. A file that
-/// cannot be read or moved keeps nobody from the others.
+/// Move files from members that are fuller than all together to those that are emptier. Moved bytes
+/// stay moved if it is interrupted; the same command again goes on. It skips a file that it cannot
+/// read or move.
 pub fn rebalance(
     pool: &Pool,
     progress: impl FnMut(Drained),
@@ -42,11 +41,11 @@ pub fn rebalance(
     })
 }
 
-/// Do something to each file that has bytes, of these paths or of the whole pool; it may move them.
-/// Nobody uses the pool meanwhile.
+/// Call `act` for each file that has a layout, of these paths or of the whole pool; it may move
+/// bytes. No door uses the pool meanwhile.
 ///
-/// `act`    by its stub and layout, which it keeps as the record is; it adds up the bytes that it
-/// copies
+/// `act`    gets stub and layout, which it keeps equal to the stub's; it adds up the bytes that it
+///          copies
 /// Errors   the pool's; a file's own is noted
 pub(crate) fn each_with_record(
     pool: &Pool,
@@ -63,7 +62,7 @@ pub(crate) fn each_with_record(
             let Some(mut layout) = pool.layout(stub)? else {
                 return Ok(());
             };
-            // It wants a person, who was told.
+            // Only the operator can mend it, and was told.
             if pool.has_lost(&layout) {
                 return Ok(());
             }
@@ -80,7 +79,7 @@ pub(crate) fn each_with_record(
         progress(done);
         Ok(())
     })?;
-    // Records have changed without a door that tells of it.
+    // Layouts have changed without a door that writes that into the log of names.
     if done.moved_count > 0 {
         checkpoint_now(pool).map_err(|error| WorkRefusal::LogUnwritten {
             trouble: Box::new(error),
@@ -89,9 +88,9 @@ pub(crate) fn each_with_record(
     Ok((done, failed))
 }
 
-/// Make all these moves of a file that nobody has open.
+/// Make all these moves of a file that no program has open.
 ///
-/// `copied`  grows by how many bytes of it were moved
+/// `copied`  grows by the bytes that were moved
 pub(crate) fn all_of(
     pool: &Pool,
     stub: BorrowedFd<'_>,
@@ -155,7 +154,7 @@ fn move_one(
     Ok(is_moved.then_some((target, bytes)))
 }
 
-/// To which member these bytes of an object go, if it is to another one.
+/// The member to which these bytes of an object go, if to another one.
 pub(crate) fn target_of(
     pool: &Pool,
     stub: BorrowedFd<'_>,
@@ -189,7 +188,7 @@ fn fills(pool: &Pool, of: impl Fn(MemberNumber) -> bool) -> Vec<Fill> {
         .collect()
 }
 
-/// How equally full members are, and what keeps them from being so.
+/// How equally full members are, and the reasons why they are not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Evenness {
     /// How full those are together that files may go to. Units: thousandths
@@ -203,18 +202,18 @@ pub struct Evenness {
     pub left_out: Vec<LeftOut>,
 }
 
-/// Files that have bytes on members that are fuller, each once, by what keeps them there.
+/// Files that have bytes on members that are fuller, each once, by the reason that they stay there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Each other member would be fuller than all together with them.
+    /// With them each other member would be fuller than all together.
     pub too_large_count: u64,
-    /// Stripes are as much on one member as on the other.
+    /// Stripes have as many bytes on one member as on the other.
     pub striped_count: u64,
-    /// Members of the class that was wished for them are full alike.
+    /// Members of the class of their policy are full alike.
     pub bound_count: u64,
-    /// They, or what a member has of them, cannot be read.
+    /// They, or their bytes on a member, cannot be read.
     pub unreadable_count: u64,
-    /// Nothing any more: they were in use, or came meanwhile.
+    /// None any more: they were in use, or came meanwhile.
     pub movable_count: u64,
 }
 
@@ -229,8 +228,8 @@ pub struct LeftOut {
     pub state: MemberState,
 }
 
-/// How far [`rebalance`] has come, and why no further. Looks through the tree if members are not
-/// equally full.
+/// How far [`rebalance`] has come, and why no further. Walks the tree if members are not equally
+/// full.
 pub fn evenness(pool: &Pool) -> Result<Evenness, PoolError> {
     let members = pool.members();
     let left_out = members.iter().filter_map(|member| {

@@ -22,21 +22,21 @@ use std::sync::{Mutex, PoisonError};
 pub const TREE: &str = "tree";
 /// Stubs without a name in the tree, whose objects are still there.
 pub(crate) const REMOVED: &str = "removed";
-/// The socket at which the door is asked.
+/// The socket at which the door takes requests.
 pub(crate) const SOCKET: &str = "door.sock";
 /// Held by the door.
 pub(crate) const LOCK: &str = "lock";
 /// The first inode number that no door has set aside yet, as text.
 pub(crate) const NUMBERS: &str = "numbers";
-/// Numbers set aside at a time; those that a door that dies had left are never used.
+/// Numbers set aside at a time; the pool never uses those that a dead door had left.
 const NUMBERS_AT_A_TIME: u64 = 65_536;
 
 /// An opened catalogue's part in the pool's lock.
 #[derive(Debug)]
 pub(crate) enum Lock {
-    /// Nothing: it is only looked at.
+    /// None: the caller only looks.
     None,
-    /// It is taken.
+    /// Take it.
     Take,
     /// This process got it from one that has taken it, and has it still.
     Had(OwnedFd),
@@ -55,7 +55,7 @@ pub struct Catalogue {
     root: OwnedFd,
     tree: OwnedFd,
     removed: OwnedFd,
-    /// None: it is only looked at.
+    /// None: the caller only looks.
     lock: Option<File>,
     numbers: Mutex<Numbers>,
     generation: u32,
@@ -131,8 +131,8 @@ impl Catalogue {
         Ok((catalogue, format))
     }
 
-    /// The lock, for a process that is to go on with it: it is held until all that have it have
-    /// closed it. None: the pool is only looked at.
+    /// The lock, for a process that goes on with it: it is held until all processes that have it
+    /// have closed it. None: the caller only looks.
     pub fn lock(&self) -> Option<BorrowedFd<'_>> {
         self.lock.as_ref().map(File::as_fd)
     }
@@ -176,7 +176,7 @@ impl Catalogue {
                 error,
             )
         };
-        // A look first: to open a device is to use it.
+        // Look first: opening a device uses it.
         let found = named(OFlags::PATH).and_then(fstat).map_err(failed)?;
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
             return refused(CatalogueRefusal::NotRegular {
@@ -186,7 +186,7 @@ impl Catalogue {
         named(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME).map_err(failed)
     }
 
-    /// Whether somebody has the pool: a mount, or a command that changes it.
+    /// Whether a mount has the pool, or a command that changes it.
     pub fn is_served(&self) -> Result<bool, PoolError> {
         if self.lock.is_some() {
             return Ok(true);
@@ -234,7 +234,7 @@ impl Catalogue {
         self.removed.as_fd()
     }
 
-    /// All changes of names so far are durable.
+    /// Make all changes of names so far durable.
     pub(crate) fn sync(&self) -> Result<(), PoolError> {
         syncfs(&self.root).map_err(|error| {
             PoolError::system("make durable", self.path.display().to_string(), error)
@@ -259,7 +259,7 @@ impl Catalogue {
         })
     }
 
-    /// The first number that nobody has set aside. None: the file says none.
+    /// The first number that no door has set aside. None: the file has none.
     pub(crate) fn numbers_end(&self) -> Option<u64> {
         let text = std::fs::read_to_string(self.path.join(NUMBERS)).ok()?;
         text.trim().parse().ok().filter(|&next| next > 0)

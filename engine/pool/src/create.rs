@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Making a pool of folders that are there: everything is looked at before anything is written, and
-//! an interrupted create goes on where it was.
+//! Makes a pool of existing folders: checks everything before it writes anything, and continues an
+//! interrupted create.
 //!
-//! The trick: the catalogue's format file is written first under another name, the **plan**. It has
-//! the ids, so that a second run knows what the first one made. The catalogue gets its name last; a
-//! folder that has no catalogue of that name is no pool.
+//! The trick: it first writes the catalogue's format file under another name, the **plan**. This
+//! has the ids, so that a second run recognises the work of the first one. The file gets its own
+//! name last; a folder without a file of that name is no pool.
 
 use crate::catalogue::{NUMBERS, REMOVED, TREE};
 use crate::error::PoolError;
@@ -35,14 +35,14 @@ const PLAN: &str = "rushes-pool.plan";
 pub(crate) const OBJECTS: &str = "objects";
 /// Every new ext4 has this.
 pub(crate) const LOST_AND_FOUND: &str = "lost+found";
-/// A file that is made and removed again to see what a file system can do.
+/// A file that a create makes and deletes again to test a file system.
 pub(crate) const PROBE: &str = "rushes-pool.probe";
 /// Most members of one pool.
 pub const MEMBER_COUNT_MAX: usize = 1024;
-/// As many bytes as the record of a file in one piece. Units: bytes.
+/// As many bytes as the layout of a file in one segment. Units: bytes.
 const PROBE_BYTES: usize = 56;
 
-/// The parts of which a pool is to be made.
+/// The parts of a future pool.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     /// A folder for the directory tree.
@@ -62,7 +62,7 @@ pub struct Created {
     pub is_resumed: bool,
 }
 
-/// A folder of the pool to be, locked so that no other create takes it.
+/// A folder of the future pool, locked so that no other create takes it.
 pub(crate) struct Folder {
     role: Role,
     pub(crate) path: PathBuf,
@@ -75,8 +75,8 @@ pub(crate) struct Folder {
 
 /// Make a pool, durably.
 ///
-/// `progress`  is told of each member that is ready: how many are, of how many Errors
-/// [`PoolError::Refused`] says what is wrong with which folder; then nothing was changed
+/// `progress`  called for each member that is ready: how many are, of how many
+/// Errors   [`PoolError::Refused`] names the folder and its fault; then nothing was changed
 pub fn create(
     wanted: &Wanted,
     mut progress: impl FnMut(usize, usize),
@@ -99,7 +99,7 @@ pub fn create(
     if let Some(Format::Catalogue(made)) = &catalogue.format
         && is_as_wanted(made, wanted.policy, &members)
     {
-        // Killed behind its last step, it is repeated all the same.
+        // A command that was killed after its last step is repeated all the same.
         return Ok(Created {
             pool: Pool::look(&catalogue.path)?,
             is_resumed: true,
@@ -148,7 +148,7 @@ pub fn create(
 }
 
 /// No folder twice, none in another. Bind mounts may hide that one is in another; then the outer
-/// one is not empty, which is refused too.
+/// one is not empty, which `is_free` refuses.
 pub(crate) fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), PoolError> {
     let all: Vec<&Folder> = [catalogue].into_iter().chain(members).collect();
     for (at, one) in all.iter().enumerate() {
@@ -177,7 +177,7 @@ pub(crate) fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), Po
 
 /// A folder that is a catalogue's or a member's, of any pool, and its part there; None: it is none.
 pub(crate) fn of_pool(folder: &Path) -> Option<(&Path, Occupant)> {
-    // A folder that cannot be entered has no format file that anybody could go by.
+    // A folder that cannot be entered shows no format file.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC | OFlags::NOFOLLOW;
     let fd = open(folder, flags, Mode::empty()).ok()?;
     let of = match format::read(fd.as_fd(), FORMAT_FILE) {
@@ -322,7 +322,7 @@ impl Folder {
         }
     }
 
-    /// Nobody else's data are in it, and it is of no other pool. `entry`: a member's, of the plan.
+    /// It has no foreign data, and is of no other pool. `entry`: a member's, of the plan.
     pub(crate) fn is_free(
         &self,
         plan: Option<&CatalogueFormat>,
@@ -370,7 +370,7 @@ impl Folder {
         if plan.is_none() {
             return Ok(());
         }
-        // A folder that an interrupted create made has no data; one that has is somebody else's.
+        // A folder that an interrupted create made has no data; one that has is not ours.
         let must_be_empty: Vec<PathBuf> = if self.is_catalogue() {
             [TREE, REMOVED].map(PathBuf::from).into()
         } else {
@@ -388,7 +388,7 @@ impl Folder {
         Ok(())
     }
 
-    /// No folder that it is in is a catalogue's or a member's, of this pool or another one.
+    /// None of its outer folders is a catalogue's or a member's, of this pool or another one.
     pub(crate) fn is_in_no_pool(&self) -> Result<(), PoolError> {
         match self.path.ancestors().skip(1).find_map(of_pool) {
             None => Ok(()),
@@ -452,7 +452,7 @@ impl Folder {
 
     fn make_folder(&self, name: &str, mode: Mode) -> Result<(), PoolError> {
         match mkdirat(&self.fd, name, mode) {
-            // The mode also where the process's umask took something away.
+            // Once more the mode: the process's umask may have taken bits away.
             Ok(()) => self.failed(
                 "make a folder in",
                 chmodat(&self.fd, name, mode, AtFlags::empty()),
@@ -464,8 +464,8 @@ impl Folder {
 
     pub(crate) fn furnish_catalogue(&self) -> Result<(), PoolError> {
         let own = Mode::RWXU;
-        // Only the door comes in here: rights below `tree` are checked there, as if it were the
-        // root of a file system.
+        // Only the door gets in here: checks of rights begin at `tree`, as at the root of a file
+        // system.
         self.failed("close to others", fchmod(&self.fd, own))?;
         let all = own | Mode::RGRP | Mode::XGRP | Mode::ROTH | Mode::XOTH;
         self.make_folder(TREE, all)?;
@@ -495,7 +495,7 @@ impl Folder {
     }
 }
 
-/// As a member of this catalogue has it.
+/// The format file of a member of this catalogue.
 pub(crate) fn member_format(catalogue: &CatalogueFormat, entry: &MemberEntry) -> MemberFormat {
     MemberFormat {
         pool: catalogue.pool,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The file `rushes-pool` that makes a folder the catalogue or a member of a pool.
 //!
-//! It is JSON for the person at the rack, and strict: an unknown name is damage, a newer version is
-//! told apart before anything else is looked at.
+//! It is JSON for the person at the rack, and strict: an unknown name is damage, and the reader
+//! checks for a newer version before anything else.
 
 use crate::error::PoolError;
 use crate::member::random;
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 pub const FORMAT_FILE: &str = "rushes-pool";
 /// Version of both kinds.
 pub const FORMAT_VERSION: u32 = 2;
-/// A file says the lowest version that has all that it says: 2 has `catalogue_number` and
+/// A file names the lowest version that has all its fields: 2 has `catalogue_number` and
 /// `catalogue_id`.
 fn version_of(catalogue: CatalogueIdentity) -> u32 {
     match catalogue.number {
@@ -31,7 +31,7 @@ fn version_of(catalogue: CatalogueIdentity) -> u32 {
         _ => FORMAT_VERSION,
     }
 }
-/// Longer is none. Units: bytes.
+/// A longer file is no format file. Units: bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// The least that a device writes whole or not at all. Units: bytes.
 const SECTOR_BYTES: usize = 512;
@@ -43,15 +43,15 @@ pub struct MemberId(pub u128);
 /// Tells apart the catalogues that a pool has had: each rescue makes one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CatalogueIdentity {
-    /// 0, and for a rescue's one more than any that it has found. Members know the highest one, and
+    /// 0; a rescue gives one more than any that it has found. Members know the highest one, and
     /// belong to no other.
     pub(crate) number: u32,
-    /// 128 random bits of the rescue: two rescues of different members give the same number. 0
+    /// 128 random bits of the rescue: two rescues of different members may give the same number. 0
     /// with the number 0.
     pub(crate) id: u128,
 }
 
-/// The catalogue that a member says is its own, seen from a catalogue of the pool.
+/// The catalogue that a member names as its own, seen from a catalogue of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// This one.
@@ -119,17 +119,16 @@ pub(crate) struct CatalogueFormat {
     pub(crate) pool: PoolId,
     pub(crate) catalogue: CatalogueIdentity,
     pub(crate) policy: Policy,
-    /// Of files that say nothing themselves.
+    /// Policy of files without one of their own.
     pub(crate) wish: Wish,
-    /// Of files that are made under names of a pattern.
+    /// Policies of new files with names of a pattern.
     pub(crate) rules: Rules,
     /// When it may tidy itself.
     pub(crate) tidy: Schedule,
     pub(crate) members: Vec<MemberEntry>,
-    /// A number that every member's is below, also those that were removed: numbers are not given
-    /// twice.
+    /// A number above every member's, also of removed ones: the pool gives no number twice.
     pub(crate) members_given: u32,
-    /// Those of them that were given up with what they had: records may name them still.
+    /// Members that were given up with their bytes: layouts may still name them.
     pub(crate) lost: BTreeSet<MemberNumber>,
 }
 
@@ -159,12 +158,12 @@ impl MemberEntry {
 /// The purpose of a member.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Duty {
-    /// Everything.
+    /// It takes new bytes.
     #[default]
     Full,
-    /// It keeps what it has and takes nothing new: it is to be empty.
+    /// It takes no new bytes, and a drain moves its own away.
     Draining,
-    /// It has nothing, and is being removed.
+    /// It has no bytes, and is being removed.
     Leaving,
 }
 
@@ -215,7 +214,7 @@ struct CatalogueText {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     catalogue_id: Option<String>,
     policy: String,
-    /// Only where something is wished.
+    /// Only where the pool has a policy for files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     wish: Option<String>,
     /// Only where there are some.
@@ -243,7 +242,7 @@ struct MemberText {
     /// Only where it is not full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     duty: Option<String>,
-    /// Only where it is of one.
+    /// Only where it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     class: Option<String>,
 }
@@ -255,7 +254,7 @@ struct RuleText {
     wish: String,
 }
 
-/// As text where it is some, else as hexadecimal digits of its bytes.
+/// As text where it is UTF-8, else as hexadecimal digits of its bytes.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum PathText {
@@ -533,8 +532,8 @@ pub(crate) fn read(folder: BorrowedFd<'_>, name: &str) -> Result<Option<Format>,
     Format::of(text).map(Some).map_err(FormatFault::Wrong)
 }
 
-/// Write a format file, durably: it has the old text or the new one, whatever happens meanwhile.
-/// A member's on a full file system is written in place.
+/// Write a format file, durably: after a crash it has the old text or the new one. On a full file
+/// system this writes a member's in place.
 pub(crate) fn write(
     folder: BorrowedFd<'_>,
     path: &Path,
@@ -551,8 +550,8 @@ pub(crate) fn write(
     }
 }
 
-/// The outcome of [`replace_file`]; where that found no room, of the same without an inode or a
-/// block more.
+/// The outcome of [`replace_file`]; where that found no room, of a replacement that takes no inode
+/// and no block.
 fn or_in_place(
     replaced: Result<(), PoolError>,
     folder: BorrowedFd<'_>,
@@ -574,13 +573,13 @@ fn or_in_place(
 }
 
 /// Replace a text where it lies, durably, with spaces behind it up to the file's length: JSON
-/// allows them. [`read`] has the old text or the new one, whatever happens meanwhile.
+/// allows them. After a crash [`read`] returns the old text or the new one.
 ///
 /// Assumes  a device writes a sector whole or not at all, and the file begins with one of a block
 ///          of its own, or in its inode, which the file system replaces whole
 /// Returns  false: the file is not there, or the old text or the new one is longer than a sector
 /// Errors   the file system writes each version of a block to a new place, as btrfs does, or the
-///          disk fails; then the file has the old text, unless its disk keeps what it did not
+///          disk fails; then the file has the old text, unless its disk keeps bytes that it did not
 ///          acknowledge
 fn replace_in_place(folder: BorrowedFd<'_>, name: &str, text: &[u8]) -> std::io::Result<bool> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
@@ -608,8 +607,8 @@ fn replace_in_place(folder: BorrowedFd<'_>, name: &str, text: &[u8]) -> std::io:
     Ok(true)
 }
 
-/// Replace a small file, durably: it has the old bytes or the new ones, whatever happens meanwhile.
-/// The new ones are not left aside when they could not be given its name.
+/// Replace a small file, durably: after a crash it has the old bytes or the new ones. If the rename
+/// fails, this deletes the temporary file.
 pub(crate) fn replace_file(
     folder: BorrowedFd<'_>,
     path: &Path,
@@ -644,7 +643,7 @@ mod tests {
     use std::fs;
     use std::os::fd::AsFd;
 
-    /// As versions wrote it that knew neither classes nor wishes.
+    /// As versions without classes and policies wrote it.
     const OLD: &str = r#"{
   "rushes_pool": "catalogue",
   "format_version": 1,
@@ -798,7 +797,7 @@ mod tests {
             read(self.fd.as_fd(), FORMAT_FILE).map_err(|fault| fault.to_string())
         }
 
-        /// As `write` does it after this answer to the attempt to replace the file.
+        /// As `write` does it after this error of the attempt to replace the file.
         fn write_after(&self, replaced: Errno, format: &Format) -> Result<(), PoolError> {
             let replaced = Err(PoolError::system("write", "", replaced));
             let text = format.text().unwrap();
@@ -894,7 +893,7 @@ mod tests {
             }
         }
         assert!(length <= SECTOR_BYTES);
-        // A file system with room has it without spaces again.
+        // With room in the file system the file has no spaces again.
         let format = Format::Member(MEMBER);
         write(folder.fd.as_fd(), &folder.path, FORMAT_FILE, &format).unwrap();
         let text = fs::read_to_string(folder.file()).unwrap();

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Looking through a whole pool for what does not fit, and mending what can be mended without
-//! losing a byte.
+//! Searches a whole pool for inconsistencies, and mends those that it can without losing a byte.
 //!
-//! core/pool/check says what is wrong and what may be done; here are the looks and the deeds. Every
-//! deed may be interrupted: the next look finds what it leaves. Bytes that nobody names get a name
-//! in the folder `lost+found` of the tree; they are removed only where each of them is also where a
-//! record says.
+//! core/pool/check says which findings there are and which remedies are allowed; here are the looks
+//! and the repairs. Every repair may be interrupted: the next look finds the rest. Bytes that no
+//! layout names get a name in the folder `lost+found` of the tree; fsck deletes them only if each
+//! of them is also where a layout says.
 
 use crate::data::data_ranges;
 use crate::error::PoolError;
@@ -33,7 +32,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// In the tree: where bytes get a name that had none.
+/// In the tree: the folder for bytes that had no name.
 pub(crate) const LOST: &str = "lost+found";
 /// Compared at a time. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
@@ -47,7 +46,7 @@ pub enum Progress {
     Files(u64),
     /// So many objects were looked at.
     Objects(u64),
-    /// Of so many findings so many are done.
+    /// So many findings are done, of so many.
     Mending(usize, usize),
 }
 
@@ -56,36 +55,36 @@ pub enum Progress {
 pub enum State {
     /// It can be mended without loss.
     Mendable,
-    /// It was; the words say how.
+    /// It was mended; the words say how.
     Mended(String),
-    /// Not by a program: bytes are gone, or a person has to decide.
+    /// No program can mend it: bytes are gone, or a person has to decide.
     Open,
 }
 
 /// The kinds of findings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IssueKind {
-    /// A layout record cannot be used.
+    /// A layout cannot be used.
     RecordFaulty,
-    /// A file with a size has no layout record.
+    /// A file with a size has no layout.
     RecordAbsent,
     /// Bytes are on a member that was given up.
     MemberLost,
-    /// A record names a member that the pool does not have.
+    /// A layout names a member that the pool does not have.
     MemberUnknown,
-    /// An object that a record names is not there.
+    /// An object that a layout names is not there.
     ObjectAbsent,
-    /// An object is not there of bytes that were never made durable.
+    /// An object of bytes that were never made durable is not there.
     NeverSynced,
-    /// An object that a record names belongs to another file.
+    /// An object that a layout names belongs to another file.
     ObjectOfOther,
     /// The mark of an object cannot be used.
     MarkFaulty,
-    /// Two records name one object.
+    /// Two layouts name one object.
     NamedTwice,
     /// Two stubs say that they are the same file.
     SameFile,
-    /// No record names an object.
+    /// No layout names an object.
     Unnamed,
     /// An object is another pool's.
     Foreign,
@@ -97,9 +96,9 @@ pub enum IssueKind {
     Removed,
     /// The number of the next file is too low, or cannot be read.
     Numbers,
-    /// Bytes that no record names were copied to lost+found.
+    /// An object has bytes that are also where the layout says.
     Copied,
-    /// The log of names, or the word of a member on its catalogue, is not as it should be.
+    /// The log of names is not as it should be, or the catalogue that a member names as its own.
     LogOfNames,
 }
 
@@ -155,12 +154,12 @@ pub struct Fsck {
     pub issues: Vec<Issue>,
     /// Members that could not be looked at, and why.
     pub missing: Vec<(MemberNumber, String)>,
-    /// Objects with bytes behind their file's end. A crash leaves them there; they are never read,
-    /// and no finding.
+    /// Objects with bytes behind their file's end. A crash leaves them there; no reader sees them,
+    /// and they are no finding.
     pub behind_end_count: u64,
-    /// Blocks that no byte is in and that no record leads to, or behind files' ends: no finding,
-    /// since writers that found a member full and file systems leave some, too. Given back with
-    /// `repair`. Units: bytes.
+    /// Blocks without a byte to which no layout leads, or behind files' ends: no finding, since
+    /// writers that found a member full and file systems leave some, too. `repair` frees them.
+    /// Units: bytes.
     pub reserved_bytes: u64,
 }
 
@@ -172,7 +171,7 @@ impl Fsck {
     }
 }
 
-/// All that was looked at.
+/// All that a look has found.
 #[derive(Default)]
 struct Look {
     paths: Vec<PathBuf>,
@@ -184,12 +183,12 @@ struct Look {
     missing: Vec<(MemberNumber, String)>,
 }
 
-/// Looks of one repair. The next look sees what a deed leaves: a file put together in `lost+found`
-/// may show bytes that are there twice.
+/// Looks of one repair. The next look sees the results of a repair: a file put together in
+/// `lost+found` may show bytes that are there twice.
 const LOOKS_MAX: usize = 4;
 
-/// Look through a pool that nobody serves, and mend if asked, until a look finds nothing more to
-/// mend. Keeps some 300 bytes of memory for each file and object.
+/// Look through a pool without a door, and mend if asked, until a look finds nothing more to mend.
+/// Keeps some 300 bytes of memory for each file and object.
 ///
 /// `pool`   opened by [`Pool::serve`]
 /// Errors   of the look; a fault that cannot be mended is an [`Issue`]
@@ -217,7 +216,7 @@ pub fn fsck(
     Ok(report)
 }
 
-/// One look, and the deeds that follow from it.
+/// One look, and the repairs that follow from it.
 fn look_once(
     pool: &Pool,
     repair: bool,
@@ -255,22 +254,21 @@ fn look_once(
         });
     }
     let known: BTreeSet<MemberNumber> = pool.members().iter().map(|one| one.number()).collect();
-    // A member with an object that cannot be read is not known whole, as little as one that is not
-    // there.
+    // A member with an unreadable object counts as one that is not there: not all of it is known.
     let missing = look.missing.iter().map(|(number, _)| *number);
     let unreadable = look.unreadable.iter().map(|(number, ..)| *number);
     let away: BTreeSet<MemberNumber> = missing.chain(unreadable).collect();
     let looked_at = known.difference(&away).copied().collect();
     let lost = pool.lost();
     let mut findings = check(pool.id(), &known, &looked_at, &look.stubs, &look.objects);
-    // Its objects go before the stub of a removed file does: that one is half done, and the next
+    // The objects of a removed file go before its stub: such a stub is half done, and the next
     // mount goes on.
     let removed = Path::new("..").join(crate::catalogue::REMOVED);
     findings.retain(|finding| match finding {
         Finding::ObjectAbsent { stub, .. } | Finding::NeverSynced { stub } => {
             !look.paths[*stub].starts_with(&removed)
         }
-        // No finding where it had nothing of the file.
+        // No finding if the member had nothing of the file.
         Finding::MemberUnknown { stub, object } if lost.contains(&object.member) => {
             !look.paths[*stub].starts_with(&removed) && look.has_bytes(*stub, *object)
         }
@@ -281,7 +279,7 @@ fn look_once(
         .iter()
         .any(|stub| matches!(stub.record, Record::Faulty(LayoutFault::Newer { .. }, _)));
     if repair {
-        // Bytes that were moved and not synced: their old place must not go before their record is
+        // Bytes may be moved and not synced: their old place must not go before their layout is
         // durable.
         pool.catalogue().sync()?;
     }
@@ -319,7 +317,7 @@ fn look_once(
         };
         report.issues.push(mender.issue(finding, state));
     }
-    // Nor is anything taken from what has got another file's name meanwhile.
+    // Nor take anything from objects that have got another file's name meanwhile.
     let never_synced = findings.iter().filter_map(|finding| match finding {
         Finding::NeverSynced { stub } => Some(*stub),
         _ => None,
@@ -406,7 +404,7 @@ fn look(pool: &Pool, progress: &mut impl FnMut(Progress)) -> Result<Look, PoolEr
         }
         Ok(())
     })?;
-    // Those that could not be buried name objects as well.
+    // Stubs that could not be buried name objects as well.
     let path = pool.catalogue().path().join(crate::catalogue::REMOVED);
     let failed = |error| PoolError::system("list", path.display().to_string(), error);
     for entry in std::fs::read_dir(&path).map_err(failed)? {
@@ -496,7 +494,7 @@ impl Look {
     }
 }
 
-/// A number that somebody has must never be given again.
+/// The pool must never give a number again that a file has.
 fn numbers(pool: &Pool, look: &Look, repair: bool, report: &mut Fsck) -> Result<(), PoolError> {
     let of_stubs = look.stubs.iter().filter_map(|stub| match &stub.record {
         Record::Sound(layout) => Some(layout.file.number),
@@ -534,9 +532,9 @@ fn numbers(pool: &Pool, look: &Look, repair: bool, report: &mut Fsck) -> Result<
 struct Mender<'a> {
     pool: &'a Pool,
     look: &'a Look,
-    /// Objects that no record names.
+    /// Objects that no layout names.
     unnamed: RefCell<Vec<Object>>,
-    /// Those of them that are gone, or in what got a name.
+    /// Those of them that are deleted, or in a file that got a name.
     settled: RefCell<BTreeSet<Object>>,
     /// Files that have a stub.
     files: RefCell<BTreeSet<FileIdentity>>,
@@ -724,8 +722,8 @@ impl Mender<'_> {
         }
     }
 
-    /// Whether something may be done at all: a record from a stripe that is not whole would say of
-    /// lost bytes that they are holes.
+    /// Whether a remedy is possible at all: a layout from a stripe that is not whole would make
+    /// lost bytes look like holes.
     fn can(&self, remedy: Remedy) -> Result<bool, PoolError> {
         Ok(match remedy {
             Remedy::WriteRecord(file) => assemble(file, &self.pieces(file)?).is_some(),
@@ -802,7 +800,7 @@ impl Mender<'_> {
         }
     }
 
-    /// Keep all that is there of a file whose stub has another number now.
+    /// Keep all objects of a file whose stub has another number now.
     fn keep_left(&self, file: FileIdentity, left: &[Object]) -> Result<String, PoolError> {
         let mut said = String::from("it reads as zeroes");
         if left.is_empty() {
@@ -815,7 +813,7 @@ impl Mender<'_> {
                 found.mark,
                 Mark::Sound(mark) if (mark.pool, mark.file) == (self.pool.id(), file)
             );
-            // One with another mark is seen by the next look.
+            // The next look sees one with another mark.
             if is_its
                 && left.contains(&found.object)
                 && !self.settled.borrow().contains(&found.object)
@@ -827,8 +825,8 @@ impl Mender<'_> {
         Ok(said)
     }
 
-    /// The doubts about one finding. A mark is searched for among all objects, so only where it may
-    /// decide something.
+    /// The doubts about one finding. A search for a mark goes through all objects, so it runs only
+    /// where it may decide something.
     fn doubt(&self, finding: &Finding, pool: &Circumstances<'_>) -> Doubt {
         let mut doubt = Doubt {
             has_newer_layouts: pool.has_newer_layouts,
@@ -855,10 +853,10 @@ impl Mender<'_> {
         doubt
     }
 
-    /// A stub in `lost+found` that names an object of a stripe whose mark says another file still:
-    /// it was given its name and then interrupted.
+    /// A stub in `lost+found` names an object of a stripe whose mark still says another file: a
+    /// repair gave the stub its name and was then interrupted.
     ///
-    /// Returns  what the mark is to say
+    /// Returns  the file and part for the mark
     fn half_kept(&self, stub: usize, object: Object) -> Option<(FileIdentity, Part)> {
         let layout = self.look.layout(stub)?;
         let mark = self.stripe_of(object)?;
@@ -934,8 +932,8 @@ impl Mender<'_> {
             .collect();
         for ((piece, fd), shared) in pieces.iter_mut().zip(&opened).zip(shared) {
             if shared {
-                // Of a block in which the file goes on elsewhere each of the two has zeroes for the
-                // other's part.
+                // If the file goes on elsewhere inside a block, each of the two objects has zeroes
+                // in it for the other's part.
                 piece.data = self.written(fd)?;
             }
         }
@@ -946,7 +944,7 @@ impl Mender<'_> {
         data_ranges(fd).map_err(|error| PoolError::system("look for data in an object", "", error))
     }
 
-    /// The same without less than a block of zeroes at either end: a place that begins or ends
+    /// The same without less than a block of zeroes at either end: a segment that begins or ends
     /// inside a block, as where a member was full, leaves them beside the hole.
     fn written(&self, fd: &OwnedFd) -> Result<Vec<ByteRange>, PoolError> {
         let failed = |error| PoolError::system("look at an object", "", error);
@@ -965,7 +963,7 @@ impl Mender<'_> {
         Ok(ranges)
     }
 
-    /// A part of an object without the zeroes at its ends that share a block with what is not of
+    /// A part of an object without the zeroes at its ends that share a block with bytes outside of
     /// it: a hole that begins or ends inside a block leaves them, and no other hole takes them
     /// away.
     fn without_edges(&self, fd: &OwnedFd, part: ByteRange) -> Result<ByteRange, PoolError> {
@@ -987,7 +985,7 @@ impl Mender<'_> {
         Ok(ByteRange::new(start, end - start))
     }
 
-    /// A file of which there is no stub, with all its objects.
+    /// Keep a file without a stub, with all its objects.
     fn keep(&self, object: Object, file: FileIdentity) -> Result<String, PoolError> {
         if self.files.borrow().contains(&file) {
             return self.keep_alone(object);
@@ -1003,8 +1001,8 @@ impl Mender<'_> {
         adopt(self.pool, &name, &layout, size)
     }
 
-    /// The words of a mark that is lost: the other objects of its stripe still know how many
-    /// objects came before that.
+    /// The part for a lost mark: the other objects of its stripe still know how many objects came
+    /// before that.
     fn as_its_mates(&self, layout: &Layout, object: Object, part: Part) -> Part {
         let mut segments = layout.segments().iter();
         let segment = segments.find(|segment| segment.objects.contains(&object));
@@ -1018,7 +1016,7 @@ impl Mender<'_> {
         }
     }
 
-    /// Bytes whose file is not known, or has others in their place: a file of their own.
+    /// Keep bytes whose file is not known, or has others in their place, as a file of their own.
     fn keep_alone(&self, object: Object) -> Result<String, PoolError> {
         if let Some(mark) = self.stripe_of(object) {
             return self.keep_stripe(object, mark);
@@ -1039,11 +1037,11 @@ impl Mender<'_> {
     }
 
     /// Keep a stripe that is not whole, or whose file has others in its place: as a file with its
-    /// bytes where they were. Objects that are gone are empty ones in it.
+    /// bytes where they were. Empty objects stand for lost ones.
     ///
-    /// It has the number that the marks say, if no other file has that, so that none of them is
-    /// written anew; else they are when its stub is there. Marks that an interruption left of two
-    /// files would make two of it.
+    /// It gets the number in the marks, if no other file has that, so that no mark changes; else
+    /// the marks change once its stub is there. If an interruption left marks of two files, the
+    /// stripe would become two.
     fn keep_stripe(&self, object: Object, of: BackPointer) -> Result<String, PoolError> {
         let is_taken = self.files.borrow().contains(&of.file);
         let file = match is_taken {
@@ -1060,7 +1058,7 @@ impl Mender<'_> {
         for &other in self.unnamed.borrow().iter() {
             let mark = self.stripe_of(other).filter(|mark| key(*mark) == key(of));
             let place = mark.and_then(|mark| found.get_mut(usize::from(mark.part.place)));
-            // Two that were in one place become two files.
+            // Two objects of one place become two files.
             if let Some(place @ None) = place
                 && !self.settled.borrow().contains(&other)
             {
@@ -1105,7 +1103,7 @@ impl Mender<'_> {
         Ok(kept)
     }
 
-    /// An object on whichever member takes it.
+    /// Make an object on the first member that takes it.
     fn make_empty(&self, file: FileIdentity, part: Part) -> Result<Object, PoolError> {
         let mut failure = PoolError::NoRoom;
         for member in self.pool.members().iter() {
@@ -1117,7 +1115,7 @@ impl Mender<'_> {
         Err(failure)
     }
 
-    /// Whether every byte of it is where the record of its file says.
+    /// Whether every byte of it is also where its file's layout says.
     fn is_copied(&self, object: Object, stub: usize) -> Result<bool, PoolError> {
         let Some(layout) = self.look.layout(stub) else {
             return Ok(false);
@@ -1160,7 +1158,7 @@ impl Mender<'_> {
         Ok(true)
     }
 
-    /// Whether every byte of an object of a stripe is also where the record leads to: the file was
+    /// Whether every byte of an object of a stripe is also where the layout leads: the file was
     /// moved from this stripe to another one, or was about to be moved to this one.
     fn is_spread(&self, object: Object, part: Part, layout: &Layout) -> Result<bool, PoolError> {
         let fd = self.member(object)?.open_any(object.id, Access::Read)?;
@@ -1180,8 +1178,8 @@ impl Mender<'_> {
         Ok(true)
     }
 
-    /// Whether an object has from byte `from` on what the layout leads to in this range of the
-    /// file.
+    /// Whether an object has from byte `from` on the same bytes that the layout has in this range
+    /// of the file.
     fn is_same(
         &self,
         fd: &OwnedFd,
@@ -1201,7 +1199,7 @@ impl Mender<'_> {
             {
                 match self.pool.open_object(layout, located.object, Access::Read) {
                     Ok(other) => opened = Some((located.object, other)),
-                    // Gone or away: then this one may be all that is left of these bytes.
+                    // Gone or away: then this object may have the last copy of these bytes.
                     Err(_) => return Ok(false),
                 }
             }
@@ -1221,8 +1219,8 @@ impl Mender<'_> {
         Ok(true)
     }
 
-    /// Bytes where the record does not look for them, and blocks without any: a spill or a move
-    /// that was interrupted had still to give them back.
+    /// Bytes to which the layout does not lead, and blocks without any: an interrupted spill or
+    /// move had still to free them.
     fn leftovers(
         &self,
         repair: bool,
@@ -1271,8 +1269,8 @@ impl Mender<'_> {
         Ok(())
     }
 
-    /// How many bytes of an object are also where the record leads to, and not here. With `repair`
-    /// they are holes then.
+    /// How many bytes of an object are copies: the layout leads to the same bytes elsewhere.
+    /// `repair` makes them holes.
     fn copied(
         &self,
         layout: &Layout,
@@ -1300,8 +1298,8 @@ impl Mender<'_> {
     }
 }
 
-/// How many bytes of blocks an object has that no byte is in, where the record leads elsewhere or
-/// behind the end of its file. With `repair` they are given back.
+/// How many bytes of blocks without a byte an object has, where the layout leads elsewhere or
+/// behind the end of its file. `repair` frees them.
 fn reserved(fd: &OwnedFd, led: &Led, length: ByteCount, repair: bool) -> Result<u64, PoolError> {
     let failed = |error| PoolError::system("look for blocks of an object", "", error);
     let Some(found) = Reserved::of(fd, led, Some(length)).map_err(failed)? else {
@@ -1315,8 +1313,8 @@ fn reserved(fd: &OwnedFd, led: &Led, length: ByteCount, repair: bool) -> Result<
     Ok(found.bytes())
 }
 
-/// Parts of a range of an object to which the record does not lead. Of what is single each that is
-/// in one other object by itself.
+/// Parts of a range of an object to which the layout does not lead. Of an unstriped object, cut so
+/// that the layout has each in one other object.
 fn elsewhere(led: &Led, layout: &Layout, range: ByteRange) -> Vec<ByteRange> {
     let parts = outside(range, &led.ranges);
     if led.shape != Shape::Single {
@@ -1360,9 +1358,9 @@ fn sync(fd: &OwnedFd, what: &str) -> Result<(), PoolError> {
     fsync(fd).map_err(|error| PoolError::system("make durable", what, error))
 }
 
-/// The folder `lost+found` of the tree, made if it is not there, and its name. Where that is
-/// something else, or somebody's whom its contents are not for, it is the first of `lost+found.1`,
-/// … that is neither.
+/// The folder `lost+found` of the tree, made if it is not there, and its name. Where that is no
+/// folder, or another user's, to whom its contents must not be open, it is the first of
+/// `lost+found.1`, … that is neither.
 pub(crate) fn lost_folder(pool: &Pool) -> Result<(OwnedFd, String), PoolError> {
     let tree = pool.catalogue().tree();
     for attempt in 0..NAMES_MAX {
@@ -1397,7 +1395,7 @@ fn is_in_lost(path: &Path) -> bool {
         .is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// A stub in `lost+found` for this layout, durably.
+/// Make a stub in `lost+found` for this layout, durably.
 pub(crate) fn adopt(
     pool: &Pool,
     name: &str,
@@ -1406,7 +1404,7 @@ pub(crate) fn adopt(
 ) -> Result<String, PoolError> {
     let (folder, lost) = lost_folder(pool)?;
     let failed = |error| PoolError::system("write to", format!("{lost}/{name}"), error);
-    // Without a name until it is whole: nothing half made is ever seen.
+    // Without a name until it is whole: no program ever sees it half made.
     let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
     let stub = openat(&folder, ".", flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
     pool.set_layout(stub.as_fd(), layout)?;

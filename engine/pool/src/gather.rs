@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file's bytes on their way to one new home, piece by piece: to one object of those it has, to
-//! an object made anew, or to a wider stripe.
+//! Moves a file's bytes to one new home, piece by piece: to one object of those it has, to an
+//! object made anew, or to a wider stripe.
 //!
-//! A piece is copied to the home and fsynced, then the record says that it is there, then that is
-//! made durable, then its old place becomes a hole, or goes with its last byte. So at every instant
-//! the record leads to each byte once. The home begins with the file, so that the bytes that an
-//! interrupted one has moved are in front: the next goes on there. This module does not say which
-//! file is next, nor how fast.
+//! A piece is copied to the home and fsynced, then the layout names it there, then that is made
+//! durable, then its old place becomes a hole, or goes with its last byte. So at every instant the
+//! layout leads to each byte once. The home begins with the file, so that the bytes that an
+//! interrupted move has moved are in front: the next move goes on there. This module does not say
+//! which file is next, nor how fast.
 
 use crate::change::within;
 use crate::data::{data_ranges, next_run};
@@ -32,7 +32,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 const CHUNK_BYTES: usize = 1 << 20;
 /// More extents of one object are not counted.
 const EXTENT_COUNT_MAX: usize = 1 << 20;
-/// Room that is to stay free on a member of a wider stripe beside its share. Units: bytes.
+/// Room that stays free on a member of a wider stripe beside its share. Units: bytes.
 const SPARE_BYTES: u64 = 1 << 20;
 
 /// In how many pieces files are.
@@ -44,7 +44,7 @@ pub struct Pieces {
     pub extent_count: u64,
 }
 
-/// In how many pieces the files are that were looked at.
+/// In how many pieces the examined files are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Defragged {
     /// Beforehand.
@@ -54,7 +54,7 @@ pub struct Defragged {
 }
 
 impl Pieces {
-    /// And those of another one.
+    /// Add those of another file.
     pub fn add(&mut self, other: Pieces) {
         self.segment_count += other.segment_count;
         self.extent_count += other.extent_count;
@@ -62,9 +62,9 @@ impl Pieces {
 }
 
 impl Pool {
-    /// Each object of a file can be opened.
+    /// Check that each object of a file opens.
     ///
-    /// Errors   why one cannot
+    /// Errors   that of one that does not
     pub fn can_open(&self, layout: &Layout) -> Result<(), PoolError> {
         let mut objects = layout.objects().into_iter();
         objects.try_for_each(|one| self.open_object(layout, one, Access::Read).map(drop))
@@ -107,7 +107,7 @@ enum Aim {
     Wider(Shape, Vec<MemberNumber>),
 }
 
-/// Where it is to be.
+/// Where the file is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Home {
     shape: Shape,
@@ -136,7 +136,7 @@ pub(crate) struct Gather {
     aim: Aim,
     /// None: there is none yet.
     home: Option<Home>,
-    /// It cannot be, or is not worth it.
+    /// The move is impossible, or not worth it.
     is_vain: bool,
 }
 
@@ -156,7 +156,7 @@ impl Gather {
     }
 
     /// All of a file on one member, if it is in several objects and one has room for the whole. Not
-    /// of a stripe, and not of what should be one.
+    /// of a stripe, and not of a file that should be one.
     pub(crate) fn together(pool: &Pool, stub: BorrowedFd<'_>, layout: &Layout) -> Option<Gather> {
         let objects = layout.objects();
         if objects.len() < 2 || !is_plain(layout) {
@@ -188,8 +188,8 @@ impl Gather {
         })
     }
 
-    /// Each home of a file with an object that is scattered over its device. Whether a copy would
-    /// have fewer extents is seen when it has room.
+    /// Each home of a file with an object that is scattered over its device. Whether a copy has
+    /// fewer extents shows when it has room.
     pub(crate) fn afresh(pool: &Pool, layout: &Layout) -> Vec<Gather> {
         let mut found: Vec<Gather> = Vec::new();
         let mut before: Option<&Segment> = None;
@@ -208,7 +208,7 @@ impl Gather {
                 })
             };
             if found.iter().all(|one| one.aim != aim) && take_bytes() && is_scattered() {
-                // Where one that was interrupted went.
+                // Where an interrupted move went.
                 let alike = before
                     .filter(|one| (one.shape, members(one)) == (segment.shape, members(segment)));
                 found.push(Gather {
@@ -234,7 +234,7 @@ impl Gather {
         if fewest >= Some(asked.len()) {
             return None;
         }
-        // Bytes that it has there are given up as they come anew.
+        // Its bytes there make room as they arrive anew.
         let held = held_by_members(pool, layout, |_| true)?;
         for room in &mut rooms {
             room.free += ByteCount(held.get(&room.member).copied().unwrap_or(0));
@@ -255,7 +255,7 @@ impl Gather {
         if !members.iter().all(has_room) {
             return None;
         }
-        // Where one that was interrupted went.
+        // Where an interrupted move went.
         let before = first.checked_sub(1).map(|at| &layout.segments()[at]);
         let can_take = |one: &&Segment| {
             is_striped(one) && one.objects.iter().all(|one| pool.takes_bytes(one.member))
@@ -267,7 +267,7 @@ impl Gather {
         })
     }
 
-    /// Number of the first segment that is to go.
+    /// Number of the first segment that is to move.
     fn next(&self, layout: &Layout) -> Option<usize> {
         let is_to_go = |one: &Segment| match &self.aim {
             Aim::Together(_) => true,
@@ -280,8 +280,7 @@ impl Gather {
             .position(|one| is_to_go(one) && self.home.as_ref().is_none_or(|home| !home.has(one)))
     }
 
-    /// The source of the next piece: range, shape, and its first object. None: all is where it is
-    /// to be.
+    /// The source of the next piece: range, shape, and its first object. None: all is in its home.
     pub(crate) fn source(&self, layout: &Layout) -> Option<(ByteRange, Shape, Object)> {
         self.next(layout).map(|at| {
             let segment = &layout.segments()[at];
@@ -292,7 +291,7 @@ impl Gather {
     /// Move the next piece, durably.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]
-    /// Returns  None: nothing of it is to go any more, or it cannot; then it is as it was
+    /// Returns  None: nothing is left to move, or it cannot move; then it is as it was
     pub(crate) fn one_piece(
         &mut self,
         pool: &Pool,
@@ -303,7 +302,7 @@ impl Gather {
         let Some(at) = self.next(layout) else {
             return Ok(None);
         };
-        // A member that is away or read-only, or an object that is damaged: it stays.
+        // A member is away or read-only, or an object is damaged: the piece stays.
         let Ok(source) = pool.source(layout, at) else {
             return Ok(None);
         };
@@ -328,11 +327,11 @@ impl Gather {
         fsync(stub).map_err(|error| PoolError::system("make a layout durable", "", error))?;
         let mut gone = layout.objects();
         *layout = next;
-        // Room for others; should it fail, it is only not regained, and fsck sees to it.
+        // Free room for others; if it fails, only the room is not regained, and fsck frees it.
         let named = layout.objects();
         gone.retain(|object| !named.contains(object));
-        // Objects that go are left whole until then: a hole may leave zeroes in a last block, which
-        // are no copy of anything.
+        // Objects to be deleted stay whole until then: a hole may leave zeroes in a last block,
+        // which are no copy of anything.
         if source.segment.objects.iter().all(|one| named.contains(one)) {
             let _ = source.vacate(layout, range);
         }
@@ -348,7 +347,7 @@ impl Gather {
         }))
     }
 
-    /// Its home, opened, and made if there is none yet. None: it cannot be, or is not worth it.
+    /// Its home, opened, and made if there is none yet. None: that is impossible, or not worth it.
     fn enter(
         &mut self,
         pool: &Pool,
@@ -372,7 +371,7 @@ impl Gather {
             Aim::Wider(shape, members) => (*shape, members.clone()),
         };
         let origin = match (&self.aim, shape) {
-            // Byte for byte: so it is known beforehand which object needs room where.
+            // Byte for byte: so it is clear beforehand which object needs room where.
             (Aim::Afresh(old), _) => old.origin.0,
             (_, Shape::Single) => 0,
             _ => range.start.0 & !(shape.unit_bytes() - 1),
@@ -407,7 +406,7 @@ impl Gather {
         }
     }
 
-    /// The copy of a piece goes again.
+    /// Delete the copy of a piece.
     fn give_up(
         &mut self,
         pool: &Pool,
@@ -458,7 +457,7 @@ fn held_by_members(
     Some(held)
 }
 
-/// An object on each of these members, durably; nobody names them yet.
+/// Make an object on each of these members, durably; no layout names them yet.
 fn make(
     pool: &Pool,
     layout: &Layout,
@@ -483,8 +482,8 @@ fn make(
     Ok(())
 }
 
-/// Room for all that is to go there, and whether that has clearly fewer extents. So nothing is
-/// copied for nothing, and nobody else's bytes get in between while it is.
+/// Reserve room for all that moves there, and tell whether that has clearly fewer extents. So no
+/// copy is in vain, and no other file's bytes get in between meanwhile.
 fn has_fewer_extents(
     layout: &Layout,
     length: ByteCount,
@@ -564,7 +563,7 @@ fn next_data(
     }
 }
 
-/// A piece to its home, durably. Bytes that the home still had there are of another time.
+/// Copy a piece to its home, durably, after clearing outdated bytes that the home still had there.
 fn bring(
     source: &Source,
     layout: &Layout,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A member: a folder of objects on one native file system.
 //!
-//! No descriptor of it is kept: each use enters by its path and looks whether the format file there
-//! is the one that was seen to be right. So a member can be unmounted while nobody uses it, and one
+//! It keeps no descriptor: each use enters by its path and checks that the format file there is the
+//! one that was found right before. So a member can be unmounted while it is not in use, and one
 //! that comes back is simply there.
 
 use crate::data::has_data;
@@ -37,8 +37,7 @@ use std::time::Instant;
 
 /// Below a member: logs of names.
 pub(crate) const NAMES: &str = "names";
-/// Ids drawn before giving up: two alike among 2^64 are no chance, so by then something else is
-/// wrong.
+/// Ids drawn before giving up: two alike among 2^64 are no accident, so something else is wrong.
 const DRAWS_MAX: usize = 8;
 /// Of linux/stat.h.
 const STATX_MNT_ID_UNIQUE: u32 = 0x4000;
@@ -59,7 +58,7 @@ pub enum MemberState {
     Present,
     /// For reading.
     ReadOnly,
-    /// Not at all; the words say what was found at its path, as a clause.
+    /// Not at all; a clause says what was found at its path.
     Missing(String),
 }
 
@@ -72,9 +71,9 @@ pub struct MemberStatus {
     pub device: Option<u64>,
     /// Of its file system.
     pub bytes_total: ByteCount,
-    /// The room of it that others than root can have.
+    /// Its free room for users other than root.
     pub bytes_free: ByteCount,
-    /// With what is kept for root, whom a pool's bytes belong to.
+    /// The same with the reserve for root, to whom a pool's objects belong.
     pub bytes_unused: ByteCount,
 }
 
@@ -109,17 +108,17 @@ pub(crate) enum Listed {
     },
     /// Something that Rushes did not put there.
     Stranger(PathBuf),
-    /// By its name an object, and the disk does not give it.
+    /// An object by its name, and the disk does not return it.
     Unreadable(PathBuf, Errno),
 }
 
-/// A disk that does not give one file may give the next one: bad blocks, and what a file system
-/// finds damaged (EBADMSG and EUCLEAN, "structure needs cleaning").
+/// A disk that does not return one file may return the next one: bad blocks, or damage that the
+/// file system has found, EBADMSG and EUCLEAN, "structure needs cleaning".
 fn is_of_file(error: Errno) -> bool {
     matches!(error, Errno::IO | Errno::BADMSG | Errno::UCLEAN)
 }
 
-/// Names the format file that was last found to be right.
+/// The format file that was last found to be right.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Seen {
     file: FormatFile,
@@ -127,14 +126,14 @@ struct Seen {
 }
 
 /// The marks by which a format file differs from any other that may come to its place. Device and
-/// inode are not enough: the file system that is mounted next gets the number of the device that
-/// went, and all members that were made alike have their format file in one inode.
+/// inode are not enough: the next mounted file system may get the number of the device that went,
+/// and the format files of all members that were made alike have the same inode number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FormatFile {
     device: u64,
     inode: u64,
     changed: (i64, u32),
-    /// 0: the kernel does not say (before Linux 5.8). Never given twice since Linux 6.8.
+    /// 0: the kernel, before Linux 5.8, does not say. Unique since Linux 6.8.
     mount: u64,
 }
 
@@ -190,7 +189,7 @@ impl Member {
         }
     }
 
-    /// It is this one, and nothing else is said of it.
+    /// It is this one, with nothing changed.
     pub(crate) fn is(&self, entry: &MemberEntry) -> bool {
         (self.number, self.id, self.duty) == (entry.number, entry.id, entry.duty)
             && self.path == entry.path
@@ -212,7 +211,7 @@ impl Member {
         self.duty == Duty::Full
     }
 
-    /// Its number in layout records.
+    /// Its number in layouts.
     pub fn number(&self) -> MemberNumber {
         self.number
     }
@@ -222,7 +221,7 @@ impl Member {
         &self.path
     }
 
-    /// Nothing can be had of it where it is missing.
+    /// Refuse a member that is missing.
     pub(crate) fn must_be_there(&self) -> Result<(), PoolError> {
         match self.status().state {
             MemberState::Missing(why) => Err(self.missing(why)),
@@ -230,7 +229,7 @@ impl Member {
         }
     }
 
-    /// Its folder is not there, or is another one's. One whose disk answers with an error is there.
+    /// Its folder is not there, or is another member's. One whose disk returns an error is there.
     pub(crate) fn is_away(&self) -> bool {
         matches!(self.enter(), Err(PoolError::Missing { .. }))
     }
@@ -282,16 +281,16 @@ impl Member {
         }
     }
 
-    /// An operation of a door on one of its objects was answered so.
+    /// Note the error of a door's operation on one of its objects.
     ///
-    /// Returns  whether that is a fault of the device; then it is remembered
+    /// Returns  whether that is a fault of the device; then the member remembers it
     pub fn note_failure(&self, operation: &'static str, error: Errno) -> bool {
         let failed = self.failed(operation, "objects", error);
         matches!(failed, PoolError::Failing { .. })
     }
 
-    /// Why it is asked last for new bytes: the answer of its device. None: it works, as far as is
-    /// known.
+    /// Why the pool asks it last for new bytes: the error of its device. None: it works, as far as
+    /// is known.
     pub fn failing(&self) -> Option<String> {
         self.failing.sentence()
     }
@@ -308,7 +307,8 @@ impl Member {
         }
     }
 
-    /// A block to the disk and back, in a file without a name: an interruption leaves nothing.
+    /// Write a block to the disk and read it back, in a file without a name: an interruption leaves
+    /// nothing.
     fn try_out(&self) -> Result<(), PoolError> {
         let (root, _) = self.enter()?;
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
@@ -320,7 +320,7 @@ impl Member {
             pread(&fd, &mut block, 0).map(drop)
         });
         match tried {
-            // Full is no fault.
+            // A full disk is no fault.
             Ok(()) | Err(Errno::NOSPC | Errno::DQUOT | Errno::OPNOTSUPP) => Ok(()),
             Err(error) => Err(self.failed("try the disk", "objects", error)),
         }
@@ -329,8 +329,8 @@ impl Member {
     /// Its folder, after a look that it is this member's.
     fn enter(&self) -> Result<(OwnedFd, Seen), PoolError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        // A file system that is mounted there and fails is not away: there may be bytes of it in
-        // memory that somebody waits for.
+        // A file system that is mounted there and fails is not away: the kernel may have bytes for
+        // it in memory, for which a program waits.
         let root = open(&self.path, flags, Mode::empty()).map_err(|error| match error {
             error if is_of_device(error) || is_of_process(error) => self.failed("enter", "", error),
             error => self.missing(format!("cannot be entered ({error})")),
@@ -381,7 +381,7 @@ impl Member {
         Ok((root, now))
     }
 
-    /// It is not another catalogue's, which a rescue has made. It may be away.
+    /// Refuse a member of another catalogue, which a rescue has made. It may be away.
     ///
     /// Errors   [`PoolError::Refused`]: it belongs to a later one, and this catalogue is no pool's
     ///          any more; or to one beside it, and neither may have the other's members
@@ -408,11 +408,11 @@ impl Member {
         }
     }
 
-    /// It belongs to this catalogue from now on, if to an earlier one until now: one that was away
-    /// during the rescue, or the rescue is just done.
+    /// Make it belong to this catalogue, if it belonged to an earlier one: it was away during the
+    /// rescue, or the rescue is just done.
     ///
     /// Assumes  the catalogue is whole, and this process's alone
-    /// Errors   it cannot be told
+    /// Errors   its format file cannot be written
     pub(crate) fn take_over(&self) -> Result<(), PoolError> {
         match self.own_format() {
             Some((root, mut format))
@@ -462,7 +462,7 @@ impl Member {
         }
     }
 
-    /// The same, or why that cannot be said.
+    /// The same, or the error that prevents it.
     pub(crate) fn look(&self) -> Result<MemberStatus, PoolError> {
         let (root, seen) = self.enter()?;
         let space = fstatvfs(&root)
@@ -481,7 +481,7 @@ impl Member {
         })
     }
 
-    /// Make an object of this file with its mark, durably if it is to be.
+    /// Make an object of this file with its mark.
     pub(crate) fn create_object(
         &self,
         file: FileIdentity,
@@ -516,7 +516,7 @@ impl Member {
                     },
                 );
             if let Err(error) = durable {
-                // Nobody names it yet; if it stays, nobody ever will.
+                // No layout names it yet; if it stays, none ever will.
                 let _ = unlinkat(&root, name.as_str(), AtFlags::empty());
                 return Err(self.failed("make an object", name.as_str(), error));
             }
@@ -525,20 +525,20 @@ impl Member {
         Err(self.failed("find a free name for an object", "objects", Errno::EXIST))
     }
 
-    /// The name of an object is durable.
+    /// Make the name of an object durable.
     pub(crate) fn sync_name(&self, id: ObjectId) -> Result<(), PoolError> {
         let (root, _) = self.enter()?;
         let name = ObjectName::of(id);
         sync_folder(&root, &name).map_err(|error| self.failed("make durable", name.as_str(), error))
     }
 
-    /// Everything that was written to its file system is durable.
+    /// Make everything that was written to its file system durable.
     pub fn sync(&self) -> Result<(), PoolError> {
         let (root, _) = self.enter()?;
         syncfs(&root).map_err(|error| self.failed("make durable", "objects", error))
     }
 
-    /// Open an object and see that it is this file's.
+    /// Open an object and check that it is this file's.
     pub(crate) fn open_object(
         &self,
         file: FileIdentity,
@@ -602,7 +602,7 @@ impl Member {
         self.names_folder()
     }
 
-    /// Every object that is there, and every name among them that is none's.
+    /// Every object that is there, and every name among them that is no object's.
     pub(crate) fn list(
         &self,
         mut each: impl FnMut(Listed) -> Result<(), PoolError>,
@@ -699,7 +699,7 @@ impl Member {
         Some(facts.rotational)
     }
 
-    /// Open an object, to whichever file or pool its mark says it belongs.
+    /// Open an object, of any file or pool.
     pub(crate) fn open_any(&self, id: ObjectId, access: Access) -> Result<OwnedFd, PoolError> {
         let (root, _) = self.enter()?;
         let mode = match access {
@@ -712,7 +712,7 @@ impl Member {
             .map_err(|error| self.failed_with_one("open an object", &name, error))
     }
 
-    /// Say anew, durably, whose an object is.
+    /// Write an object's mark anew, durably.
     pub(crate) fn write_mark(
         &self,
         id: ObjectId,
@@ -730,7 +730,7 @@ impl Member {
             .map_err(|error| self.failed("mark an object", ObjectName::of(id).as_str(), error))
     }
 
-    /// Remove an object, to whichever file or pool its mark says it belongs.
+    /// Remove an object, of any file or pool.
     pub(crate) fn unlink(&self, id: ObjectId) -> Result<(), PoolError> {
         let (root, _) = self.enter()?;
         let name = ObjectName::of(id);
@@ -740,7 +740,7 @@ impl Member {
         }
     }
 
-    /// These objects stay removed, whatever happens to the machine.
+    /// Make the removal of these objects durable.
     pub(crate) fn sync_removed(&self, objects: &BTreeSet<Object>) -> Result<(), PoolError> {
         let (root, _) = self.enter()?;
         let open = |folder: &str| {
@@ -749,7 +749,7 @@ impl Member {
         };
         let durable = fstatfs(&root).and_then(|found| {
             if IN_ORDER.contains(&(found.f_type as u64)) {
-                // One more change, behind those: a folder that was not changed now would wait for
+                // One more change, behind those: an fsync of an unchanged folder would wait for
                 // nothing.
                 let folder = open("objects")?;
                 return futimens(&folder, &NOW).and_then(|()| fsync(&folder));
@@ -763,7 +763,7 @@ impl Member {
         durable.map_err(|error| self.failed("make a removal durable", "objects", error))
     }
 
-    /// Remove an object of this file. One that is not there is removed.
+    /// Remove an object of this file. One that is not there counts as removed.
     pub(crate) fn remove_object(&self, file: FileIdentity, id: ObjectId) -> Result<(), PoolError> {
         match self.open_object(file, id, Access::Read) {
             Ok(_) => {}
@@ -776,7 +776,7 @@ impl Member {
         self.unlink(id)
     }
 
-    /// The same of one that a record of this file names: a power cut may have left it without its
+    /// The same for one that this file's layout names: a power cut may have left it without its
     /// mark.
     pub(crate) fn remove_named(&self, file: FileIdentity, id: ObjectId) -> Result<(), PoolError> {
         match self.remove_object(file, id) {
@@ -789,8 +789,8 @@ impl Member {
     }
 }
 
-/// File systems whose journal keeps the order of changes: a step that made one of them durable made
-/// all before it. ext4, XFS.
+/// File systems whose journal keeps the order of changes, ext4 and XFS: a step that makes one of
+/// them durable makes all before it durable.
 const IN_ORDER: [u64; 2] = [0xef53, 0x5846_5342];
 
 /// For both times of something.
@@ -805,7 +805,7 @@ const NOW: Timestamps = {
     }
 };
 
-/// The names in an object's folder are durable.
+/// Make the names in an object's folder durable.
 fn sync_folder(root: &OwnedFd, name: &ObjectName) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     fsync(openat(root, name.folder(), flags, Mode::empty())?)
@@ -832,7 +832,7 @@ pub(crate) fn shared_device(folder: std::os::fd::BorrowedFd<'_>, st_dev: u64) ->
         .unwrap_or(st_dev)
 }
 
-/// 64 random bits, of which 0 is none.
+/// 64 random bits, never 0.
 pub(crate) fn random() -> Result<u64, PoolError> {
     let mut bytes = [0; 8];
     let count =

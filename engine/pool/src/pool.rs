@@ -2,7 +2,7 @@
 //! An open pool: layouts of files, and the order of durable steps between catalogue and members.
 //!
 //! A layout names an object only after it is on its member for good; an object goes only after its
-//! name has gone for good. So a crash leaves at worst objects that nobody names.
+//! name has gone for good. So a crash leaves at worst objects that no layout names.
 
 use crate::catalogue::{Catalogue, Lock, REMOVED};
 use crate::data::next_run;
@@ -34,19 +34,19 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-/// Bytes that go elsewhere together when one of them does not fit where it is (copy-on-write file
-/// systems).
+/// Bytes that move together when one of them does not fit where it is, as on copy-on-write file
+/// systems.
 const MOVE_BYTES: u64 = 1 << 20;
-/// The last room of a member is tried with so much. Units: bytes.
+/// The last try for room on a member asks for so much. Units: bytes.
 const BLOCK_BYTES: u64 = 4096;
 
 /// Why a segment cannot take bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpillReason {
-    /// Its member said ENOSPC.
+    /// Its member returned ENOSPC.
     Full,
-    /// Its member said EDQUOT: as if it were full, but if all others say so, too, that is the
-    /// error.
+    /// Its member returned EDQUOT: as if it were full, but if all others return it, too, that is
+    /// the error.
     OverQuota,
     /// Its member is missing or read-only, and nothing was ever written at or behind the range: it
     /// begins at or behind the file's end.
@@ -60,7 +60,7 @@ pub enum SpillReason {
 pub struct Usage {
     /// Of members that are there.
     pub bytes_total: ByteCount,
-    /// Room that can be written; read-only members and those that are being emptied have none.
+    /// Room that can be written; read-only and draining members have none.
     pub bytes_free: ByteCount,
     /// How many devices they are on.
     pub device_count: usize,
@@ -73,25 +73,25 @@ pub struct Usage {
 pub struct Buried {
     /// Stubs that are gone with all their objects.
     pub file_count: usize,
-    /// Which of them had objects.
+    /// Those of them that had objects.
     pub files: Vec<FileIdentity>,
-    /// Why some could not be removed yet; they are tried again the next time.
+    /// Why some could not be removed yet; the next call tries them again.
     pub kept: Vec<PoolError>,
-    /// How many somebody opened meanwhile, or lost their last name only then: they are for the next
-    /// time.
+    /// How many a program opened meanwhile, or lost their last name only then: they are for the
+    /// next time.
     pub left_count: usize,
 }
 
-/// Whether somebody reads objects by themselves, whatever the layout says.
+/// Whether a program reads objects by themselves, whatever the layout says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readers {
-    /// Nobody.
+    /// No program does.
     None,
     /// By the kernel's passthrough, as they were when the file was opened.
     Passthrough,
 }
 
-/// Where bytes are that go elsewhere: a segment, and its objects opened.
+/// The source of a move: a segment, and its objects opened.
 pub(crate) struct Source {
     pub(crate) segment: Segment,
     /// None: it is away.
@@ -117,9 +117,9 @@ impl Source {
         Ok(first)
     }
 
-    /// Bytes of the file to an object that has each where the file has it, durably.
+    /// Copy bytes of the file to an object that has each where the file has it, durably.
     ///
-    /// `to_failed`  what an error of the object is that they are written to
+    /// `to_failed`  makes the error of a write to that object
     fn copy(
         &self,
         to: &OwnedFd,
@@ -149,7 +149,7 @@ impl Source {
         fdatasync(to).map_err(to_failed)
     }
 
-    /// Bytes of the file that are elsewhere by now, as this layout has it.
+    /// Make holes in place of bytes of the file that have moved, as this layout has it.
     pub(crate) fn vacate(&self, layout: &Layout, range: ByteRange) -> Result<(), Errno> {
         let (shape, origin) = (self.segment.shape, self.segment.origin.0);
         self.objects
@@ -172,7 +172,7 @@ struct Membership {
     members: Vec<Arc<Member>>,
 }
 
-/// The members of a pool as they were when it was asked; others may be there since.
+/// The members of a pool at the time of the call; others may be there since.
 #[derive(Clone, Debug)]
 pub struct Members(Arc<Membership>);
 
@@ -191,7 +191,7 @@ pub struct Pool {
     policy: Policy,
     catalogue: Catalogue,
     membership: RwLock<Arc<Membership>>,
-    /// Held by a thread that chooses members and makes objects on them, until the record names
+    /// Held by a thread that chooses members and makes objects on them, until the layout names
     /// those.
     placing: RwLock<()>,
     turn: AtomicU64,
@@ -203,20 +203,20 @@ pub struct Pool {
     pub(crate) attribute_block: OnceLock<Option<usize>>,
 }
 
-/// The wish of a file, members with room, and those that may take bytes, in the order in which they
-/// are asked.
+/// The policy of a file, members with room, and those that may take bytes, in the order in which
+/// the pool asks them.
 type Candidates = (Wish, Vec<Room>, Vec<MemberNumber>);
 
 impl Pool {
     /// Open it for a door, which then is its only one.
     ///
-    /// Errors   [`PoolError::Served`]: another door has it. Missing members are none.
+    /// Errors   [`PoolError::Served`]: another door has it. Missing members are no error.
     pub fn serve(catalogue: &Path) -> Result<Pool, PoolError> {
         Pool::open(catalogue, Lock::Take, FORMAT_FILE)
     }
 
-    /// Open it for a door that goes on after another one: with the lock that the one before had
-    /// ([`Catalogue::lock`]), and that nobody let go of meanwhile.
+    /// Open it for a door that goes on after another one, with that one's [`Catalogue::lock`],
+    /// which was held all the time.
     ///
     /// Errors   [`PoolError::Refused`]: it is another pool's
     pub fn serve_on(catalogue: &Path, lock: OwnedFd) -> Result<Pool, PoolError> {
@@ -244,7 +244,7 @@ impl Pool {
                 member.belongs(catalogue.path())?;
             }
             if takes_over {
-                // A member that cannot be written to is told when it can.
+                // A member that cannot be written to learns of it when it can.
                 let _ = member.take_over();
             }
             Ok(Arc::new(member))
@@ -282,15 +282,15 @@ impl Pool {
         self.membership().format.rules.clone()
     }
 
-    /// From now on its format file says this. When it returns nobody makes an object any more where
-    /// that says that nothing new goes.
+    /// Go by this format file from now on. Once this returns no thread makes an object any more on
+    /// members that take nothing new by it.
     pub(crate) fn adopt(&self, format: CatalogueFormat) {
         self.adopt_at_once(format);
-        // A thread that has chosen by the format file of before is done when nobody holds this.
+        // Threads that chose by the former format file hold this until they are done.
         drop(self.placing.write());
     }
 
-    /// The same, without waiting for those who choose at this moment: one of them may hang in a
+    /// The same, without waiting for threads that choose at this moment: one of them may hang in a
     /// disk that is given up.
     pub(crate) fn adopt_at_once(&self, format: CatalogueFormat) {
         let before = self.membership();
@@ -337,8 +337,7 @@ impl Pool {
         Members(self.membership())
     }
 
-    /// Another number when the format file says something else than before: there may be other
-    /// members.
+    /// Another number after each change of the format file: there may be other members.
     pub fn generation(&self) -> u64 {
         self.generation.load(Ordering::Acquire)
     }
@@ -372,9 +371,9 @@ impl Pool {
         self.catalogue.new_file()
     }
 
-    /// The layout of a stub. None: it has no bytes and no record yet.
+    /// The layout of a stub. None: it has no bytes and no layout yet.
     ///
-    /// Assumes  `stub`: a regular file below the tree, opened (not O_PATH)
+    /// Assumes  `stub`: a regular file below the tree, opened, not by O_PATH
     pub fn layout(&self, stub: BorrowedFd<'_>) -> Result<Option<Layout>, PoolError> {
         let failed = |error| PoolError::system("read the layout record", "", error);
         match xattr::get(stub, LAYOUT_ATTRIBUTE).map_err(failed)? {
@@ -389,7 +388,7 @@ impl Pool {
     /// Replace the layout of a stub, whole. A stub must have one before it gets a size: make it
     /// with [`Layout::new`].
     ///
-    /// Assumes  exclusive: nobody else reads or changes this file's layout meanwhile
+    /// Assumes  exclusive: no other thread reads or changes this file's layout meanwhile
     pub fn set_layout(&self, stub: BorrowedFd<'_>, layout: &Layout) -> Result<(), PoolError> {
         let too_long = PoolError::LayoutTooLong {
             segment_count: layout.segments().len(),
@@ -404,8 +403,8 @@ impl Pool {
     }
 
     /// Where the first of these bytes goes. Makes the file's first segment and its object if it has
-    /// none; nobody waits until that is durable: the file is unsettled then
-    /// ([`Layout::is_unsettled`]), and somebody has to [`Pool::settle`] it before its fsync ends.
+    /// none, and does not wait until that is durable: the file is unsettled then, see
+    /// [`Layout::is_unsettled`], and the door has to [`Pool::settle`] it before its fsync ends.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]
     /// Errors   [`PoolError::NoRoom`]: no member has room for one block of it
@@ -439,13 +438,14 @@ impl Pool {
         Ok(located)
     }
 
-    /// Bytes did not fit where the layout has them: let another member take them, and what follows
-    /// up to the next data.
+    /// Bytes did not fit where the layout has them: let another member take them, and the range
+    /// behind them up to the next data.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]; `wanted` begins at the first byte that could
-    /// not be written Returns  where the first byte goes now; it has a block there already, so each
-    /// call is progress Errors   [`PoolError::NoRoom`]: no other member has room for one block of
-    /// it
+    ///          not be written
+    /// Returns  where the first byte goes now; it has a block there already, so each call is
+    ///          progress
+    /// Errors   [`PoolError::NoRoom`]: no other member has room for one block of it
     pub fn spill(
         &self,
         stub: BorrowedFd<'_>,
@@ -456,8 +456,8 @@ impl Pool {
         self.spill_beside(stub, layout, wanted, reason, Readers::None)
     }
 
-    /// The same beside somebody who reads objects without asking the layout: bytes that are moved
-    /// stay where they were, too, until the file is cut or removed.
+    /// The same beside a program that reads objects without the layout: moved bytes stay where they
+    /// were, too, until the file is truncated or removed.
     pub fn spill_beside(
         &self,
         stub: BorrowedFd<'_>,
@@ -474,7 +474,7 @@ impl Pool {
         let length = wanted.length.0.min(segment.end() - start).max(1);
         let (from, source) = match reason {
             SpillReason::Unwritable | SpillReason::Failing => {
-                // Somebody else may have written behind it meanwhile, to members that take bytes.
+                // Another program may have written behind it meanwhile, to members that take bytes.
                 let mut others = self.opened(layout, now.segment_index, Access::Write);
                 let at = others
                     .segment
@@ -513,7 +513,7 @@ impl Pool {
             .expect("a placed file covers every byte"))
     }
 
-    /// A segment whose bytes are to go elsewhere.
+    /// A segment whose bytes are to move.
     pub(crate) fn source(
         &self,
         layout: &Layout,
@@ -545,7 +545,7 @@ impl Pool {
         self.turn.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Members with room for bytes of this file, the best first; the wish of the file; and the
+    /// Members with room for bytes of this file, the best first; the policy of the file; and the
     /// members' rooms.
     pub(crate) fn candidates(
         &self,
@@ -556,9 +556,9 @@ impl Pool {
         self.candidates_and_lack(stub, except, wanted).0
     }
 
-    /// The same where each member must have been looked at.
+    /// The same for a caller that needs a look at each member.
     ///
-    /// Errors   the process lacks what that takes, which says nothing of their room
+    /// Errors   the process lacks descriptors or memory for that, which says nothing of their room
     fn all_candidates(
         &self,
         stub: BorrowedFd<'_>,
@@ -615,7 +615,7 @@ impl Pool {
         self.take_of(stub, layout, range, wanted, candidates, (moved, refused))
     }
 
-    /// The same, of members that were chosen.
+    /// The same, of chosen members.
     ///
     /// `refused`  by the members asked so far
     /// Assumes  `placing` has been held since
@@ -628,7 +628,7 @@ impl Pool {
         (wish, rooms, asked): (Wish, Vec<Room>, Vec<MemberNumber>),
         (moved, mut refused): (Option<Source>, Refused),
     ) -> Result<(), PoolError> {
-        // Only what may grow is worth a stripe.
+        // Only a range that may grow is worth a stripe.
         if moved.is_none()
             && range.end() == u64::MAX
             && let Some((shape, members)) = stripe(&wish, &rooms, &asked, wanted.length)
@@ -636,7 +636,7 @@ impl Pool {
         {
             return Ok(());
         }
-        // Bytes that are moved must fit whole, or some that are there would be lost.
+        // Moved bytes must fit whole, or some that are there would be lost.
         let (room, least) = if moved.is_some() {
             (range, range)
         } else {
@@ -682,16 +682,16 @@ impl Pool {
                 })
                 .and_then(|()| self.set_layout(stub, &next));
                 if let Err(error) = published {
-                    // The record is as it was: bytes that have got there are nobody's, but for
-                    // those who read the object itself.
+                    // The layout is as it was: copied bytes are no file's, but programs that read
+                    // the object itself may have them.
                     let is_read = |source: &Source| source.readers == Readers::Passthrough;
                     match is_new {
                         true => self.forget(layout.file, object),
                         false if moved.as_ref().is_some_and(is_read) => {}
                         false => drop(vacate(&fd, layout, object, range)),
                     }
-                    // Reserving says less on copy-on-write file systems: this member is full after
-                    // all, the next one may not be.
+                    // A reservation says less on copy-on-write file systems: this member is full
+                    // after all, the next one may not be.
                     if Refused::is_of_member(&error) {
                         refused.note(error);
                         continue;
@@ -708,8 +708,8 @@ impl Pool {
         })
     }
 
-    /// A layout is written down. Room that the one before had in other objects is room for others;
-    /// should it fail, it is only not regained.
+    /// After a layout was written: free the room that the one before had in other objects; if that
+    /// fails, only the room is not regained.
     fn replaced(
         &self,
         stub: BorrowedFd<'_>,
@@ -762,8 +762,8 @@ impl Pool {
         }
     }
 
-    /// Bytes that come behind the end of a file whose stripe is narrower than it could be by now go
-    /// over a wider one.
+    /// Lay bytes that come behind the end of a file over a wider stripe, if its own is narrower
+    /// than it could be by now.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]; `size`: the file's
     /// Returns  false: it is not striped, or cannot be striped over more members
@@ -785,7 +785,7 @@ impl Pool {
         else {
             return Ok(false);
         };
-        // Bytes that a crash left behind the end, or that somebody has written there meanwhile.
+        // Bytes that a crash left behind the end, or that a program has written there meanwhile.
         let objects = self.opened(layout, layout.segments().len() - 1, Access::Read);
         let is_away = objects.objects.iter().any(Option::is_none);
         if is_away || objects.next_data(size.0)?.is_some() {
@@ -864,7 +864,7 @@ impl Pool {
             }
         };
         let is_new = mine.is_none();
-        // Bytes that an old object still has there are of another time.
+        // An object that was there before may have outdated bytes in the range.
         let cleared = if is_new { Ok(()) } else { punch(&fd, range) };
         match cleared.and_then(|()| reserve(&fd, room)) {
             Ok(()) => Ok((object, fd, is_new)),
@@ -879,9 +879,9 @@ impl Pool {
         }
     }
 
-    /// The serial in the mark of an object that is made now: it is later than each that the file
-    /// has. Counting those is not enough, for of two places the one before may be gone; two of one
-    /// number could not be told apart when the record is lost.
+    /// The serial in the mark of a new object: it is later than each that the file has. A count of
+    /// those is not enough, since an earlier one may be gone; two of one serial could not be told
+    /// apart when the layout is lost.
     pub(crate) fn next_serial(&self, layout: &Layout) -> u16 {
         let objects = layout.objects();
         let marked = objects.iter().filter_map(|object| {
@@ -891,12 +891,12 @@ impl Pool {
                 _ => None,
             }
         });
-        // Those that are away say nothing.
+        // Objects that are away do not tell theirs.
         let count = u16::try_from(objects.len()).unwrap_or(u16::MAX);
         marked.max().unwrap_or(0).max(count)
     }
 
-    /// Nobody names it; if it cannot be removed, nobody ever will.
+    /// Delete an object that no layout names; if that fails, none ever will.
     pub(crate) fn forget(&self, file: FileIdentity, object: Object) {
         if let Some(member) = self.member(object.member) {
             let _ = member.remove_object(file, object.id);
@@ -910,7 +910,7 @@ impl Pool {
 
     /// Members that take new bytes and whose devices work; with `class` only those of it.
     ///
-    /// Returns  besides, the process's lack that kept it from a look at one
+    /// Returns  also the process's lack that kept it from a look at one
     fn rooms(
         &self,
         except: Option<MemberNumber>,
@@ -945,8 +945,8 @@ impl Pool {
         (rooms, lack)
     }
 
-    /// The same of those whose devices have failed: they may work again, and are asked when no
-    /// other one has taken it.
+    /// The same for those whose devices have failed: they may work again, and the pool asks them
+    /// when no other one has taken the bytes.
     fn failing(&self, except: Option<MemberNumber>, class: Option<&Class>) -> Vec<MemberNumber> {
         self.members()
             .iter()
@@ -955,7 +955,7 @@ impl Pool {
             .collect()
     }
 
-    /// Open an object that this layout names, and see that it is this file's.
+    /// Open an object that this layout names, and check that it is this file's.
     pub fn open_object(
         &self,
         layout: &Layout,
@@ -979,7 +979,7 @@ impl Pool {
             })
     }
 
-    /// Members that were given up with what they had, which records still name.
+    /// Members that were given up with their bytes, which layouts still name.
     pub(crate) fn lost(&self) -> BTreeSet<MemberNumber> {
         self.membership().format.lost.clone()
     }
@@ -990,9 +990,9 @@ impl Pool {
         objects.iter().any(|object| self.is_lost(object.member))
     }
 
-    /// The member of this number was given up with what it had.
+    /// The member of this number was given up with its bytes.
     pub fn is_lost(&self, number: MemberNumber) -> bool {
-        // Asked at each read and write: no count is changed for it.
+        // Runs at each read and write: it changes no reference count.
         let now = self
             .membership
             .read()
@@ -1000,8 +1000,8 @@ impl Pool {
         now.format.lost.contains(&number)
     }
 
-    /// Objects have no byte at or behind `size`, and segments that begin there are gone. The stub's
-    /// size is the door's to set, afterwards.
+    /// Truncate a file's objects: they have no byte at or behind `size` then, and segments that
+    /// begin there are gone. The door sets the stub's size, afterwards.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]
     pub fn cut(
@@ -1013,7 +1013,7 @@ impl Pool {
         let mut next = layout.clone();
         next.cut(size);
         let failed = |error| PoolError::system("cut an object", "", error);
-        // All of them first: were one away, the others would have lost their bytes already.
+        // Open all of them first: if one is away, the others must not have lost their bytes.
         let mut opened = Vec::new();
         for (object, length) in next.lengths(size) {
             match self.open_object(layout, object, Access::Write) {
@@ -1031,8 +1031,8 @@ impl Pool {
         self.shorten(stub, layout, next)
     }
 
-    /// Write down a layout of which segments have gone; objects that it does not name any more go
-    /// after them.
+    /// Write a layout that has lost segments, and then delete the objects that it does not name any
+    /// more.
     pub(crate) fn shorten(
         &self,
         stub: BorrowedFd<'_>,
@@ -1085,10 +1085,10 @@ impl Pool {
         known.is_ok_and(|member| member.status().state == MemberState::Present)
     }
 
-    /// Remove stubs from [`Catalogue::removed`] with their objects, unless `opens` says of a stub's
+    /// Delete stubs from [`Catalogue::removed`] with their objects, unless `opens` says of a stub's
     /// native inode number that it is needed. A stub that still has a name in the tree only loses
-    /// the one there. For a door's start, and then now and then. Names are neither made nor removed
-    /// by anybody else while what `links` gives is there.
+    /// the one in that folder. For a door's start, and then now and then. No other thread makes or
+    /// removes names while the guard that `links` returns is there.
     pub fn bury<Guard>(
         &self,
         opens: impl Opens,
@@ -1110,19 +1110,19 @@ impl Pool {
         if found.is_empty() {
             return Ok(buried);
         }
-        // Were an object gone before its name is, a power cut could bring the name back without it.
+        // If an object went before its name, a power cut could bring the name back without it.
         self.catalogue.sync()?;
         let mut emptied = Vec::with_capacity(found.len());
         for (inode, name) in found {
             match self.remove_objects_of(&name, || opens.close_off(inode)) {
                 Ok(Some((is_last, layout))) => emptied.push((inode, name, is_last, layout)),
-                // That took seconds.
+                // The sync took seconds: a program may have opened it meanwhile.
                 Ok(None) => buried.left_count += 1,
                 Err(errors) => buried.kept.extend(errors),
             }
         }
-        // And were the stub gone before its objects are, it could bring those back, and nobody
-        // would know that they were removed.
+        // And if the stub went before its objects, a power cut could bring those back, and nothing
+        // would say that they were removed.
         let mut removed: BTreeMap<MemberNumber, BTreeSet<Object>> = BTreeMap::new();
         let layouts = emptied.iter().filter_map(|(.., layout)| layout.as_ref());
         for object in layouts.flat_map(Layout::objects) {
@@ -1148,8 +1148,8 @@ impl Pool {
                 PoolError::system("remove", name, error)
             };
             let folder = self.catalogue.removed();
-            // Seconds may have gone since it was looked at: a stub that somebody has open by now,
-            // or for which this has become the last name, is for the next time.
+            // Seconds may have gone since the look at it: a stub that a program has open by now, or
+            // for which this has become the last name, is for the next time.
             let _links = links();
             let needed = statat(folder, &name, AtFlags::SYMLINK_NOFOLLOW)
                 .map(|found| opens.is_open(inode) || !is_last && found.st_nlink == 1);
@@ -1195,20 +1195,20 @@ impl Pool {
             return Ok(None);
         }
         let layout = self.layout(stub.as_fd()).map_err(|error| vec![error])?;
-        // An object that one member keeps for now is no reason for the others to.
+        // If one member keeps an object for now, the others delete theirs all the same.
         let mut kept = Vec::new();
         for object in layout.iter().flat_map(Layout::objects) {
             let file = layout.as_ref().expect("it names objects").file;
             let member = self.known(object.member);
             match member.and_then(|member| member.remove_named(file, object.id)) {
-                // With its member it went before.
+                // It went before, with its member.
                 Ok(()) | Err(PoolError::Lost { .. }) => {}
                 Err(
                     error @ (PoolError::Missing { .. }
                     | PoolError::ReadOnly { .. }
                     | PoolError::Failing { .. }),
                 ) => kept.push(error),
-                // Its record may be wrong: other objects that it names may be another file's.
+                // The layout may be wrong: other objects that it names may be another file's.
                 Err(error) => {
                     kept.push(error);
                     return Err(kept);
@@ -1222,18 +1222,18 @@ impl Pool {
     }
 }
 
-/// Which removed files are needed still, by the inode numbers of their stubs. A function that says
-/// which are open will do where nobody opens any meanwhile.
+/// Which removed files are still needed, by the inode numbers of their stubs. A function that says
+/// which are open will do where no program opens any meanwhile.
 pub trait Opens {
-    /// It is not to be buried now.
+    /// It must not be buried now.
     fn need(&self, inode: u64) -> bool;
-    /// Somebody has it open.
+    /// A program has it open.
     fn is_open(&self, inode: u64) -> bool;
-    /// Its objects go now: from now on nobody opens it.
+    /// Its objects go now: from now on no program can open it.
     ///
-    /// Returns  false: somebody has it open
+    /// Returns  false: a program has it open
     fn close_off(&self, inode: u64) -> bool;
-    /// Its stub goes in `last`, or it was not removed. Nobody finds it between open and gone, nor
+    /// `last` deletes its stub, or leaves it. No thread finds it between open and gone, nor finds
     /// another file that gets its number closed off.
     fn let_go<T>(&self, inode: u64, last: impl FnOnce() -> T) -> T;
 }
@@ -1283,9 +1283,9 @@ pub(crate) fn punch(fd: &OwnedFd, range: ByteRange) -> Result<(), Errno> {
     fallocate(fd, flags, range.start.0, end - range.start.0)
 }
 
-/// Blocks for bytes that have none. Where the file system reserves nothing, zeroes take the first
-/// block: a writer that goes on elsewhere because of "full" has then always got a block further,
-/// and does not go round in a circle.
+/// Reserve blocks for bytes that have none. Where the file system reserves nothing, zeroes take the
+/// first block: a writer that goes on elsewhere because of "full" then always gets a block further,
+/// and does not loop.
 fn reserve(fd: &OwnedFd, room: ByteRange) -> Result<(), Errno> {
     match fallocate(fd, FallocateFlags::KEEP_SIZE, room.start.0, room.length.0) {
         Err(Errno::OPNOTSUPP) => {

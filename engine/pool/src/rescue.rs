@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A new catalogue from the members, when the old one is lost.
 //!
-//! Names, owners, rights, times and records come from the newest log of names; then fsck holds
-//! every object that is there against them, so that objects for which no name is known get one in
-//! `lost+found`. Members are only read until the tree is whole. Until the last step the catalogue's
-//! format file has another name: all that was made is thrown away and made again when the rescue is
-//! repeated.
+//! Names, owners, rights, times and layouts come from the newest log of names; then fsck compares
+//! every object that is there with them, so that objects without a known name get one in
+//! `lost+found`. The rescue only reads members until the tree is whole. Until the last step the
+//! catalogue's format file has another name: a repeated rescue deletes its work and makes it again.
 
 use crate::catalogue::{LOCK, Lock, NUMBERS, REMOVED, TREE};
 use crate::create::{Folder, LOST_AND_FOUND, PROBE, all_apart};
@@ -41,7 +40,7 @@ use std::path::{Path, PathBuf};
 
 /// The format file until the catalogue is whole.
 const PLAN: &str = "rushes-pool.rescue";
-/// Numbers that a door may have given and that nobody knows of.
+/// Numbers that a door may have given without a trace.
 const NUMBERS_SPARE: u64 = 1 << 20;
 
 /// A catalogue that was made anew.
@@ -55,16 +54,17 @@ pub struct Rescued {
     pub log_serial: Option<u64>,
     /// Attributes that its file system did not take.
     pub attributes_lost: u64,
-    /// The faults of bytes and records that were found then, and mended.
+    /// The faults of bytes and layouts that fsck found then, and mended.
     pub fsck: Fsck,
 }
 
 /// Make a new catalogue in an empty folder, of a pool whose old one is lost. Keeps all names in
 /// memory.
 ///
-/// `members`   folders of all members that are left; those whose place has changed are found there
-/// from now on `progress`  is told of names that are back, then of what fsck does Errors
-/// [`PoolError::Refused`] says what is wrong with which folder; then nothing was changed
+/// `members`   folders of all members that are left; the pool finds those whose place has changed
+///             there from now on
+/// `progress`  called for names that are back, then for the steps of fsck
+/// Errors   [`PoolError::Refused`] names the folder and its fault; then nothing was changed
 pub fn rescue(
     catalogue: &Path,
     members: &[PathBuf],
@@ -105,8 +105,8 @@ pub fn rescue(
         format::write(folder.fd.as_fd(), &folder.path, PLAN, &format)?;
         pool = Pool::open(&folder.path, Lock::Take, PLAN)?;
     }
-    // Records will say of what is there that it is settled. (Of a disk that cannot make it so they
-    // say that it is missed, if it is.)
+    // Layouts will say that objects are settled: make those that are there durable. If a disk
+    // cannot, and loses one, the layout then says that it is missing.
     for member in pool.members().iter() {
         let _ = member.sync();
     }
@@ -154,8 +154,7 @@ pub fn rescue(
         );
         fsck.issues.push(about_log(sentence));
     }
-    // Until now the old log stays: a rescue that is repeated needs it. It knows nothing of the new
-    // inodes.
+    // Until now the old log stays, as a repeated rescue needs it. It lacks the new inodes.
     if let Err(error) = names::checkpoint_now(&pool) {
         let sentence =
             format!("the log of names could not be written: {error}; the next mount tries again");
@@ -211,7 +210,7 @@ fn of_one_pool(
     }
 }
 
-/// Empty, or what an interrupted rescue of this pool made.
+/// It must be empty, or have only files of an interrupted rescue of this pool.
 fn may_be_filled(folder: &Folder, pool: PoolId) -> Result<(), PoolError> {
     if folder.format.is_some() {
         return refused(RescueRefusal::InPool {
@@ -243,7 +242,7 @@ fn may_be_filled(folder: &Folder, pool: PoolId) -> Result<(), PoolError> {
     Ok(())
 }
 
-/// The work of an earlier rescue goes, and an empty tree is there.
+/// Delete the work of an earlier rescue, and make an empty tree.
 fn start(folder: &Folder, format: &CatalogueFormat) -> Result<(), PoolError> {
     let format = Format::Catalogue(format.clone());
     format::write(folder.fd.as_fd(), &folder.path, PLAN, &format)?;
@@ -276,7 +275,7 @@ fn about_log(sentence: String) -> Issue {
 
 /// The newest log that any member has.
 ///
-/// `unread`  is told what could not be read, though another could
+/// `unread`  gets the errors of logs that could not be read, though another could
 /// Errors    none could be read
 fn newest(pool: &Pool, unread: &mut Vec<PoolError>) -> Result<Option<(u64, Names)>, PoolError> {
     let mut found = names::logs(pool);
@@ -315,8 +314,8 @@ fn newest(pool: &Pool, unread: &mut Vec<PoolError>) -> Result<Option<(u64, Names
     }
 }
 
-/// The members that the log knows, at the places where they were given, and the identity so that
-/// it follows the log's catalogue, too.
+/// The log's format file, with members at their given places, and with the identity made to follow
+/// the log's catalogue, too.
 fn known_format(
     folder: &Folder,
     names: &Names,
@@ -365,10 +364,10 @@ fn known_format(
 
 const ACCESS_ACL: &str = "system.posix_acl_access";
 
-/// Objects that say whose they are and which bytes they have, by file.
+/// Objects whose marks name their file and their bytes, by file.
 type Objects = BTreeMap<FileIdentity, Vec<(Object, Part)>>;
 
-/// Returns  as well: members with objects that cannot be read, of which nothing is known for sure
+/// Returns  also members with unreadable objects, of which nothing is known for sure
 fn objects(pool: &Pool) -> Result<(Objects, BTreeSet<MemberNumber>), PoolError> {
     let mut found = Objects::new();
     let mut unreadable = BTreeSet::new();
@@ -408,7 +407,7 @@ struct Maker<'a> {
     pool: &'a Pool,
     objects: Objects,
     away: BTreeSet<MemberNumber>,
-    /// Of inodes that are there and no folders.
+    /// Of inodes that are made and no folders.
     first_names: BTreeMap<u64, PathBuf>,
     /// In the order in which they were made; they get their times last.
     folders: Vec<(PathBuf, Inode)>,
@@ -431,8 +430,7 @@ impl Maker<'_> {
         let folders: BTreeSet<u64> = names.names.keys().map(|(folder, _)| *folder).collect();
         let inner: BTreeSet<u64> = names.names.values().copied().collect();
         let tops = folders.iter().filter(|folder| !inner.contains(folder));
-        // In a log that was written by us all are below one without a name; of a circle each is
-        // tried.
+        // In a log of ours all are below one without a name; of a circle, try each.
         for &folder in tops.chain(&folders) {
             if seen.insert(folder) {
                 let lost = Inode {
@@ -468,7 +466,7 @@ impl Maker<'_> {
                 .take_while(|((of, _), _)| *of == folder);
             for ((_, name), &number) in children {
                 let path = path.join(OsStr::from_bytes(name));
-                // Only its name was written: a name below it tells a folder.
+                // The log has only its name: a name below it shows a folder.
                 let inside = names.names.range((number, Vec::new())..).next();
                 let mode = match inside.is_some_and(|((of, _), _)| *of == number) {
                     true => FileType::Directory.as_raw_mode() | 0o700,
@@ -562,8 +560,8 @@ impl Maker<'_> {
             if setxattr(by_descriptor.as_str(), name, value, XattrFlags::empty()).is_err() {
                 self.attributes_lost += 1;
                 if name == ACCESS_ACL {
-                    // The bits that stand for the group are its mask then, and would be the group's
-                    // rights without it.
+                    // With the ACL the bits of the group are its mask; without it they would be the
+                    // group's rights.
                     mode &= !0o070;
                 }
             }
@@ -589,12 +587,12 @@ impl Maker<'_> {
         utimensat(fd, c"", &times, AtFlags::EMPTY_PATH).map_err(failed)
     }
 
-    /// Record and size of a stub. The record may be a second older than the objects.
+    /// Layout and size of a stub. The log's layout may be a second older than the objects.
     fn fill(&self, stub: &OwnedFd, inode: &Inode) -> Result<(), PoolError> {
         let mut size = inode.size;
         if let Ok(mut layout) = Layout::decode(&inode.record) {
-            // It may have been settled, and moved, since the log was told: a missing object counts
-            // for nothing only if there never was one.
+            // The file may have been settled, and moved, since the log was written: a missing
+            // object is harmless only if there never was one.
             if self.objects.contains_key(&layout.file) || !self.away.is_empty() {
                 layout.set_unsettled(false);
             }
@@ -605,12 +603,11 @@ impl Maker<'_> {
                     if !self.is_there(&layout, object) {
                         continue;
                     }
-                    // One that the disk does not give has no say in how long the file is.
+                    // An object that the disk does not give does not count for the length.
                     let Ok(fd) = self.pool.open_object(&layout, object, Access::Read) else {
                         continue;
                     };
-                    // Bytes that lie behind the segment were there before another one took its
-                    // place.
+                    // Bytes behind the segment are from before another one took that range.
                     let share = segment.shape.share(index, range.end() - segment.origin.0);
                     let data = ranges(&fd).unwrap_or_default();
                     let last = data.iter().rev().find(|data| data.start.0 < share);
@@ -624,12 +621,12 @@ impl Maker<'_> {
             }
             self.pool.set_layout(stub.as_fd(), &layout)?;
         } else if !inode.record.is_empty() {
-            // Of a newer version: as it was, and fsck says so.
+            // One of a newer version stays as it was, and fsck says so.
             let record = inode.record.as_slice();
             crate::xattr::set(stub.as_fd(), crate::xattr::LAYOUT_ATTRIBUTE, record)
                 .map_err(|error| PoolError::system("write the layout record", "", error))?;
         } else if size == 0 {
-            // A door looks by it whether an inode is of the tree.
+            // A door tells by the layout whether an inode is of the tree.
             let layout = Layout::new(self.pool.new_file()?);
             self.pool.set_layout(stub.as_fd(), &layout)?;
         }
@@ -642,9 +639,9 @@ impl Maker<'_> {
             .is_some_and(|all| all.iter().any(|(one, _)| *one == object))
     }
 
-    /// Objects that the record does not know have what its own do not, or not any more: if they are
-    /// as new as the record. An older one is left of bytes that were cut off or replaced; fsck
-    /// gives it a name of its own.
+    /// Objects that the layout does not name have bytes that its own do not have, or not any more,
+    /// if they are as new as the layout. An older one is left of bytes that were cut off or
+    /// replaced; fsck gives it a name of its own.
     fn as_it_is(&self, mut layout: Layout, modified: (i64, u32)) -> Result<Layout, PoolError> {
         self.with_moved(&mut layout);
         if layout.segments().is_empty()
@@ -678,8 +675,8 @@ impl Maker<'_> {
         Ok(layout)
     }
 
-    /// An object of a stripe that is not where the record says was moved, if there is just one that
-    /// says the same of itself.
+    /// If an object of a stripe is not where the layout says, and just one other object has the
+    /// same part in its mark, it was moved there.
     fn with_moved(&self, layout: &mut Layout) {
         let named = layout.objects();
         let mut moved = Vec::new();
