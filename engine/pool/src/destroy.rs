@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Undoing a create: a pool is none any more, and its folders have what others have put there,
-//! mostly nothing.
+//! Undoes a create: its folders are no pool any more, and keep only foreign files, mostly none.
 //!
-//! First the catalogue's format file gets another name: from then on nobody mounts it, and the same
-//! command goes on. Then the content of the members goes, each member's own format file last; then
-//! the catalogue's folders, and that file under its other name last of all. So nothing of a pool is
-//! ever left without a file that says whose it is. This module does not unmount, nor wait for bytes
-//! that a daemon has in memory.
+//! First the catalogue's format file gets another name: from then on no door can mount it, and the
+//! same command goes on. Then destroy deletes the content of the members, each member's own format
+//! file last; then the catalogue's folders, and that file under its other name last of all. So
+//! nothing of a pool is ever left without a file that says whose it is. This module does not
+//! unmount, nor wait for bytes that a daemon has in memory.
 
 use crate::catalogue::{LOCK, Lock, NUMBERS, REMOVED, SOCKET, TREE};
 use crate::change::is_add_interrupted;
@@ -26,7 +25,7 @@ use std::ffi::CString;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
-/// The catalogue's format file while the pool goes.
+/// The catalogue's format file during a destroy.
 const DESTROYING: &str = "rushes-pool.destroying";
 /// The other files that a door and the commands leave in a catalogue.
 const LEFT_BY_DOORS: [&str; 6] = [
@@ -43,11 +42,11 @@ const LEFT_BY_DOORS: [&str; 6] = [
 pub enum Files {
     /// There must be none.
     None,
-    /// They go.
+    /// Delete them.
     Go,
 }
 
-/// A pool that is to be none any more, and that nobody else has.
+/// A pool that is to be destroyed, and that no other process has.
 #[derive(Debug)]
 pub struct Doomed {
     pool: Pool,
@@ -67,10 +66,11 @@ pub struct Destroyed {
 }
 
 impl Doomed {
-    /// Look whether it may go. Nothing is changed.
+    /// Look whether it may go. Changes nothing.
     ///
-    /// `serve`  opens a pool as its only one Errors   [`PoolError::Served`];
-    /// [`PoolError::Refused`]: it has files that are not to go, or a member that is not there
+    /// `serve`  opens a pool as its only one
+    /// Errors   [`PoolError::Served`]; [`PoolError::Refused`]: it has files that must not go, or a
+    ///          member that is not there
     pub fn look(
         catalogue: &Path,
         files: Files,
@@ -155,9 +155,9 @@ impl Doomed {
             .collect()
     }
 
-    /// Do it, durably.
+    /// Destroy it, durably.
     ///
-    /// `progress`  is told of each member that is done
+    /// `progress`  called for each member that is done
     pub fn destroy(self, mut progress: impl FnMut(usize)) -> Result<Destroyed, PoolError> {
         let path = self.catalogue().to_path_buf();
         let failed = |operation, name: &str, error: Errno| {
@@ -221,7 +221,7 @@ fn gone(done: Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// Nothing is mounted below it: that was looked at.
+/// Delete a folder with its contents. Nothing is mounted below it: [`Doomed::look`] has checked.
 fn remove_all(path: &Path) -> Result<(), PoolError> {
     match std::fs::remove_dir_all(path) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(PoolError::system(
@@ -233,7 +233,7 @@ fn remove_all(path: &Path) -> Result<(), PoolError> {
     }
 }
 
-/// Everything of the pool goes from a member, its format file last.
+/// Delete everything of the pool from a member, its format file last.
 fn vacate(
     pool: &Pool,
     member: &Member,
@@ -267,7 +267,7 @@ fn vacate(
     note_rest(root, member.path(), destroyed).map_err(failed)
 }
 
-/// A folder that somebody has put something in stays.
+/// A folder with foreign files stays.
 fn empty_goes(done: Result<(), Errno>) -> Result<(), Errno> {
     match done {
         Err(Errno::NOTEMPTY | Errno::NOENT) => Ok(()),
@@ -295,7 +295,7 @@ fn is_object(name: &CString, folder: u8) -> bool {
         && name.starts_with(format!("{folder:02x}").as_bytes())
 }
 
-/// Its mark says that it is another pool's, whoever put it there.
+/// By its mark it is another pool's.
 fn is_of_another(pool: &Pool, folder: &OwnedFd, name: &CString) -> bool {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let marked = openat(folder, name.as_c_str(), flags, Mode::empty())

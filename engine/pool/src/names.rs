@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The log of names on members: written behind a door's back, read by rescue.
 //!
-//! A door tells what changed; once a second somebody has it appended to the newest log on each of
-//! two members, on two devices where there are two. A log that has grown long, or whose member went
-//! away, is followed by a new one: a checkpoint of the whole tree, under a name that is not a log's
-//! until it is whole. The meaning of these facts, and why they may be read while names change, is
-//! core/pool/names's.
+//! A door reports changes; once a second a thread of it appends them to the newest log on each of
+//! two members, on two devices where there are two. A new log follows one that has grown long, or
+//! whose member went away: a checkpoint of the whole tree, under a name that is not a log's until
+//! it is whole. core/pool/names has the meaning of these facts, and the reason why they may be read
+//! while names change.
 //!
-//! No descriptor of a member is kept, so that it can be unmounted.
+//! It keeps no descriptor of a member, so that it can be unmounted.
 
 use crate::error::PoolError;
 use crate::member::{Member, MemberState, NAMES};
@@ -35,9 +35,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Logs of one pool that are kept up to date.
+/// Up-to-date logs of one pool.
 const COPY_COUNT: usize = 2;
-/// Appended facts are made durable so often: after a power cut and a lost catalogue at once the log
+/// How often appended facts become durable: after a power cut and a lost catalogue at once the log
 /// may be so much behind.
 const DURABLE_EVERY: Duration = Duration::from_secs(30);
 /// Facts behind the checkpoint before another one is made; at least, and as a multiple of the
@@ -45,48 +45,47 @@ const DURABLE_EVERY: Duration = Duration::from_secs(30);
 const GROWTH_BYTES: u64 = 64 << 20;
 /// Written at a time of a checkpoint. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
-/// While a checkpoint is made, changes go on being logged so often.
+/// How often the log gets changes while a checkpoint is made.
 const LAG: Duration = Duration::from_secs(1);
-/// Between two tries of a checkpoint: behind the first that failed, behind one that a rename
-/// spoilt, and at most.
+/// Between two tries of a checkpoint: after the first that failed, after one that a rename spoilt,
+/// and at most.
 const RETRY: Duration = Duration::from_secs(10);
 const RETRY_MOVED: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(600);
-/// Of a checkpoint that is wanted at once, each spoilt by a rename.
+/// Tries of a checkpoint that a caller wants at once, each spoilt by a rename.
 const TRIES_MAX: usize = 20;
-/// A member with less is asked behind others, however short the log is. Units: bytes.
+/// A member with less comes after others, however short the log is. Units: bytes.
 const ROOM_LEAST: ByteCount = ByteCount::from_mib(16);
-/// Told and not written, while a member's disk does not answer: then it is let go, and a checkpoint
-/// is due. Units: bytes.
+/// Facts that wait to be written while a member's disk does not answer: beyond this the pool drops
+/// them, and a checkpoint is due. Units: bytes.
 const PENDING_BYTES_MAX: usize = 16 << 20;
 /// Longest name or value of an attribute. Units: bytes.
 const VALUE_BYTES_MAX: usize = 65_536;
 
-/// Unsettled files that are kept for a caller that wants to know of them; those of a later
-/// checkpoint follow.
+/// Unsettled files kept for [`NameLog::take_unsettled`]; those beyond come with a later checkpoint.
 const UNSETTLED_MAX: usize = 65_536;
 
-/// A file that a checkpoint came upon and that is unsettled ([`Layout::is_unsettled`]).
+/// An unsettled file that a checkpoint has found, see [`Layout::is_unsettled`].
 #[derive(Clone, Debug)]
 pub struct FoundUnsettled {
     /// Inode number of its stub.
     pub inode: u64,
     /// The handle that leads to that.
     pub handle: Handle,
-    /// Its record then.
+    /// Its layout then.
     pub layout: Layout,
 }
 
-/// The facts that are to be written, and where.
+/// The facts that wait to be written, and where they go.
 #[derive(Debug, Default)]
 pub struct NameLog {
-    /// The files that the checkpoints came upon.
+    /// The files that the checkpoints have found.
     unsettled: Mutex<Vec<FoundUnsettled>>,
     pending: Mutex<Vec<u8>>,
-    /// Of folders, and of facts that were let go: while it changes, the facts for a checkpoint may
-    /// lack something.
+    /// Counts moves of folders, and dropped facts: while it changes, the facts for a checkpoint may
+    /// be incomplete.
     moves: AtomicU64,
-    /// Facts were let go.
+    /// Facts were dropped.
     has_gap: AtomicBool,
     writer: Mutex<Writer>,
 }
@@ -97,20 +96,20 @@ struct Writer {
     serial: u64,
     /// The members that have it.
     members: Vec<MemberNumber>,
-    /// Length of its checkpoint and of what follows. Units: bytes.
+    /// Length of its checkpoint and of the facts behind it. Units: bytes.
     checkpoint_bytes: u64,
     tail_bytes: u64,
     durable: Durable,
-    /// It is not on as many members as it should be, or it is not known whether it has everything.
+    /// A checkpoint is due: the log is on too few members, or may lack facts.
     is_due: bool,
-    /// When a checkpoint was last tried in vain, and how long not again.
+    /// When a checkpoint was last tried in vain, and how long to wait before the next try.
     tried: Option<Instant>,
     wait: Duration,
     /// [`NameLog::moves`] when the last checkpoint was whole, until the next look.
     moves_then: Option<u64>,
 }
 
-/// When what is appended is made durable.
+/// When appended facts become durable.
 #[derive(Debug, Default)]
 struct Durable {
     /// When it last was; None: never.
@@ -267,15 +266,15 @@ fn root_of(pool: &Pool) -> Vec<u8> {
     root
 }
 
-/// A checkpoint of a pool that nobody serves, at once.
+/// A checkpoint of a pool without a door, at once.
 pub(crate) fn checkpoint_now(pool: &Pool) -> Result<(), PoolError> {
     NameLog::open(pool).checkpoint_now(pool, Vec::new)
 }
 
 impl NameLog {
-    /// Go on with the newest log until there is a checkpoint, which is due: nobody knows what the
-    /// door before had not written yet. One of another catalogue (this one is a copy of it, or was
-    /// rescued) stays as it is until then: its inodes have other numbers.
+    /// Go on with the newest log until there is a checkpoint, which is due: the door before may
+    /// have left facts unwritten. A log of another catalogue, of which this one is a copy or a
+    /// rescue, stays as it is until then: its inodes have other numbers.
     pub fn open(pool: &Pool) -> NameLog {
         let mut writer = Writer {
             is_due: true,
@@ -283,7 +282,7 @@ impl NameLog {
         };
         let (found, root) = (logs(pool), root_of(pool));
         writer.serial = found.iter().map(|log| log.serial).max().unwrap_or(0);
-        // A door before us was killed in the middle.
+        // An earlier door was killed in the middle of a checkpoint.
         for half in named(pool, ".new") {
             remove(pool, half.member, &temporary_name(half.serial));
         }
@@ -297,7 +296,7 @@ impl NameLog {
             if head.pool != pool.id() || head.root.is_empty() || head.root != root {
                 continue;
             }
-            // Facts appended behind a frame that was cut off would never be read.
+            // Cut off a torn frame: a reader would never get to facts behind it.
             let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
             let cut = member.names_folder().is_ok_and(|folder| {
                 openat(folder, log_name(log.serial).as_str(), flags, Mode::empty())
@@ -317,9 +316,9 @@ impl NameLog {
         }
     }
 
-    /// A name leads there now; 0: it is gone. Costs a copy in memory.
+    /// A name leads to this inode now; 0: it is gone. Costs a copy in memory.
     ///
-    /// Assumes  told in the order in which it happened, for one name
+    /// Assumes  for one name, called in the order of its changes
     pub fn name(&self, folder: u64, name: &[u8], inode: u64) {
         let name = name.to_vec();
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
@@ -336,8 +335,8 @@ impl NameLog {
         .encode(&mut pending);
     }
 
-    /// A folder has another name or place now. To be told of each, or a checkpoint that is being
-    /// made may lack what is in it.
+    /// A folder has another name or place now. Call it for each, or a checkpoint in the making may
+    /// lack its contents.
     pub fn folder_moved(&self) {
         self.moves.fetch_add(1, Ordering::AcqRel);
     }
@@ -367,11 +366,10 @@ impl NameLog {
         refused(WorkRefusal::Renaming)
     }
 
-    /// Write what was told, and how the inodes are that `changed` knows; a checkpoint if one is
-    /// due. For a thread of its own, once a second.
+    /// Write the reported changes, and the inodes of `changed`; a checkpoint if one is due. For a
+    /// thread of its own, once a second.
     ///
-    /// Returns  false: fewer members than there should be have all of it; it is tried again the
-    /// next time
+    /// Returns  false: fewer members than there should be have all of it; the next call tries again
     pub fn write(&self, pool: &Pool, changed: impl FnMut() -> Vec<Inode>) -> bool {
         self.write_all(pool, changed, false)
     }
@@ -381,7 +379,7 @@ impl NameLog {
         self.write_all(pool, changed, true)
     }
 
-    /// Unsettled files that checkpoints came upon since this was asked before.
+    /// Unsettled files that checkpoints have found since the last call.
     pub fn take_unsettled(&self) -> Vec<FoundUnsettled> {
         std::mem::take(&mut *self.found_unsettled())
     }
@@ -402,13 +400,13 @@ impl NameLog {
         let bytes = self.take(&mut changed);
         writer.append(pool, &bytes, is_last);
         writer.is_due |= writer.tail_bytes > GROWTH_BYTES.max(2 * writer.checkpoint_bytes);
-        // A member that came back is seen when there is something to write: nobody is woken for
-        // less.
+        // Look for a member that came back only when there is something to write: less must wake no
+        // disk.
         writer.is_due |= writer.members.len() < COPY_COUNT
             && !bytes.is_empty()
             && choose(pool, writer.checkpoint_bytes).len() > writer.members.len();
         writer.is_due |= self.has_gap.swap(false, Ordering::AcqRel);
-        // It may have been renamed while the walk was, and told only now.
+        // A folder may have been renamed during the walk, and reported only now.
         if let Some(then) = writer.moves_then.take() {
             writer.is_due |= self.moves.load(Ordering::Acquire) != then;
         }
@@ -456,7 +454,7 @@ impl NameLog {
         let is_spoilt = self.moves.load(Ordering::Acquire) != moves;
         let tail_bytes = match followed {
             Ok(followed) if !is_spoilt => followed,
-            // The log that is there has all of it.
+            // The former log has all facts.
             Ok(_) => {
                 log.drop();
                 return Err(Without::Moved);
@@ -483,10 +481,10 @@ impl NameLog {
         Ok(())
     }
 
-    /// The tree as it is found, and what changes meanwhile: each fact behind those that were read
-    /// before it was told, so that none replaces a newer one for good.
+    /// Write the tree as the walk finds it, and the changes meanwhile: each reported fact behind
+    /// those that were read before its report, so that none replaces a newer one for good.
     ///
-    /// Returns  how much of it was told. Units: bytes
+    /// Returns  the length of the reported changes. Units: bytes
     fn fill(
         &self,
         pool: &Pool,
@@ -513,7 +511,7 @@ impl NameLog {
         let root = fstat(tree).map_err(|error| failed_at("the tree", error))?;
         walk(pool.catalogue(), |named| {
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            // Its own number: another one may have the name by now.
+            // Take its own number: another inode may have the name by now.
             let found = openat(named.folder, named.name, flags, Mode::empty()).and_then(|fd| {
                 let status = fstat(&fd)?;
                 if status.st_dev != root.st_dev {
@@ -584,10 +582,10 @@ fn failed_at(about: impl Into<String>, error: Errno) -> PoolError {
 
 impl Writer {
     /// A member that does not take it has no part in this log any more. `is_last`: nothing follows,
-    /// so that all is to be durable.
+    /// so all of it must be durable.
     fn append(&mut self, pool: &Pool, bytes: &[u8], is_last: bool) {
-        // A drive that is told to flush has to write all it has of others first: seconds, beside
-        // recorders.
+        // A flush makes the drive write all its cached bytes of other programs first: seconds,
+        // beside recorders.
         let (now, has_more) = (Instant::now(), !bytes.is_empty());
         let durably = self.durable.is_due(has_more, is_last, now);
         if !has_more && !durably {
@@ -627,14 +625,14 @@ impl Making<'_> {
         self.write(bytes, OFlags::empty())
     }
 
-    /// It comes to nothing.
+    /// Give it up.
     fn drop(self) {
         for &number in &self.members {
             remove(self.pool, number, &self.temporary);
         }
     }
 
-    /// Errors   nobody takes it any more
+    /// Errors   no member takes it any more
     fn write(&mut self, bytes: &[u8], flags: OFlags) -> Result<(), PoolError> {
         let (pool, name) = (self.pool, &self.temporary);
         self.members.retain(
@@ -654,7 +652,7 @@ impl Making<'_> {
         }
     }
 
-    /// It is a log now; older ones beside it go.
+    /// Make it a log, and delete older ones beside it.
     fn finish(&mut self, serial: u64) -> Result<Vec<MemberNumber>, PoolError> {
         let named = |number: MemberNumber| -> Result<(), PoolError> {
             let member = self.pool.known(number)?;
@@ -678,7 +676,7 @@ impl Making<'_> {
             return Err(self.failed.take().unwrap_or(PoolError::NoRoom));
         }
         for old in logs(self.pool) {
-            // The last ones that are whole stay until there are as many new ones.
+            // The last whole logs stay until there are as many new ones.
             let is_replaced = members.contains(&old.member) || members.len() >= COPY_COUNT;
             if old.serial < serial && is_replaced {
                 remove(self.pool, old.member, &log_name(old.serial));
@@ -713,7 +711,7 @@ fn append(
     }
 }
 
-/// Room that is not regained does no harm.
+/// Delete a log. If that fails, only room is not regained.
 fn remove(pool: &Pool, number: MemberNumber, name: &str) {
     if let Ok(folder) = pool.known(number).and_then(|one| one.names_folder()) {
         let _ = unlinkat(folder, name, AtFlags::empty());
@@ -741,10 +739,8 @@ fn choose(pool: &Pool, log_bytes: u64) -> Vec<MemberNumber> {
     found.into_iter().map(|(number, _)| number).collect()
 }
 
-/// How an inode of the catalogue is, with its attributes; `number` is the one that the log has for
-/// it.
-///
-/// Assumes  `fd` may be opened with O_PATH
+/// The facts of an inode of the catalogue, with its attributes; `number` is the one that the log
+/// has for it. `fd` may be opened with O_PATH.
 pub fn inode(number: u64, fd: BorrowedFd<'_>) -> Result<Inode, Errno> {
     let status = fstat(fd)?;
     let kind = FileType::from_raw_mode(status.st_mode);
@@ -769,8 +765,8 @@ pub fn inode(number: u64, fd: BorrowedFd<'_>) -> Result<Inode, Errno> {
     match listxattr(path.as_str(), rustix::buffer::spare_capacity(&mut names)) {
         Ok(_) => {}
         Err(Errno::OPNOTSUPP) => return Ok(found),
-        // More names than the kernel lists at once, which XFS and btrfs take: a program that put
-        // them there keeps nobody's inode out of the log, nor this one, only its attributes.
+        // More names than the kernel lists at once, as XFS and btrfs take: the program that put them
+        // there keeps no inode out of the log, not even this one, only its attributes.
         Err(Errno::TOOBIG) => names.extend_from_slice(LAYOUT_ATTRIBUTE.as_bytes()),
         Err(error) => return Err(error),
     }
@@ -790,7 +786,7 @@ pub fn inode(number: u64, fd: BorrowedFd<'_>) -> Result<Inode, Errno> {
         ) {
             Ok(_) if is_record => found.record = value,
             Ok(_) => found.attributes.push((name.to_vec(), value)),
-            // It went away meanwhile.
+            // The attribute went away meanwhile.
             Err(Errno::NODATA) => {}
             Err(error) => return Err(error),
         }

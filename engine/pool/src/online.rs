@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file's bytes on their way to other members while it is in use: piece by piece, each in the
-//! steps of a drain.
+//! Moves a file's bytes to other members while it is in use: piece by piece, each in the steps of a
+//! drain.
 //!
-//! A mover holds the file's lock for one piece at a time, and reads the bytes into the kernel's
-//! memory beforehand, without it ([`Move::read_before`]). A piece follows the one before it to the
+//! A mover holds the file's lock for one piece at a time, and first reads the bytes into the
+//! kernel's memory without it, by [`Move::read_before`]. A piece follows the one before it to the
 //! same member, so that a file has one segment more on its way, and none more when it is there.
 //! This module does not say which file is next, nor how fast.
 
@@ -32,14 +32,14 @@ use std::path::{Path, PathBuf};
 /// Read at a time. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// The bytes that are to go.
+/// The bytes to move.
 #[derive(Clone, Debug)]
 enum What {
-    /// All that a member has of the file; it takes nothing new.
+    /// All bytes of the file on a member, which takes no new ones.
     Member(MemberNumber),
-    /// Those that lie singly in this object, to one member that is emptier.
+    /// The unstriped bytes in this object, to one member that is emptier.
     Object(Object),
-    /// Those that are not in one home yet.
+    /// The bytes that are not in one home yet.
     Home(Gather),
 }
 
@@ -60,17 +60,17 @@ pub struct Moved {
     pub target: Option<Object>,
     /// Bytes of the file.
     pub range: ByteRange,
-    /// Behind the last of them that is no hole; the first of them where all are. Units: bytes.
+    /// The end of the last of them that is no hole; the first of them if all are. Units: bytes.
     pub data_end: u64,
     /// Copied. Units: bytes.
     pub copied: u64,
 }
 
-/// Each file once, by one of its names, open to read (or why it cannot be opened), that is at one
-/// of these paths below the tree or in such a folder; of the whole pool if there are none. Files
-/// that get another name meanwhile may be told twice, or not.
+/// Call `each` for each file once that is at one of these paths below the tree or in such a folder;
+/// of the whole pool if there are none. It gets one of the file's names, and the file open to read,
+/// or the error of the open. It may get files that are renamed meanwhile twice, or not at all.
 ///
-/// Errors   the pool's, or `each`'s own, which ends it; a path that is not there
+/// Errors   the pool's; a path that is not there; `each`'s own, which ends it
 pub fn each_file_in(
     pool: &Pool,
     paths: &[PathBuf],
@@ -95,7 +95,7 @@ impl Pool {
         for object in layout.objects() {
             let fd = self.open_object(layout, object, Access::Read).ok()?;
             let seen = fstat(&fd).ok()?;
-            // Whether it is another time counts, not which.
+            // Only a difference of the time counts.
             let changed = (seen.st_ctime, seen.st_ctime_nsec);
             (seen.st_size, seen.st_blocks, changed).hash(&mut hasher);
         }
@@ -116,7 +116,7 @@ impl Pool {
             .collect()
     }
 
-    /// Each file that was removed and is not gone yet, as [`each_file_in`].
+    /// Call `each` for each file that was removed and is not gone yet, as [`each_file_in`].
     pub fn each_removed(
         &self,
         mut each: impl FnMut(&Path, &OwnedFd) -> Result<(), PoolError>,
@@ -146,7 +146,7 @@ impl Pool {
 }
 
 impl Move {
-    /// Everything that a member has of a file.
+    /// All bytes of a file on a member.
     pub fn off(member: MemberNumber) -> Move {
         Move {
             what: What::Member(member),
@@ -154,8 +154,8 @@ impl Move {
         }
     }
 
-    /// The parts of this file that go elsewhere so that members are equally full: for each of its
-    /// objects one, each to be asked for when the ones before are done.
+    /// The moves of this file for a rebalance: one for each of its objects, to be made one after
+    /// the other.
     pub fn spreading(layout: &Layout) -> Vec<Move> {
         let single = layout.segments().iter();
         let single = single.filter(|one| one.shape == Shape::Single);
@@ -179,13 +179,13 @@ impl Move {
         all.map(Move::home).collect()
     }
 
-    /// The part of a striped file in a narrower stripe than its wish and the members allow by now,
-    /// to a wider one, if there is room for it.
+    /// The part of a striped file in a narrower stripe than its policy and the members allow by
+    /// now, to a wider one, if there is room for it.
     pub fn widening(pool: &Pool, stub: BorrowedFd<'_>, layout: &Layout) -> Option<Move> {
         Gather::wider(pool, stub, layout).map(Move::home)
     }
 
-    /// The aim for which it is tried. None: it has none that is known beforehand to be in vain.
+    /// The aim for which it is tried. None: it has none that may be known to be in vain.
     pub fn how(&self) -> Option<Try> {
         match &self.what {
             What::Home(gather) => Some(gather.how()),
@@ -205,7 +205,7 @@ impl Move {
         }
     }
 
-    /// The first segment that is to go, and its object. None: all has gone.
+    /// The first segment that is to move, and its object. None: all has moved.
     fn next(&self, layout: &Layout) -> Option<(ByteRange, Shape, Object)> {
         if let What::Home(gather) = &self.what {
             return gather.source(layout);
@@ -223,16 +223,16 @@ impl Move {
         })
     }
 
-    /// The object that the next piece is in. None: all has gone.
+    /// The object that the next piece is in. None: all has moved.
     pub fn source(&self, layout: &Layout) -> Option<Object> {
         self.next(layout).map(|(_, _, object)| object)
     }
 
-    /// Get the next piece into the kernel's memory. Bytes that cannot be read show when they are
-    /// moved.
+    /// Read the next piece into the kernel's memory. The move itself reports bytes that cannot be
+    /// read.
     ///
-    /// Assumes  `source`: the object of [`Move::source`], opened. Nothing is exclusive: bytes that
-    /// are written meanwhile are written there, too
+    /// Assumes  `source`: the object of [`Move::source`], opened. Needs no lock: writes meanwhile
+    ///          go to the same memory
     pub fn read_before(&self, layout: &Layout, source: &OwnedFd, piece: ByteCount) {
         let Some((range, Shape::Single, _)) = self.next(layout) else {
             return;
@@ -253,9 +253,9 @@ impl Move {
 
     /// Move the next piece, durably.
     ///
-    /// Units    piece: bytes that are copied at most. An object of a stripe goes whole
+    /// Units    piece: bytes that are copied at most. An object of a stripe moves whole
     /// Assumes  exclusive, as [`Pool::set_layout`]
-    /// Returns  None: nothing of it is to go (any more)
+    /// Returns  None: nothing is left to move
     /// Errors   [`PoolError::NoRoom`]: no other member has room for the piece
     pub fn one_piece(
         &mut self,
@@ -271,11 +271,11 @@ impl Move {
             return Ok(None);
         };
         let source = match pool.open_object(layout, object, Access::Write) {
-            // A disk that is going is often read-only by then: its bytes can be had.
+            // A failing disk is often read-only by then: its bytes can still be read.
             Err(PoolError::ReadOnly { .. }) if matches!(self.what, What::Member(_)) => {
                 pool.open_object(layout, object, Access::Read)?
             }
-            // A member that is away, or whose object is damaged: it is as full as before.
+            // A member is away, or its object damaged: it stays as full as before.
             Err(_) if matches!(self.what, What::Object(_)) => return Ok(None),
             opened => opened?,
         };
@@ -312,7 +312,7 @@ impl Move {
         }
     }
 
-    /// Members that may take so much, the best first.
+    /// Members with room for so many bytes, the best first.
     fn targets(
         &self,
         pool: &Pool,
@@ -335,7 +335,7 @@ impl Move {
         let failed = |error| PoolError::system("look for data in an object", "", error);
         let wanted = match before {
             Some(_) => copied,
-            // Once for all of it.
+            // The first piece chooses for all bytes.
             None => {
                 let all = ByteRange::new(0, length_of(stub).map_err(failed)?.0);
                 let bytes = sum(&data_ranges(source).map_err(failed)?);
@@ -355,7 +355,7 @@ impl Move {
 }
 
 /// The first bytes of a range that an object has, `piece` of them at most, and the part of the
-/// range that is settled when they are.
+/// range that is done once they are moved.
 fn next_piece(
     source: &OwnedFd,
     range: ByteRange,

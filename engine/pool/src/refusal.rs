@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Requests that a pool refuses: one type for each group, with the facts that its sentence names.
-//! A sentence says what was found, what was expected and what to do, in this order. Troubles of
+//! A sentence says what was found, what was expected and what to do, in this order. Errors of
 //! devices and file systems are no refusals: those are other kinds of [`PoolError`].
 
 mod add;
@@ -32,7 +32,7 @@ pub enum Refusal {
     Catalogue(CatalogueRefusal),
     /// A folder cannot become a part of a pool, or a mount of one.
     Folder(FolderRefusal),
-    /// A member cannot be emptied or removed, or a pool be destroyed.
+    /// A member cannot be drained or removed, or a pool be destroyed.
     Member(MemberRefusal),
     /// Of `rushes pool policy`.
     Policy(PolicyRefusal),
@@ -82,7 +82,7 @@ from!(
     Work(WorkRefusal)
 );
 
-/// The outcome of what is refused.
+/// The outcome of a refused request.
 pub(crate) fn refused<T>(refusal: impl Into<Refusal>) -> Result<T, PoolError> {
     Err(PoolError::Refused(Box::new(refusal.into())))
 }
@@ -160,7 +160,7 @@ mod tests {
         check(
             include_str!("refusal/work.rs"),
             work::examples(),
-            // A mount has said it in words of its own.
+            // The sentence is the mount's own.
             &["ByMount"],
         );
     }

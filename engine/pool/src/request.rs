@@ -3,10 +3,10 @@
 //! line, over a socket in the catalogue's folder.
 //!
 //! The socket lies beside the lock that the door holds: a program that knows the catalogue finds
-//! it, and it is gone with it. A request is answered by any number of lines that tell how far it
-//! is, and a last one. A client that closes the connection before that no longer wants it: the door
-//! stops where nothing is lost, and the same request goes on there. Both ends are of one version;
-//! nothing of this is kept on a disk.
+//! it, and the door's end deletes it. The door answers a request by any number of lines with its
+//! progress, and a last one. If a command closes the connection before that, the door stops where
+//! nothing is lost, and the same request goes on there. Both ends are of one version; nothing of
+//! this is kept on a disk.
 
 use crate::catalogue::SOCKET;
 use crate::change::Drained;
@@ -28,14 +28,14 @@ use std::time::Duration;
 
 /// Longest request. Units: bytes.
 const REQUEST_BYTES_MAX: u64 = 4 << 20;
-/// A peer that neither reads nor says anything by then is gone.
+/// A peer that neither reads nor writes anything for so long is gone.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A request to the door.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// Take in folders as further members.
+    /// Add folders as further members.
     Add {
         /// Absolute paths.
         members: Vec<PathBuf>,
@@ -43,39 +43,39 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         class: Option<String>,
     },
-    /// Say of which class members are.
+    /// Set the classes of members.
     Classes {
         /// Numbers, each with its class; None: of none.
         classes: Vec<(u16, Option<String>)>,
     },
-    /// Empty a member.
+    /// Drain a member.
     Drain {
         /// Its number.
         member: u16,
-        /// Not any more: it takes new bytes again.
+        /// End the drain: it takes new bytes again.
         cancel: bool,
     },
-    /// Let a member go.
+    /// Remove a member.
     Remove {
         /// Its number.
         member: u16,
-        /// It is missing, and given up with what it has; else only one that has no bytes goes.
+        /// It is missing, and given up with its bytes; else only one that has no bytes goes.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         lost: bool,
     },
     /// Make members equally full, and stripes as wide as they can be.
     Rebalance {},
-    /// Bring files together that are in more pieces than need be.
+    /// Bring files together that are in more pieces than they need be.
     Defrag {
         /// Files and folders, below the tree; all if there are none.
         paths: Vec<PathBuf>,
     },
-    /// From now on the pool tidies itself then.
+    /// Set when the pool tidies itself.
     Tidy {
         /// As [`crate::Schedule::of`] reads it.
         schedule: String,
     },
-    /// Tell the work that is under way.
+    /// Return the work that is under way.
     Status {},
 }
 
@@ -88,7 +88,7 @@ pub enum Told {
         /// How many.
         count: u64,
     },
-    /// It is so far; not the last line.
+    /// The progress; not the last line.
     Moved {
         /// How far.
         now: Drained,
@@ -97,7 +97,7 @@ pub enum Told {
     Done {
         /// Of new members.
         numbers: Vec<u16>,
-        /// All that was moved.
+        /// All moves together.
         all: Drained,
         /// Of a drain: nothing is left.
         is_empty: bool,
@@ -112,16 +112,16 @@ pub enum Told {
         work: Option<Work>,
         /// Why the pool does not tidy itself at this moment, as a word; None: it does.
         tidying_waits: Option<String>,
-        /// A mount that is older than this program says nothing of it.
+        /// None from a mount that is older than this program.
         #[serde(default)]
         mount: Option<MountState>,
-        /// Members whose devices fail, each with what was said.
+        /// Members whose devices fail, each with the error.
         #[serde(default)]
         failing: Vec<(u16, String)>,
     },
     /// It was not done.
     Refused {
-        /// A sentence that says what was read, what was expected and what to do.
+        /// A sentence with the finding, the expectation and the remedy.
         sentence: String,
     },
 }
@@ -131,13 +131,13 @@ pub enum Told {
 pub struct MountState {
     /// The process that serves is replaced when it dies.
     pub has_keeper: bool,
-    /// The kernel may read files that nobody writes straight from their objects.
+    /// The kernel may read files without a writer straight from their objects.
     pub can_pass: bool,
-    /// So many opens are read so at this moment.
+    /// Opens that it reads so at this moment.
     pub passed_open_count: u64,
 }
 
-/// The status that a mount tells of itself.
+/// The status that a mount reports of itself.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DoorStatus {
     /// The work that is under way there.
@@ -146,7 +146,7 @@ pub struct DoorStatus {
     pub tidying_waits: Option<String>,
     /// None: it does not say.
     pub mount: Option<MountState>,
-    /// Numbers of members whose devices fail, each with what was said.
+    /// Numbers of members whose devices fail, each with the error.
     pub failing: Vec<(u16, String)>,
 }
 
@@ -173,7 +173,7 @@ pub struct Work {
     pub kind: WorkKind,
     /// Which member it is about.
     pub member: Option<u16>,
-    /// Nobody asked for it: the pool tidies itself.
+    /// No command asked for it: the pool tidies itself.
     pub is_tidying: bool,
     /// How far.
     pub done: Drained,
@@ -215,8 +215,8 @@ fn folder_of(catalogue: &Path) -> io::Result<OwnedFd> {
 pub struct Door(BufReader<UnixStream>);
 
 impl Door {
-    /// The one that has the pool of this catalogue. None: nobody listens there; a process that has
-    /// the pool is no mount.
+    /// The one that has the pool of this catalogue. None: no mount has it, though another process
+    /// may.
     pub fn of(catalogue: &Path) -> Option<Door> {
         let folder = folder_of(catalogue).ok()?;
         let stream = UnixStream::connect(address(folder.as_fd(), SOCKET)).ok()?;
@@ -250,7 +250,7 @@ impl Door {
         }
     }
 
-    /// None where nobody answers within a few seconds.
+    /// None: no answer within a few seconds.
     pub fn status(self) -> Option<DoorStatus> {
         self.0.get_ref().set_read_timeout(Some(PATIENCE)).ok()?;
         match self.ask(&Request::Status {}, |_| {}) {
@@ -296,7 +296,7 @@ impl Listener {
         Ok(Listener { folder, socket })
     }
 
-    /// The next asker. None: nobody waits.
+    /// The next asker. None: none waits, or one that is not root.
     pub fn accept(&self) -> io::Result<Option<Asked>> {
         let stream = match self.socket.accept() {
             Ok((stream, _)) => stream,
@@ -329,27 +329,27 @@ impl Drop for Listener {
     }
 }
 
-/// Whether one that asked still waits, for others to see.
+/// Whether an asker still waits, for other threads to see.
 #[derive(Debug)]
 pub struct Asker(UnixStream);
 
 impl Asker {
-    /// It has closed the connection: nobody wants any more what it asked for.
+    /// It has closed the connection, and no longer wants the work that it asked for.
     pub fn is_gone(&self) -> bool {
         let mut fds = [PollFd::new(&self.0, PollFlags::RDHUP)];
-        // An asker that cannot be looked at is taken for one that waits.
+        // If the poll fails, the asker counts as waiting.
         let polled = poll(&mut fds, Some(&Timespec::default()));
         let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
         polled.is_ok() && fds[0].revents().intersects(gone)
     }
 }
 
-/// One that asks the door.
+/// A command that asks the door.
 #[derive(Debug)]
 pub struct Asked(BufReader<UnixStream>);
 
 impl Asked {
-    /// The asker, for others to see. None: there is no descriptor left for that.
+    /// The asker, for other threads to see. None: there is no descriptor left for that.
     pub fn asker(&self) -> Option<Asker> {
         self.0.get_ref().try_clone().map(Asker).ok()
     }
@@ -366,7 +366,7 @@ impl Asked {
         })
     }
 
-    /// Tell the asker.
+    /// Send the asker an answer.
     ///
     /// Returns  false: it is gone
     pub fn tell(&mut self, told: &Told) -> bool {
@@ -410,7 +410,7 @@ mod tests {
                 let done = door.ask(&request, |told| heard.push(told));
                 (heard, done)
             });
-            // It is root's alone, and so is this test's.
+            // The socket is root's alone, and in this test, too.
             if let Ok(Some(mut asked)) = listener.accept() {
                 let request = asked.request().unwrap();
                 assert_eq!(

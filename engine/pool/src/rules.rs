@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which of a pool's rules a name falls under. core/pool says what rules are; patterns are the
-//! daemon's (`[[rule]]`, docs/reference/config.md), by the same library in the same way, so that
-//! one pattern means one thing.
+//! Finds the placement rule of a pool for a name. core/pool defines rules; patterns are those of
+//! the daemon's `[[rule]]` in docs/reference/config.md, by the same library in the same way, so
+//! that one pattern means one thing.
 
 use crate::refusal::PolicyRefusal;
 use globset::{Candidate, GlobBuilder, GlobSet, GlobSetBuilder};
@@ -31,7 +31,7 @@ impl PartialEq for Rules {
 impl Eq for Rules {}
 
 impl Rules {
-    /// Errors   about the first that is none
+    /// Errors   about the first invalid one
     pub(crate) fn of(rules: Vec<Rule>) -> Result<Rules, PolicyRefusal> {
         can_be_rules(&rules).map_err(PolicyRefusal::Rule)?;
         let rules = rules.into_iter().map(|rule| {
@@ -50,7 +50,7 @@ impl Rules {
         self.0.iter().map(|compiled| &compiled.rule)
     }
 
-    /// The first that this path below the root of the tree falls under.
+    /// The first one that matches this path below the root of the tree.
     pub(crate) fn first(&self, path: &Path) -> Option<&Rule> {
         if self.is_empty() {
             return None;
@@ -63,8 +63,7 @@ impl Rules {
     }
 }
 
-/// The same letters in one way, as the daemon's rules have them. A path that is no UTF-8 stays as
-/// it is.
+/// Normalize a path to NFC, as the daemon's rules do. A path that is no UTF-8 stays as it is.
 fn composed(path: &Path) -> Cow<'_, Path> {
     match path.to_str() {
         Some(text) if !is_nfc(text) => Cow::Owned(text.nfc().collect::<String>().into()),
@@ -72,8 +71,8 @@ fn composed(path: &Path) -> Cow<'_, Path> {
     }
 }
 
-/// `*` stays within a folder, `**` crosses them. It is a set of one: the set says when a pattern
-/// becomes too large for the library, where a single matcher panics.
+/// `*` stays within a folder, `**` crosses them. A set of one pattern: a set returns an error for a
+/// pattern too large for the library, where a single matcher panics.
 fn compile(pattern: &str) -> Result<GlobSet, PolicyRefusal> {
     let letters: String = pattern.nfc().collect();
     let glob = GlobBuilder::new(&letters).literal_separator(true).build();
@@ -118,7 +117,7 @@ mod tests {
         check("conform/**", b"conform/a/b", true);
         check("conform/**", b"conform", false);
         check("**", b"whatever/there is", true);
-        // An u with two dots in one sign and in two, either way round.
+        // A ü as one character and as two, either way round.
         check("Grün/*", "Gru\u{308}n/a".as_bytes(), true);
         check("Gru\u{308}n/*", "Grün/ü".as_bytes(), true);
         check("Gr*n/\u{fc}", b"Gr\xff\xc3n/\xc3\xbc", true);
@@ -126,7 +125,7 @@ mod tests {
         check("take?.wav", b"take/.wav", false);
         check("take[0-9].wav", b"take7.wav", true);
         check("take[!0-9].wav", b"take7.wav", false);
-        // Alone of all: a character that is not one of these may be a `/`.
+        // The only exception: a character that is not one of these may be a `/`.
         check("take[!0-9]wav", b"take/wav", true);
         check("a[*]b", b"a*b", true);
         check("a[*]b", b"axb", false);

@@ -54,7 +54,7 @@ pub enum CatalogueRefusal {
         /// Below the tree.
         path: PathBuf,
     },
-    /// The file with the number of the next file says none.
+    /// The file for the number of the next file has none.
     Number {
         /// Its path.
         file: PathBuf,
@@ -63,7 +63,7 @@ pub enum CatalogueRefusal {
     },
     /// The number of the next file is higher than any.
     NumbersUsedUp {
-        /// The file that says it.
+        /// The file with that number.
         file: PathBuf,
         /// It.
         number: u64,
@@ -113,7 +113,7 @@ pub enum CatalogueRefusal {
     },
     /// The user may not look into a folder that may be a pool's.
     Shut {
-        /// The path that is looked for.
+        /// The path that the user gave.
         path: PathBuf,
         /// The folder.
         folder: PathBuf,

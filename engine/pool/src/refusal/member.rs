@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why a member is not emptied or removed, and why a pool is not destroyed. A member that is
+//! Why a member is not drained or removed, and why a pool is not destroyed. A member that is
 //! missing or full is no refusal.
 
 use super::policy::LackedClass;
@@ -8,7 +8,7 @@ use rushes_core::pool::{Class, MemberNumber};
 use std::fmt;
 use std::path::PathBuf;
 
-/// Why a member is not emptied or removed, and why a pool is not destroyed.
+/// Why a member is not drained or removed, and why a pool is not destroyed.
 #[derive(Debug)]
 pub enum MemberRefusal {
     /// The pool has no member of this number.
@@ -23,7 +23,7 @@ pub enum MemberRefusal {
         /// It.
         number: MemberNumber,
     },
-    /// No other member takes bytes, so that this one cannot be emptied.
+    /// No other member takes bytes, so that this one cannot be drained.
     NoTaker {
         /// It.
         number: MemberNumber,
@@ -50,12 +50,12 @@ pub enum MemberRefusal {
         /// A clause about the remedy.
         remedy: String,
     },
-    /// A file is bound to a class that no other member is of.
+    /// A file is bound to a class that no other member has.
     Bound {
         /// The class.
         class: Class,
     },
-    /// Without the member no member would be of a class.
+    /// Without the member no member would have a class that a policy needs.
     Lacks {
         /// The member.
         number: MemberNumber,
@@ -70,7 +70,7 @@ pub enum MemberRefusal {
     File {
         /// Its path.
         path: PathBuf,
-        /// The trouble with it.
+        /// The error with it.
         trouble: Box<PoolError>,
     },
     /// The member that is to be given up is there.

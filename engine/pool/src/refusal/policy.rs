@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why a pool does not take rules and wishes. Which ones there can be is core's.
+//! Why a pool does not take rules and policies. core says which ones there can be.
 
 use rushes_core::pool::{Class, RuleFault};
 use std::fmt;
 
-/// Why a pool does not take rules and wishes.
+/// Why a pool does not take rules and policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicyRefusal {
     /// The rules cannot be a pool's.
@@ -16,18 +16,18 @@ pub enum PolicyRefusal {
         /// The fault of it.
         fault: globset::ErrorKind,
     },
-    /// No member is of a class that is asked for.
+    /// No member has a class that a policy asks for.
     Lacks(LackedClass),
 }
 
-/// A class that a pool's wish or a rule asks for, and that no member is of.
+/// A class that a pool's policy or a rule asks for, and that no member has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LackedClass {
     /// The class.
     pub class: Class,
     /// The classes of the members, each once.
     pub known: Vec<Class>,
-    /// The pattern of the rule that asks for it. None: the pool's wish does.
+    /// The pattern of the rule that asks for it. None: the pool's own policy does.
     pub rule: Option<String>,
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Why work on a whole pool is not done, or not to its end. Files that work had to leave as they
-//! are, are counted elsewhere.
+//! Why work on a whole pool is not done, or not to its end. `failed.rs` counts files that the work
+//! had to leave as they are.
 
 use crate::error::PoolError;
 use crate::request::WorkKind;
@@ -12,12 +12,12 @@ use std::path::PathBuf;
 /// Why work on a whole pool is not done, or not to its end.
 #[derive(Debug)]
 pub enum WorkRefusal {
-    /// The mount ended, or hung up.
+    /// The mount ended, or closed the connection.
     MountGone {
         /// The kernel's error.
         error: io::Error,
     },
-    /// The request cannot be said in the messages of mounts.
+    /// The request cannot be encoded for mounts.
     Unsaid {
         /// The fault of it.
         error: io::Error,
