@@ -765,8 +765,8 @@ pub fn inode(number: u64, fd: BorrowedFd<'_>) -> Result<Inode, Errno> {
     match listxattr(path.as_str(), rustix::buffer::spare_capacity(&mut names)) {
         Ok(_) => {}
         Err(Errno::OPNOTSUPP) => return Ok(found),
-        // More names than the kernel lists at once, as XFS and btrfs take: the program that put them
-        // there keeps no inode out of the log, not even this one, only its attributes.
+        // More names than the kernel lists at once, as XFS and btrfs take: the program that set
+        // them keeps no inode out of the log, not even this one, only its attributes.
         Err(Errno::TOOBIG) => names.extend_from_slice(LAYOUT_ATTRIBUTE.as_bytes()),
         Err(error) => return Err(error),
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Members that are added, emptied and removed, interrupted or not, and what is refused.
+//! Members that are added, drained and removed, interrupted or not, and refused requests.
 
 #![allow(
     clippy::unwrap_used,
@@ -114,7 +114,7 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
     check(&pool, "old", 4 * MIB);
     check(&pool, "new", 3 * MIB);
     is_sound(&pool);
-    // It may stay after all.
+    // The drain may be cancelled.
     set_draining(&pool, MemberNumber(1), false).unwrap();
     assert_eq!(duty(&pool), Duty::Full);
 
@@ -153,7 +153,7 @@ fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays()
     let mut other = Written::new(&pool, "other");
     other.write(&pool, 0, &pattern(0, 9 * MIB)).unwrap();
     set_draining(&pool, MemberNumber(0), true).unwrap();
-    // A file that has room goes all the same.
+    // A file that finds room moves all the same.
     put(&pool, "small", MIB);
     let (_, failed) = drain(&pool, MemberNumber(0), |_| {}).unwrap();
     assert_eq!((failed.count, failed.first[0].file.as_str()), (1, "other"));
@@ -214,7 +214,7 @@ fn add_refuses_what_it_must_not_take_and_an_interrupted_one_is_finished_by_repea
     try_add(&[&new], "is not empty");
     fs::remove_file(new.join("letter")).unwrap();
 
-    // As it is before the last step.
+    // The state before the last step.
     let before = fs::read(catalogue.join("rushes-pool")).unwrap();
     add(&pool, std::slice::from_ref(&new), None, |_, _| {}).unwrap();
     let plan = catalogue.join("rushes-pool.adding");
@@ -262,12 +262,12 @@ fn a_member_goes_only_when_nothing_is_on_it_and_a_dead_one_only_when_nothing_was
         "objects that no file names",
     );
     fs::remove_file(stranger).unwrap();
-    // Dead, and nothing on it; then dead, with something.
+    // A dead member without files; then one with files.
     place.unmount(&place.path.join("member1"));
     remove(&again(), MemberNumber(1), Parting::Empty, &Nobody).unwrap();
     assert_eq!(numbers(&again()), [0, 2]);
     let pool = again();
-    // A member that cannot be emptied is not marked as if it were.
+    // A member that cannot be drained does not get that duty.
     let mark = place.path.join("member0/rushes-pool");
     fs::rename(&mark, mark.with_extension("away")).unwrap();
     let error = set_draining(&pool, MemberNumber(0), true).unwrap_err();
@@ -288,7 +288,7 @@ fn a_member_goes_only_when_nothing_is_on_it_and_a_dead_one_only_when_nothing_was
         remove(&again(), MemberNumber(0), Parting::Empty, &Nobody),
         "bytes of 1 files",
     );
-    // An emptying that was interrupted.
+    // An interrupted drain.
     assert!(text().contains("draining"), "{}", text());
     refused(
         remove(&again(), MemberNumber(2), Parting::Empty, &Nobody),
@@ -325,7 +325,7 @@ fn a_member_that_is_read_only_can_be_emptied() {
     assert_eq!(done.moved_bytes, 2 * MIB as u64);
     check(&pool, "f", 2 * MIB);
     remount("rw");
-    // The object that could not be removed there is proved to be a copy.
+    // fsck proves that the object that could not be removed there is a copy.
     assert_eq!(objects_on(&pool), 2);
     assert_eq!(fsck(&pool, true, |_| {}).unwrap().left_count(), 0);
     assert_eq!(objects_on(&pool), 1);
@@ -348,7 +348,7 @@ fn the_log_of_names_is_on_others_before_a_member_is_emptied_of_it() {
         .map(|at| place.path.join(format!("member{at}")))
         .into();
     put(&pool, "f", MIB);
-    // Only the first has room for it.
+    // Only the first has room for the log.
     fill(&members[1], 0);
     fill(&members[2], 0);
     NameLog::open(&pool).write(&pool, Vec::new);

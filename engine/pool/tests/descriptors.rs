@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A process that has no descriptor left: that is said of it, and of no member, object or file.
+//! A process without a free descriptor: the error says so, and blames no member, object or file.
 //!
 //! Its limit is the process's own, so this is a program of its own with one test.
 
@@ -21,7 +21,7 @@ const LIMIT: u64 = 128;
 /// More than any of the calls has open at a time.
 const FREE_MAX: usize = 10;
 
-/// All but so many are taken.
+/// Take all descriptors but so many.
 fn take_all_but(free: usize, of: impl AsFd) -> Vec<OwnedFd> {
     let mut taken: Vec<_> = std::iter::from_fn(|| dup(of.as_fd()).ok()).collect();
     taken.truncate(taken.len().saturating_sub(free));
@@ -68,8 +68,7 @@ fn who_has_no_descriptor_left_hears_that_and_nothing_of_his_files() {
     let mut was_refused = false;
     let mut went_well = false;
     for free in 0..FREE_MAX {
-        // Nothing is known of any member from before: each looks as a door does that has just
-        // begun.
+        // Forget all that is known of members: each looks as in a door that has just started.
         drop(pool);
         pool = Pool::serve(&catalogue).unwrap();
         let new = Written::new(&pool, &format!("new{free}"));

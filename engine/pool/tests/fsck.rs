@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The findings of fsck in pools that were damaged by hand or interrupted, and that mending loses
-//! no byte.
+//! The findings of fsck in pools that were damaged by hand or interrupted, and repairs that lose no
+//! byte.
 
 #![allow(
     clippy::unwrap_used,
@@ -21,7 +21,7 @@ use std::path::PathBuf;
 
 const MIB: usize = 1 << 20;
 
-/// All is mended, and the next look finds nothing.
+/// Repair: all is mended, and the next look finds nothing.
 fn mend(pool: &Pool) -> Fsck {
     let report = fsck(pool, true, |_| {}).unwrap();
     assert_eq!(report.left_count(), 0, "{:?}", report.issues);
@@ -48,7 +48,7 @@ fn spilled_at(pool: &Pool, name: &str, length: usize) -> Written {
     file
 }
 
-/// Read through the record that is on the stub now.
+/// Read by the layout that is on the stub now.
 fn check(pool: &Pool, below: &str, length: usize) {
     let stub = fs::File::options()
         .read(true)
@@ -61,8 +61,8 @@ fn check(pool: &Pool, below: &str, length: usize) {
     assert!(file.read(pool, 0, length) == pattern(0, length), "{below}");
 }
 
-/// A copy that no record leads to is room that nobody gives back. Found by torture, seed 800, round
-/// 0, and seed 1000, round 28.
+/// A copy to which no layout leads takes room for ever. Found by torture, seed 800, round 0, and
+/// seed 1000, round 28.
 #[test]
 fn a_spill_that_fails_behind_its_copy_leaves_nothing_in_an_object_that_was_there() {
     let Some(mut place) = Place::new() else {
@@ -70,7 +70,7 @@ fn a_spill_that_fails_behind_its_copy_leaves_nothing_in_an_object_that_was_there
     };
     let pool = place.pool(&[40, 40]);
     let mut file = spilled_at(&pool, "f", 8 * MIB);
-    // By turns here and there, until its record takes no more.
+    // By turns on both members, until the layout takes no more segments.
     let objects = file.layout.objects();
     for turn in 0_usize.. {
         let part = ByteRange::new(((16 + turn) * MIB) as u64, MIB as u64);
@@ -122,7 +122,7 @@ fn a_pool_in_order_has_no_findings() {
         pool.catalogue().path().join("tree/d/also"),
     )
     .unwrap();
-    // As a door's crash leaves it: written, and the size not grown.
+    // As after a door's crash: the bytes are written, and the size has not grown.
     let object = file.layout.objects()[0];
     let fd = pool
         .open_object(&file.layout, object, Access::Write)
@@ -193,7 +193,7 @@ fn what_cannot_be_known_is_said_and_left_as_it_is() {
     assert_eq!(of(&report), [("object_absent", State::Open)]);
     assert_eq!(report.issues[0].path, Some(PathBuf::from("f")));
 
-    // A size and no record, an object of another pool's, a stranger.
+    // A size and no layout, an object of another pool's, a stranger.
     let alone = Written::new(&pool, "alone");
     alone.stub.set_len(5).unwrap();
     fremovexattr(&alone.stub, LAYOUT_ATTRIBUTE).unwrap();
@@ -221,7 +221,7 @@ fn bytes_that_nobody_names_get_a_name_and_room_that_nobody_needs_is_given_back()
     );
     check(&pool, &name, 2 * MIB);
 
-    // A spill that stopped before its record: the copy is proved to be one, and goes.
+    // A spill that stopped before its layout: fsck proves that the copy is one, and deletes it.
     let mut file = Written::new(&pool, "f");
     file.write(&pool, 0, &pattern(0, MIB)).unwrap();
     let before = file.layout.clone();
@@ -252,7 +252,7 @@ fn bytes_that_nobody_names_get_a_name_and_room_that_nobody_needs_is_given_back()
     assert_eq!(objects_on(&pool), count - 1);
     check(&pool, "f", MIB);
 
-    // One that differs in a byte is kept beside it.
+    // fsck keeps a copy that differs in a byte beside it.
     let other = path_of(&pool, copy);
     fs::copy(&was, &other).unwrap();
     setxattr(&other, OBJECT_ATTRIBUTE, &mark, XattrFlags::empty()).unwrap();
@@ -268,7 +268,7 @@ fn bytes_that_nobody_names_get_a_name_and_room_that_nobody_needs_is_given_back()
     expected[77] = 0;
     assert!(kept.read(&pool, 0, MIB) == expected);
 
-    // Empty ones, as a first write leaves that was interrupted.
+    // An empty object, as an interrupted first write leaves.
     fs::write(
         pool.members()[0].path().join("objects/7f/7f00000000000001"),
         "",
@@ -285,7 +285,7 @@ fn bytes_in_two_places_are_given_back_where_the_record_does_not_look() {
     };
     let pool = place.pool(&[16, 16]);
     let file = on_two(&pool, "f");
-    // As when a spill stopped before it made the hole.
+    // As after a spill that stopped before it made the hole.
     let first = pool
         .open_object(&file.layout, file.layout.objects()[0], Access::Write)
         .unwrap();
@@ -308,14 +308,14 @@ fn bytes_in_two_places_are_given_back_where_the_record_does_not_look() {
     mend(&pool);
     assert_eq!(has(fd), blocks);
     check(&pool, "f", 2 * MIB);
-    // Others than the record's are nobody's to remove.
+    // Nothing may remove bytes that differ from those of the layout.
     rustix::io::pwrite(fd, b"other", at as u64).unwrap();
     assert_eq!(look(&pool), []);
     check(&pool, "f", 2 * MIB);
 }
 
-/// Found by a power cut (lab, xfs, seed 3, point 169): the file that was put together in
-/// `lost+found` had bytes in two places, as only the next look saw.
+/// Found by a power cut, in the lab with xfs, seed 3, point 169: the file that was put together in
+/// `lost+found` had bytes in two places, and only the next look found them.
 #[test]
 fn one_repair_mends_what_its_own_deeds_lay_open() {
     let Some(mut place) = Place::new() else {
@@ -323,7 +323,7 @@ fn one_repair_mends_what_its_own_deeds_lay_open() {
     };
     let pool = place.pool(&[8, 8]);
     let file = on_two(&pool, "f");
-    // Half moved when both the move and the removal of its name were cut off.
+    // Both the move and the removal of its name were cut off: it is half moved.
     let first = file.layout.objects()[0];
     let access = Access::Write;
     let fd = pool.open_object(&file.layout, first, access).unwrap();
@@ -351,7 +351,7 @@ fn zeroes_that_a_hole_leaves_in_its_last_block_are_no_bytes() {
     let pool = place.pool(&[16, 16]);
     let mut file = Written::new(&pool, "f");
     file.write(&pool, 0, &pattern(0, 1000)).unwrap();
-    // A place may end inside a block, as where a member took nothing new any more.
+    // A segment may end inside a block, as where a member took nothing new any more.
     let wanted = ByteRange::new(1000, MIB as u64);
     let stub = file.stub.as_fd();
     pool.spill(stub, &mut file.layout, wanted, SpillReason::Unwritable)
@@ -365,7 +365,7 @@ fn zeroes_that_a_hole_leaves_in_its_last_block_are_no_bytes() {
     let fd = pool
         .open_object(&file.layout, first, Access::Write)
         .unwrap();
-    // Bytes that are moved here and away again leave a hole of all but this.
+    // Bytes that move here and away again leave all but this as a hole.
     let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::io::pwrite(&fd, &vec![0; MIB], 1000).unwrap();
     assert_eq!(look(&pool), [("copied", State::Mendable)]);
@@ -373,8 +373,8 @@ fn zeroes_that_a_hole_leaves_in_its_last_block_are_no_bytes() {
     assert_eq!(look(&pool), []);
 }
 
-/// All of it is moved, and the objects that went with their last byte are there still: killed just
-/// before.
+/// Move all of a file, and keep the objects that the move deletes with their last byte: as if it
+/// had been killed just before.
 fn move_and_keep(pool: &Pool, file: &mut Written, mut one: Move, piece: u64) {
     let objects = file.layout.objects();
     let kept = |object: Object| {
@@ -391,7 +391,7 @@ fn move_and_keep(pool: &Pool, file: &mut Written, mut one: Move, piece: u64) {
         .is_some()
     {}
     for object in objects {
-        // Nothing is done where it is still there: both are names of one file.
+        // If the object is still there, both are names of one file, and the rename does nothing.
         fs::rename(kept(object), path_of(pool, object)).unwrap();
         let _ = fs::remove_file(kept(object));
     }
@@ -404,7 +404,7 @@ fn blocks_in_which_pieces_ended_are_no_bytes_of_what_was_moved() {
     };
     let pool = place.pool(&[16, 16]);
     for (name, end) in [("inside", 1_002_464), ("at a block", 1_003_520)] {
-        // A place may end inside a block, and so do all pieces of the next one then.
+        // A segment may end inside a block, and then all pieces of the next one do.
         let mut file = Written::new(&pool, name);
         file.write(&pool, 0, &pattern(0, end)).unwrap();
         let wanted = ByteRange::new(end as u64, MIB as u64);
@@ -437,7 +437,7 @@ fn what_was_on_its_way_of_a_file_that_was_removed_goes_with_it() {
     };
     let pool = place.pool(&[16, 16]);
     let file = on_two(&pool, "f");
-    // As if the second member were where its bytes were going, and the record did not say so yet.
+    // As if a move to the second member had copied bytes, and the layout did not name it yet.
     let mut layout = file.layout.clone();
     let first = layout.segments()[0].objects[0];
     layout.assign(ByteRange::new(0, u64::MAX), ByteOffset(0), first);
@@ -471,7 +471,7 @@ fn removed_files_are_buried_and_numbers_are_never_given_again() {
     fs::write(catalogue.join("numbers"), "").unwrap();
     mend(&pool);
 
-    // A forged record that names another's object.
+    // A forged layout that names another file's object.
     let forged = Written::new(&pool, "forged");
     let mut layout = Layout::new(forged.layout.file);
     let all = ByteRange::new(0, u64::MAX);
@@ -500,7 +500,7 @@ fn nothing_is_given_back_of_an_object_that_two_files_name() {
         .open_object(&file.layout, object(0), Access::Write)
         .unwrap();
     rustix::io::pwrite(&first, &pattern(MIB as u64, MIB), MIB as u64).unwrap();
-    // A stub as it was before the spill, of a catalogue that was put together from two copies.
+    // A stub from before the spill, as in a catalogue put together from two copies.
     let old = Written::new(&pool, "old");
     let mut before = Layout::new(file.layout.file);
     let whole = ByteRange::new(0, u64::MAX);
@@ -520,7 +520,7 @@ fn nothing_is_given_back_of_an_object_that_two_files_name() {
     check(&pool, "f", 2 * MIB);
 }
 
-/// A file of a MiB that nobody has synced; its record, and the path of its object.
+/// A file of a MiB that was never synced, and the path of its object.
 fn never_synced(pool: &Pool, name: &str) -> (Written, PathBuf) {
     let mut file = Written::new(pool, name);
     file.write_only(pool, 0, &pattern(0, MIB)).unwrap();
@@ -569,7 +569,7 @@ fn an_unsettled_file_is_looked_at_when_it_is_opened() {
         return;
     };
     let pool = place.pool(&[8, 8]);
-    // All is there.
+    // Object and mark are there.
     let (mut file, path) = never_synced(&pool, "f");
     let before = file.layout.clone();
     let look_again =
@@ -582,7 +582,7 @@ fn an_unsettled_file_is_looked_at_when_it_is_opened() {
     assert!(!look_again(&mut file).unwrap());
     assert_eq!(file.read(&pool, 0, MIB), pattern(0, MIB));
     assert_eq!(look(&pool), []);
-    // It is not there; another file's, which was synced, is left as it is.
+    // The object is not there; that of another file, which was synced, stays as it is.
     fs::remove_file(path).unwrap();
     assert!(look_again(&mut file).unwrap());
     assert!(file.layout.segments().is_empty());

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pools over small file systems in memory: create, place, spill, cut, bury, and what a missing
-//! member or a damaged record costs.
+//! Pools over small file systems in memory: create, place, spill, truncate, bury, and the effects
+//! of a missing member and a damaged layout.
 //!
 //! One test at a time: a program that one starts has, from its fork to its exec, the locks of
-//! another. They are tmpfs: it has the attributes, the holes and the "full" that members need.
-//! tests/tests/pool.rs has those with a disk.
+//! another. The file systems are tmpfs: it has the attributes, the holes and the "full" that
+//! members need. tests/tests/pool.rs has the tests with a disk.
 
 #![allow(
     clippy::unwrap_used,
@@ -48,7 +48,7 @@ fn a_file_spills_over_unequal_members_until_all_are_full_and_every_byte_is_there
     for at in (0..size).step_by(PIECE) {
         assert_eq!(file.read(&pool, at, PIECE), pattern(at, PIECE), "at {at}");
     }
-    // The record says what the door knows.
+    // The stub's layout is the door's.
     let kept = pool.layout(file.stub.as_fd()).unwrap();
     assert_eq!(kept.as_ref(), Some(&file.layout));
 
@@ -88,8 +88,8 @@ fn bytes_that_come_back_to_a_member_never_show_what_was_there_before() {
     assert_eq!(file.read(&pool, 0, MIB as usize), pattern(0, MIB as usize));
     assert_eq!(spill(&mut file, MIB / 2), first);
     assert_eq!(file.read(&pool, 0, MIB as usize), pattern(0, MIB as usize));
-    // The part behind the last byte goes elsewhere; then the old object has bytes there of another
-    // time, as a crash may leave them.
+    // The part behind the last byte moves; then the old object has outdated bytes there, as a crash
+    // may leave them.
     assert_eq!(objects_on(&pool), 1, "the other one is named no longer");
     assert_eq!(spill(&mut file, 2 * MIB).member, second.member);
     let old = pool
@@ -137,7 +137,7 @@ fn a_missing_member_costs_what_is_on_it_and_comes_back_by_itself() {
     assert_eq!(object.member, MemberNumber(1), "most free space");
     let path = pool.members()[1].path().to_path_buf();
 
-    // Something else is mounted over it, as when the disk's own mount has failed.
+    // Another file system is mounted over it, as when the disk's own mount has failed.
     place.mount(&path, 1);
     let error = pool
         .open_object(&file.layout, object, Access::Read)
@@ -196,7 +196,7 @@ fn damaged_records_and_objects_of_others_are_refused() {
     one.write(&pool, 0, b"one").unwrap();
     two.write(&pool, 0, b"two").unwrap();
 
-    // A record that names the object of another file.
+    // A layout that names the object of another file.
     let mut forged = Layout::new(one.layout.file);
     let all = ByteRange::new(0, u64::MAX);
     forged.assign(all, rushes_pool::ByteOffset(0), two.layout.objects()[0]);
@@ -209,7 +209,7 @@ fn damaged_records_and_objects_of_others_are_refused() {
     assert_eq!(*fault, ObjectFault::OtherFile(two.layout.file));
     assert_eq!(error.errno(), rustix::io::Errno::IO);
 
-    // One that is damaged, and one that is gone.
+    // A damaged layout, and one that is gone.
     let mut record = one.layout.encode();
     record[30] ^= 4;
     fsetxattr(
@@ -228,7 +228,7 @@ fn damaged_records_and_objects_of_others_are_refused() {
     let error = pool.layout(one.stub.as_fd()).unwrap_err();
     assert!(matches!(error, PoolError::NoLayout { size: 3 }), "{error}");
 
-    // An object that is gone, and a member that there is not.
+    // An object that is gone, and a member that the pool does not have.
     let object = two.layout.objects()[0];
     let path = pool.members()[0]
         .path()
@@ -287,7 +287,7 @@ fn an_interrupted_create_is_finished_by_repeating_it_and_by_nothing_else() {
     let id = pool.id();
     drop(pool);
     fs::remove_file(catalogue.join("lock")).unwrap();
-    // As it is after the first member.
+    // The state after the first member.
     fs::rename(
         catalogue.join("rushes-pool"),
         catalogue.join("rushes-pool.plan"),

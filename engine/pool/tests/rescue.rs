@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A catalogue that is lost is made anew from the members: all that the log of names knows, and
-//! what it does not.
+//! A rescue makes a lost catalogue anew from the members: with all that is in the log of names, and
+//! with objects that are not.
 
 #![allow(
     clippy::unwrap_used,
@@ -26,7 +26,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 const MIB: usize = 1 << 20;
 
-/// All that stat(2) and readlink(2) say of a tree, apart from numbers of inodes.
+/// All facts of stat(2) and readlink(2) about a tree, apart from numbers of inodes.
 fn shown(root: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut waiting = vec![root.to_path_buf()];
@@ -113,7 +113,7 @@ fn paths(pool: &Pool) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The catalogue's disk is empty.
+/// Lose the catalogue: its disk is empty.
 fn lose(place: &mut Place, pool: Pool) -> PathBuf {
     let catalogue = pool.catalogue().path().to_path_buf();
     drop(pool);
@@ -122,7 +122,7 @@ fn lose(place: &mut Place, pool: Pool) -> PathBuf {
     catalogue
 }
 
-/// After the loss of that one, too.
+/// Lose this catalogue, too, and rescue it.
 fn rescued_again(place: &mut Place, catalogue: PathBuf, members: &[PathBuf]) -> (Pool, Rescued) {
     let pool = Pool::serve(&catalogue).unwrap();
     log(&pool);
@@ -159,7 +159,7 @@ fn names_owners_rights_times_and_bytes_come_back_and_a_repeated_rescue_makes_the
         check(&pool, "reel/scene/b\n.mov", 3 * MIB + 5);
         assert!(pool.new_file().unwrap().number > 3);
         if round == 0 {
-            // As if it had been interrupted before its last step, and in the middle.
+            // As after an interruption before its last step, and in the middle.
             drop(pool);
             fs::rename(
                 catalogue.join("rushes-pool"),
@@ -184,7 +184,7 @@ fn what_came_after_the_log_is_found_with_its_number_and_what_moved_is_where_it_i
     let mut moved = put(&pool, "moved", MIB);
     let members = paths(&pool);
     log(&pool);
-    // From here on nobody told the log.
+    // From here on the log gets no changes.
     let late = put(&pool, "late", 2 * MIB);
     grown
         .write(&pool, MIB as u64, &pattern(MIB as u64, MIB))
@@ -217,7 +217,7 @@ fn facts_behind_the_checkpoint_count_and_a_torn_one_ends_the_log() {
     let members = paths(&pool);
     let names = log(&pool);
     let tree = pool.catalogue().path().join("tree");
-    // A folder that is renamed costs one fact and takes all with it.
+    // The rename of a folder is one fact, and takes its contents along.
     fs::rename(tree.join("reel"), tree.join("day 2")).unwrap();
     let folder = fs::metadata(tree.join("day 2")).unwrap().ino();
     let file = put(&pool, "new", MIB);
@@ -243,7 +243,7 @@ fn facts_behind_the_checkpoint_count_and_a_torn_one_ends_the_log() {
     assert_eq!(shown(&catalogue.join("tree")), before);
     check(&pool, "day 2/a.mov", MIB);
     check(&pool, "new", MIB);
-    // Rescue has written one, of the new inodes; the next checkpoint follows it.
+    // Rescue has written a log of the new inodes; the next checkpoint follows it.
     assert_eq!(
         newest_log(&pool),
         Some((2, vec![MemberNumber(0), MemberNumber(1)]))
@@ -353,7 +353,7 @@ fn rescue_refuses_what_would_do_harm_and_changes_nothing_then() {
     refused(&new, &members, "is not empty");
     fs::remove_file(new.join("letter")).unwrap();
     assert_eq!(fs::read_dir(&new).unwrap().count(), 0);
-    // Its catalogue is there, only not given.
+    // The pool's catalogue is there, only not given.
     let format = |member: &PathBuf| fs::read(member.join("rushes-pool")).unwrap();
     let formats = || members.iter().map(format).collect::<Vec<_>>();
     let before = formats();
@@ -363,7 +363,7 @@ fn rescue_refuses_what_would_do_harm_and_changes_nothing_then() {
         Pool::serve(&old).is_ok(),
         "it is the pool's catalogue still"
     );
-    // An object of which nobody is sure stays what it is.
+    // An object of uncertain origin stays as it is.
     let stranger = ObjectName::of(rushes_pool::ObjectId(5));
     fs::write(members[0].join(stranger.as_str()), "bytes").unwrap();
     let path = members[0].join(stranger.as_str());
@@ -393,7 +393,7 @@ fn a_folder_that_is_renamed_while_a_checkpoint_is_made_keeps_what_is_in_it() {
         put(&pool, "reel/scene/take/a.mov", MIB);
         let members = paths(&pool);
         log(&pool);
-        // Long enough after the first one, as a door that was started again.
+        // A door that was started again makes a checkpoint at once.
         let names = NameLog::open(&pool);
         let mut calls = 0;
         let is_whole = names.write(&pool, || {
@@ -419,7 +419,7 @@ fn a_folder_that_is_renamed_while_a_checkpoint_is_made_keeps_what_is_in_it() {
         let mut before = shown(&tree);
         let catalogue = lose(&mut place, pool);
         let (pool, _) = rescued(&catalogue, &members);
-        // No door told of the times.
+        // No door has reported the times.
         let names = |shown: &mut Vec<String>| {
             shown
                 .iter_mut()
@@ -433,7 +433,7 @@ fn a_folder_that_is_renamed_while_a_checkpoint_is_made_keeps_what_is_in_it() {
         for name in fs::read_dir(members[0].join("names")).unwrap() {
             assert!(!name.unwrap().path().to_string_lossy().ends_with(".new"));
         }
-        // Not spoilt, it is whole.
+        // A checkpoint that no rename spoils is whole.
         assert!(NameLog::open(&pool).write(&pool, Vec::new));
         drop(pool);
         place.unmount_all();
@@ -467,7 +467,7 @@ fn the_log_of_another_catalogue_is_not_gone_on_with() {
         }));
         before
     };
-    // Its inodes have other numbers there.
+    // Inodes of the copied catalogue have other numbers.
     let new = place.disk("new", 16);
     fs::create_dir(new.join("before")).unwrap();
     let copied = std::process::Command::new("cp")
@@ -481,12 +481,12 @@ fn the_log_of_another_catalogue_is_not_gone_on_with() {
         "nothing is put behind facts of others"
     );
     assert!(length(1).is_none() && length(2).is_some());
-    // Its own is.
+    // It appends to its own log.
     let second = length(2);
     assert!(write(&new, 2) > second);
 }
 
-/// A member's disk is gone, or there again, with what is on it.
+/// Take a member's disk away with its bytes; `plug_in` brings it back.
 fn unplug(member: &Path) {
     fs::rename(member.join("rushes-pool"), member.join("unplugged")).unwrap();
 }
@@ -521,7 +521,7 @@ fn bytes_that_were_cut_off_while_a_member_was_away_do_not_come_back_into_the_fil
     assert!(!layout.objects().contains(&object));
     assert!(Written { stub, layout }.read(&pool, 0, 100) == pattern(7, 100));
     assert_eq!(done.fsck.left_count(), 0);
-    // Nothing is lost by it.
+    // It loses no byte.
     check(
         &pool,
         &format!("lost+found/0.{:016x}", object.id.0),
@@ -530,7 +530,7 @@ fn bytes_that_were_cut_off_while_a_member_was_away_do_not_come_back_into_the_fil
 }
 
 /// Two catalogues would give the same room twice, and each would take the other's objects for
-/// nobody's.
+/// unnamed ones.
 #[test]
 fn the_catalogue_before_a_rescue_is_no_pools_any_more() {
     let Some(mut place) = Place::new() else {
@@ -559,7 +559,7 @@ fn the_catalogue_before_a_rescue_is_no_pools_any_more() {
         }
     };
     refuses();
-    // A member that was away knows it as soon as the new one is served.
+    // A member that was away learns of the new catalogue as soon as that is served.
     drop(pool);
     plug_in(&members[1]);
     drop(Pool::serve(&catalogue).unwrap());
@@ -623,7 +623,7 @@ fn two_rescues_of_different_members_do_not_mix_and_one_of_all_makes_one_pool_aga
         );
         refuses_with(catalogue, &format!("expected {}", catalogue.display()));
         refuses_with(catalogue, "all members of both");
-        // One that comes while its place is in use.
+        // A member that comes back while the pool is in use.
         unplug(&members[other]);
         let pool = Pool::serve(catalogue).unwrap();
         check(&pool, ["c", "d"][own], 2 * MIB + own);
@@ -642,7 +642,7 @@ fn two_rescues_of_different_members_do_not_mix_and_one_of_all_makes_one_pool_aga
         before
     );
 
-    // As the sentence says: both out of the way, and all members.
+    // As the error advises: both catalogues out of the way, and all members given.
     let third = place.disk("third", 16);
     let error = rescue(&third, &members, |_| {}).unwrap_err().to_string();
     assert!(
@@ -657,7 +657,8 @@ fn two_rescues_of_different_members_do_not_mix_and_one_of_all_makes_one_pool_aga
     for name in ["a", "b"] {
         check(&pool, name, MIB);
     }
-    // Names are of one of the two; the other one's file has its number, which is the same.
+    // The names come from one of the two; the other one's file is named by its number, which is the
+    // same.
     for (own, name) in ["c", "d"].into_iter().enumerate() {
         let file = files[own];
         let lost = format!("lost+found/{}.{:08x}", file.number, file.generation);
@@ -698,7 +699,7 @@ fn what_a_member_that_is_away_has_is_not_replaced_by_an_object_that_nobody_names
     assert_ne!(new.member, old.member);
     file.write(&pool, 0, &pattern(3, MIB)).unwrap();
     log(&pool);
-    // As if its removal had not come to the disk, and with bytes of another time.
+    // As if its removal had not come to the disk, and with outdated bytes.
     fs::rename(members[0].join("kept"), &at).unwrap();
     fs::write(&at, pattern(0, 2 * MIB)).unwrap();
     let catalogue = lose(&mut place, pool);
@@ -760,7 +761,7 @@ fn a_log_goes_where_there_is_room_for_the_next_one_and_no_half_one_stays() {
         files_in_names(&members),
         [vec![], second.clone(), second.clone()]
     );
-    // Nowhere is room: the one that is there stays, and nothing else.
+    // No member has room: the former log stays, and nothing else.
     for member in [1, 2] {
         fill(&members[member], 1 << 20);
     }
@@ -773,7 +774,7 @@ fn a_log_goes_where_there_is_room_for_the_next_one_and_no_half_one_stays() {
     };
     assert!(!names.write(&pool, &mut count));
     assert_eq!(files_in_names(&members), [vec![], second.clone(), second]);
-    // Not again at once.
+    // It does not try again at once.
     calls = 0;
     assert!(!names.write(&pool, || {
         calls += 1;

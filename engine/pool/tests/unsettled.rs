@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that nobody has synced, or that a record says so of for too long: no byte that is there is
-//! removed, whatever becomes of them.
+//! Files that were never synced, or whose layouts claim that for too long: whatever happens to
+//! them, no byte that is there is deleted.
 
 #![allow(
     clippy::unwrap_used,
@@ -50,7 +50,7 @@ fn found(pool: &Pool) -> Vec<PathBuf> {
     names.map(|name| name.unwrap().path()).collect()
 }
 
-/// The one file in `lost+found` has all of a pattern but what was on this object of a stripe.
+/// The one file in `lost+found` has all of a pattern but the bytes of this object of a stripe.
 fn check_but(pool: &Pool, length: usize, members: usize, gone: usize) {
     let names = found(pool);
     assert_eq!(names.len(), 1, "{names:?}");
@@ -81,7 +81,7 @@ fn what_is_there_of_a_file_that_nobody_synced_gets_a_name() {
             let lost = pool.look_for_unsettled(file.stub.as_fd(), &mut file.layout);
             assert!(lost.unwrap());
             assert!(file.layout.segments().is_empty());
-            // It is written to again, and what was there before is none of it.
+            // A new write to the file: the bytes from before are not in it.
             file.write(&pool, 0, &pattern(9, UNIT)).unwrap();
         } else {
             assert_eq!(look(&pool), [("never_synced", State::Mendable)]);
@@ -126,7 +126,7 @@ fn log(pool: &Pool) -> NameLog {
     log
 }
 
-/// The catalogue's disk is empty, and a new one is made of the members.
+/// Lose the catalogue, and make a new one of the members.
 fn rescued(place: &mut Place, pool: Pool) -> Pool {
     let members = pool.members();
     let members: Vec<PathBuf> = members.iter().map(|one| one.path().into()).collect();
@@ -152,7 +152,7 @@ fn a_file_that_was_synced_and_moved_behind_the_log_is_whole_after_a_rescue() {
     let pool = place.pool(&[16, 16]);
     let mut file = never_synced(&pool, "f", MIB);
     log(&pool);
-    // From here on nobody told the log, as in its last second.
+    // From here on the log gets no changes, as in its last second.
     pool.settle(file.stub.as_fd(), &mut file.layout).unwrap();
     file.stub.sync_all().unwrap();
     let before = file.layout.objects()[0];
@@ -160,7 +160,7 @@ fn a_file_that_was_synced_and_moved_behind_the_log_is_whole_after_a_rescue() {
     let stub = file.stub.as_fd();
     pool.spill(stub, &mut file.layout, whole, SpillReason::Full)
         .unwrap();
-    // Its old place has a rest of the file without a byte: a move would have removed it.
+    // Delete the old object, which has no byte of the file any more, as a move would have done.
     fs::remove_file(path_of(&pool, before)).unwrap();
     let pool = rescued(&mut place, pool);
     let (stub, layout) = record(&pool, "f");
@@ -180,7 +180,7 @@ fn an_object_that_is_gone_of_a_file_that_was_synced_behind_the_log_is_a_loss_aft
     pool.settle(file.stub.as_fd(), &mut file.layout).unwrap();
     let objects = file.layout.segments()[0].objects.clone();
     fs::remove_file(path_of(&pool, objects[1])).unwrap();
-    // Of this one the power cut has taken all.
+    // The power cut has taken all objects of this one.
     for object in never.layout.objects() {
         fs::remove_file(path_of(&pool, object)).unwrap();
     }
@@ -259,7 +259,7 @@ fn what_was_never_synced_is_left_as_it_is_where_that_is_in_doubt() {
         assert!(!states.is_empty() && states.iter().all(|one| *one == State::Open));
         assert_eq!(record(pool, "f").1, file.layout);
     };
-    // A record that may name anything.
+    // A layout that may name anything.
     let newer = Written::new(&pool, "newer");
     let bytes = b"RSL\x63what a newer Rushes wrote";
     fsetxattr(&newer.stub, LAYOUT_ATTRIBUTE, bytes, XattrFlags::empty()).unwrap();
@@ -296,13 +296,13 @@ fn a_stripe_that_is_not_whole_gets_one_name_however_often_that_is_interrupted() 
         let objects = file.layout.segments()[0].objects.clone();
         fs::remove_file(path_of(&pool, objects[1])).unwrap();
         if has_stub {
-            // As it was before the first write, of a catalogue that was put back.
+            // The layout from before the first write, as in a catalogue put back from a backup.
             let empty = Layout::new(file.layout.file);
             pool.set_layout(file.stub.as_fd(), &empty).unwrap();
         } else {
             fs::remove_file(pool.catalogue().path().join("tree/f")).unwrap();
         }
-        // It cannot go on behind the one before.
+        // The first repair cannot go on behind the second member.
         let third = pool.member(objects[2].member).unwrap().path().to_path_buf();
         remount(&third, "ro");
         let _ = fsck(&pool, true, |_| {});

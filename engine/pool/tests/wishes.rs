@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files go where the pool wishes them: to members of a class, to the device of which least is
+//! Files go where the pool's policy says: to members of a class, to the device of which least is
 //! promised, and nowhere else than that.
 
 #![allow(
@@ -36,7 +36,7 @@ fn rules(said: &[(&str, &str)]) -> RuleChange {
     }
 }
 
-/// The policy that the pool's rules give a file that is made there.
+/// The policy that the pool's rules give a new file of this path.
 fn said_of(pool: &Pool, path: &str) -> String {
     let wish = pool.rule_for(|| Some(PathBuf::from(path)));
     wish.unwrap_or_default().to_string()
@@ -207,7 +207,7 @@ fn rules_are_in_the_format_file_only_where_there_are_some() {
     };
     let pool = place.pool(&[4, 4]);
     let (path, never) = format_file(&pool);
-    // Nobody is asked for a path where there are none.
+    // Without rules the pool does not ask for a path.
     assert_eq!(pool.rule_for(|| panic!("asked for a path")), None);
     let change = PolicyChange {
         rules: rules(&[
@@ -227,7 +227,7 @@ fn rules_are_in_the_format_file_only_where_there_are_some() {
         assert_eq!(said_of(&pool, name), expect, "{name}");
     }
     assert_eq!(pool.rule_for(|| None), None, "a path that is not known");
-    // Versions that know no rules refuse it: to them that is one word too many.
+    // Versions without rules refuse the file: they do not know that field.
     let text = fs::read_to_string(&path).unwrap();
     assert_eq!(text.matches("\"rules\": [").count(), 1, "{text}");
     let patterns = pool.rules();
@@ -269,7 +269,7 @@ fn a_change_of_rules_is_whole_or_not_there() {
     let pool = changed(pool, first);
     let (path, before) = format_file(&pool);
     drop(pool);
-    // A change that does not hold together changes nothing, also not the part that would.
+    // A change with a faulty part changes nothing, not even by its sound part.
     let check = |rules: RuleChange, classes: Vec<(MemberNumber, Option<Class>)>, said: &str| {
         let change = PolicyChange {
             wish: wish("choose=per_user"),
@@ -295,7 +295,7 @@ fn a_change_of_rules_is_whole_or_not_there() {
     let many: Vec<(&str, &str)> = many.iter().map(|name| (&**name, "single")).collect();
     check(rules(&many), Vec::new(), "65 rules; expected 64 at most");
 
-    // A command that was interrupted while it wrote has left a part of the next file beside it.
+    // An interrupted write has left a part of the next file beside it.
     let temporary = path.with_file_name("rushes-pool.tmp");
     fs::write(&temporary, &before.as_bytes()[..before.len() / 2]).unwrap();
     let pool = Pool::serve(&catalogue).unwrap();
@@ -309,7 +309,7 @@ fn a_change_of_rules_is_whole_or_not_there() {
     assert!(!temporary.exists());
     drop(pool);
 
-    // Damage is told apart, with the rule.
+    // The error for a damaged file names the rule.
     let (damaged, _) = (fs::read_to_string(&path).unwrap(), fs::remove_file(&path));
     fs::write(&path, damaged.replace("\"striped\"", "\"spread\"")).unwrap();
     let error = Pool::serve(&catalogue).unwrap_err().to_string();

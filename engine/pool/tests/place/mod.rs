@@ -23,7 +23,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A folder with mounts in it, which all go when it is dropped.
+/// A folder with mounts in it; its drop unmounts all.
 pub(crate) struct Place {
     pub(crate) path: PathBuf,
     mounts: Vec<PathBuf>,
@@ -31,7 +31,7 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// None, said aloud: the test cannot mount.
+    /// None, with a message: the test cannot mount.
     pub(crate) fn new() -> Option<Place> {
         static ALONE: Mutex<()> = Mutex::new(());
         static SERIAL: AtomicU32 = AtomicU32::new(0);
@@ -78,7 +78,7 @@ impl Place {
         self.mounts.remove(at.unwrap());
     }
 
-    /// All disks are gone, so that there can be another pool.
+    /// Unmount all disks, so that there can be another pool.
     pub(crate) fn unmount_all(&mut self) {
         for path in self.mounts.clone() {
             self.unmount(&path);
@@ -131,7 +131,7 @@ impl Written {
         Written { stub, layout }
     }
 
-    /// As a door writes, and syncs: into the place there is, and elsewhere when that is full.
+    /// Write and sync as a door does: to the present segment, and elsewhere when that is full.
     pub(crate) fn write(&mut self, pool: &Pool, at: u64, bytes: &[u8]) -> Result<(), PoolError> {
         self.write_only(pool, at, bytes)?;
         pool.settle(self.stub.as_fd(), &mut self.layout)
