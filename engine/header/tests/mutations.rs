@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Real files with changed sizes, counts, kinds and order of the parts that a reader walks by.
 //!
-//! The corpus was made by ffmpeg from a test picture of 32 x 32 (`-fflags +bitexact`), and cut
+//! ffmpeg made the corpus with `-fflags +bitexact` from a test picture of 32 x 32; each file is cut
 //! where media follows:
 //!
 //! | file | made with |

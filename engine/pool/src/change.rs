@@ -38,12 +38,12 @@ use std::sync::Arc;
 
 /// The catalogue's format file with the future members.
 const PLAN: &str = "rushes-pool.adding";
-/// The smallest part into which a move cuts a range when no member has room for more. Units: bytes.
+/// A range no longer than this is not cut any more when no member has room for it. Units: bytes.
 const PIECE_BYTES: u64 = 1 << 20;
 /// Copied at a time. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// The users of a pool while its members change: a door, or nobody.
+/// The users of a pool while its members change: a door, or [`Nobody`].
 pub trait Users {
     /// Bury removed files that no program has open.
     fn bury(&self, pool: &Pool) -> Result<(), PoolError>;

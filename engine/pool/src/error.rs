@@ -65,14 +65,14 @@ pub enum PoolError {
     },
     /// Members have room, and a quota is used up.
     OverQuota,
-    /// A layout record that cannot be used.
+    /// A layout that cannot be used.
     Layout(LayoutFault),
-    /// A stub with a size and without a record.
+    /// A stub with a size and without a layout.
     NoLayout {
         /// Its size. Units: bytes.
         size: u64,
     },
-    /// The catalogue's file system has no room for a record of so many segments.
+    /// The catalogue's file system has no room for a layout of so many segments.
     LayoutTooLong {
         /// How many.
         segment_count: usize,

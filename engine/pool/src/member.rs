@@ -481,7 +481,7 @@ impl Member {
         })
     }
 
-    /// Make an object of this file with its mark.
+    /// Make an object of this file with its mark, durably if the caller asks for that.
     pub(crate) fn create_object(
         &self,
         file: FileIdentity,

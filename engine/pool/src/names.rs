@@ -253,7 +253,7 @@ fn scan(member: &Member, serial: u64) -> Result<(Option<Head>, u64), PoolError> 
 }
 
 /// The root for which a log's inode numbers are good: file system, inode and generation of the
-/// tree's root. Empty: it cannot be said.
+/// tree's root. Empty: the file system cannot say.
 fn root_of(pool: &Pool) -> Vec<u8> {
     let tree = pool.catalogue().tree();
     let (Ok(space), Ok(status), Ok(handle)) = (fstatvfs(tree), fstat(tree), Handle::of(tree))

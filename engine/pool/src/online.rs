@@ -87,8 +87,8 @@ pub fn each_file_in(
 }
 
 impl Pool {
-    /// Another number when a file's bytes may lie elsewhere than before. None: not all of its
-    /// objects can be looked at.
+    /// Another number when a file's bytes may lie elsewhere than before. None: one of its objects
+    /// cannot be examined.
     pub fn stamp(&self, layout: &Layout) -> Option<u64> {
         let mut hasher = DefaultHasher::new();
         layout.encode().hash(&mut hasher);
@@ -185,7 +185,7 @@ impl Move {
         Gather::wider(pool, stub, layout).map(Move::home)
     }
 
-    /// The aim for which it is tried. None: it has none that may be known to be in vain.
+    /// The aim for which it is tried. None: such a move is never known beforehand to be in vain.
     pub fn how(&self) -> Option<Try> {
         match &self.what {
             What::Home(gather) => Some(gather.how()),

@@ -184,7 +184,7 @@ impl Deref for Members {
     }
 }
 
-/// An open pool. Its members may change while files are in use ([`Pool::adopt`]).
+/// An open pool. Its members may change while files are in use, by [`Pool::adopt`].
 #[derive(Debug)]
 pub struct Pool {
     id: PoolId,

@@ -20,8 +20,8 @@ use std::path::Path;
 
 /// Of ext2, ext3 and ext4, in linux/magic.h.
 const EXT4_MAGIC: u64 = 0xef53;
-/// A block of attributes without any: its head, and the end of its list (fs/ext4/xattr.h). Units:
-/// bytes.
+/// A block of attributes without any: its head, and the end of its list, see fs/ext4/xattr.h.
+/// Units: bytes.
 const EMPTY_BLOCK_BYTES: usize = 32 + 4;
 /// Of an attribute in the list, before its name. Units: bytes.
 const ENTRY_BYTES: usize = 16;

@@ -3,10 +3,10 @@
 //! line, over a socket in the catalogue's folder.
 //!
 //! The socket lies beside the lock that the door holds: a program that knows the catalogue finds
-//! it, and the door's end deletes it. The door answers a request by any number of lines with its
-//! progress, and a last one. If a command closes the connection before that, the door stops where
-//! nothing is lost, and the same request goes on there. Both ends are of one version; nothing of
-//! this is kept on a disk.
+//! it, and the door deletes it when it ends. The door answers a request by any number of lines with
+//! its progress, and a last one. If a command closes the connection before that, the door stops
+//! where nothing is lost, and the same request goes on there. Both ends are of one version; nothing
+//! of this is kept on a disk.
 
 use crate::catalogue::SOCKET;
 use crate::change::Drained;

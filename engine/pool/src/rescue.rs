@@ -676,7 +676,7 @@ impl Maker<'_> {
     }
 
     /// If an object of a stripe is not where the layout says, and just one other object has the
-    /// same part in its mark, it was moved there.
+    /// same place, origin and shape in its mark, it was moved there.
     fn with_moved(&self, layout: &mut Layout) {
         let named = layout.objects();
         let mut moved = Vec::new();

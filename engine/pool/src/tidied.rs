@@ -32,7 +32,7 @@ pub struct Tidied {
     /// Files that could not be read or moved; they count as gone through.
     #[serde(default)]
     pub failed: Failed,
-    /// The trouble with the pool as a whole, as a sentence.
+    /// The error with the pool as a whole, as a sentence.
     pub trouble: Option<String>,
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The attributes that records live in, read and written by descriptor.
+//! The attributes that hold layouts and marks, read and written by descriptor.
 
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
 use rustix::io::Errno;
@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 
 /// Attributes that begin so are Rushes's own: doors neither show nor take them.
 pub const HIDDEN_PREFIX: &str = "trusted.rushes.";
-/// The layout record of a stub.
+/// The layout of a stub.
 pub const LAYOUT_ATTRIBUTE: &str = "trusted.rushes.layout";
 /// The pool's id, little-endian, on anything in the tree but files and folders: a door answers for
 /// it by number.
@@ -19,7 +19,7 @@ const VALUE_BYTES_MAX: usize = 65_536;
 
 /// The value; None: it has no such attribute.
 pub(crate) fn get(fd: BorrowedFd<'_>, name: &str) -> Result<Option<Vec<u8>>, Errno> {
-    // Nearly all records are short.
+    // Nearly all values are short.
     let mut value = vec![0; 256];
     loop {
         match fgetxattr(fd, name, value.as_mut_slice()) {

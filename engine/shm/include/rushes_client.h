@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The client library of Rushes (engine/shm), as a C plug-in sees it.
+ * The client library of Rushes, engine/shm, as a C plug-in sees it.
  *
  * One struct rushes_client is one session with the daemon; it belongs to one
  * thread. No call blocks on a dead or hung peer for longer than said here,

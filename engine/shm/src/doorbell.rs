@@ -2,7 +2,7 @@
 //! When a producer must ring a doorbell, and when it need not.
 //!
 //! A system call for every message would cost more than the message. So a consumer that is about to
-//! sleep sets a flag ("ring me"), and a producer rings only when it finds the flag set.
+//! sleep sets a flag, "ring me", and a producer rings only when it finds the flag set.
 //!
 //! ```text
 //! producer                         consumer

@@ -899,7 +899,8 @@ fn is_without_room(packet: &Packet) -> bool {
     packet.fds.is_empty() && packet.fds_cut
 }
 
-/// The packet's bytes; an empty one is the end, one longer than the buffer was cut.
+/// The packet's bytes. An empty packet is the end; one longer than the buffer was cut off, which is
+/// an error.
 fn checked_packet(buffer: &[u8], bytes: usize) -> Result<&[u8], PeerError> {
     if bytes == 0 {
         return Err(PeerError::Closed);

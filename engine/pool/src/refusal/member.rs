@@ -66,7 +66,7 @@ pub enum MemberRefusal {
     LogAfterDrain(NoLog),
     /// The member has the only log of names.
     OnlyLog(NoLog),
-    /// A file cannot be looked at.
+    /// A file cannot be examined.
     File {
         /// Its path.
         path: PathBuf,

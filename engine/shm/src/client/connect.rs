@@ -100,8 +100,8 @@ pub(super) struct Lane {
 }
 
 impl Lane {
-    /// No piece of it waits to be written, nor of any other lane: a daemon that came and went since
-    /// may have left some, too.
+    /// Nothing more of it will be written now, nor of any other lane: a daemon that came and went
+    /// since may have left something, too.
     pub(super) fn is_done(&self) -> bool {
         let is_removed = || fstat(&self.file).is_ok_and(|found| found.st_nlink == 0);
         self.facts.is_left() || is_removed() && self.facts.is_empty()

@@ -479,7 +479,7 @@ fn full_socket_makes_a_file_plain_and_nothing_else() {
 fn short_part_ends_the_read_there_and_the_rest_is_not_asked() {
     let (mut client, mut raw) = session();
     let file = open(&mut client);
-    // Parts of three slots (the daemon's limit); one read of 300 of them.
+    // Parts of three slots, the daemon's limit; one read of 300 of them.
     let mut buffer = vec![0; 900 * SLOT as usize];
     // SAFETY: the buffer outlives the read.
     unsafe { client.read_send(file, buffer.as_mut_ptr(), buffer.len(), 0, 0) }.unwrap();
