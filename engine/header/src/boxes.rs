@@ -8,8 +8,8 @@
 //! last chunk.
 //!
 //! A file may still be incomplete. The sizes of its boxes with media declare its later length, if
-//! the last chunks of the tracks lie in them. In a file with fragments, by `mvex` or `moof`, the
-//! movie header counts only the media outside of fragments, and these boxes give the rest:
+//! the last chunks of the tracks lie in them. In a file with fragments, which has an `mvex` or a
+//! `moof`, the movie header counts only the media outside of fragments. These boxes give the rest:
 //!
 //! | box | says | is believed |
 //! |---|---|---|

@@ -27,7 +27,7 @@ use std::path::PathBuf;
 /// Moved at a time of a file that no program has open. Units: bytes.
 const PIECE: ByteCount = ByteCount::from_mib(16);
 
-/// Move files from members that are fuller than all together to those that are emptier. Moved bytes
+/// Move files from members that are fuller than all of them together to emptier ones. Moved bytes
 /// stay moved if it is interrupted; the same command again goes on. It skips a file that it cannot
 /// read or move.
 pub fn rebalance(
@@ -205,7 +205,7 @@ pub struct Evenness {
 /// Files that have bytes on members that are fuller, each once, by the reason that they stay there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// With them each other member would be fuller than all together.
+    /// With them each other member would be fuller than all of them together.
     pub too_large_count: u64,
     /// Stripes have as many bytes on one member as on the other.
     pub striped_count: u64,
@@ -213,7 +213,7 @@ pub struct Kept {
     pub bound_count: u64,
     /// They, or their bytes on a member, cannot be read.
     pub unreadable_count: u64,
-    /// None any more: they were in use, or came meanwhile.
+    /// No reason any more: they were in use, or came meanwhile.
     pub movable_count: u64,
 }
 

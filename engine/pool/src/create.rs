@@ -452,7 +452,7 @@ impl Folder {
 
     fn make_folder(&self, name: &str, mode: Mode) -> Result<(), PoolError> {
         match mkdirat(&self.fd, name, mode) {
-            // Once more the mode: the process's umask may have taken bits away.
+            // Set the mode again: the process's umask may have taken bits away.
             Ok(()) => self.failed(
                 "make a folder in",
                 chmodat(&self.fd, name, mode, AtFlags::empty()),

@@ -1233,8 +1233,8 @@ pub trait Opens {
     ///
     /// Returns  false: a program has it open
     fn close_off(&self, inode: u64) -> bool;
-    /// `last` deletes its stub, or leaves it. No thread finds it between open and gone, nor finds
-    /// another file that gets its number closed off.
+    /// `last` deletes its stub, or leaves it. No thread finds the file half gone, nor a new file of
+    /// the same number closed off.
     fn let_go<T>(&self, inode: u64, last: impl FnOnce() -> T) -> T;
 }
 

@@ -603,7 +603,7 @@ impl Maker<'_> {
                     if !self.is_there(&layout, object) {
                         continue;
                     }
-                    // An object that the disk does not give does not count for the length.
+                    // An object that does not open has no say in the file's length.
                     let Ok(fd) = self.pool.open_object(&layout, object, Access::Read) else {
                         continue;
                     };
