@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Nobody reads older bytes than it was told are written: not the writer, not another client, not
-//! after the file was truncated, copied over, removed, replaced or changed beside every door.
+//! No client reads bytes older than an acknowledged write: not the writer, not another client, not
+//! after the file was truncated, copied over, deleted, replaced or changed beside every door.
 
 use rushes_tests::disk::run;
 use rushes_tests::hand::{Hand, Held};
@@ -56,7 +56,7 @@ fn a_write_is_seen_by_its_writer_and_by_others_at_once() {
 
 #[test]
 fn random_writes_and_reads_of_three_clients_agree_with_a_model() {
-    // The analyser would leave scattered reads to the kernel's cache; here ours is on trial.
+    // The analyser would leave scattered reads to the kernel's cache; this tests the daemon's.
     let setup = Setup {
         server: String::from("analyser = false"),
         ..Setup::default()
@@ -116,7 +116,7 @@ fn random_writes_and_reads_of_three_clients_agree_with_a_model() {
     let status = world.daemon().status();
     let count = |key: &str| status["cache"][key].as_u64().unwrap_or_default();
     assert!(count("hit_count") > 0, "nothing came from the cache");
-    // Reads wholly past the end are smbd's own affair; nearly all others are the daemon's.
+    // smbd itself answers reads wholly past the end; nearly all others go to the daemon.
     assert!(
         count("hit_count") + count("miss_count") >= read_count * 9 / 10,
         "the daemon saw {} of {read_count} reads",
@@ -160,7 +160,7 @@ fn a_server_side_copy_in_the_place_of_a_cached_file_is_seen() {
     pattern::check(2, 0, &reader.read(copied, 0, LENGTH), "the copy");
 }
 
-/// A world whose share also takes what [`Wire`] asks, and two clients that have read all of
+/// A world whose share admits guests, as [`Wire`] needs, and two clients that have read all of
 /// `clip.mov`, the second of them from the cache.
 fn readers_of_a_share_for_all() -> Option<(World, [(Hand, Held); 2])> {
     let setup = Setup {
@@ -203,8 +203,8 @@ fn zeros_that_no_write_put_into_a_cached_file_are_seen_by_who_has_it_open() {
     };
     let mut wire = Wire::connect(world.smbd.port());
     let clip = wire.open("clip.mov");
-    // In a plain file smbd zeroes a range, in a sparse one it punches a hole; both are its
-    // fallocate.
+    // In a plain file smbd zeroes a range, in a sparse one it punches a hole; it calls fallocate
+    // for both.
     for (offset, length) in [(1_000_000, 1_500_000), (4_000_001, 1_000_000)] {
         wire.zero(clip, offset, length);
         for (hand, held) in &mut readers {
@@ -287,7 +287,7 @@ fn a_change_beside_every_door_reaches_an_open_file_soon() {
         return;
     };
     if world.daemon().status()["shares"][0]["foreign_changes_noticed"] != true {
-        // Without fanotify the promise is the next open's, and status says so.
+        // Without fanotify the daemon notices a change at the next open alone, and status says so.
         needs::skip("this test needs fanotify (CAP_SYS_ADMIN, and a file system that has it)");
         return;
     }

@@ -2,9 +2,8 @@
 //! Clients that make one file longer together: each sees the end as the other left it, and no byte
 //! of either is lost.
 //!
-//! An SMB server of Samba's kind writes where it is told, also for handles that may append alone: a
-//! client that appends beside others takes a lock, looks where the end is, writes there and gives
-//! the lock back.
+//! Samba writes at the offset in the request, also for handles that may append alone: a client
+//! that appends beside others takes a lock, asks for the end, writes there and releases the lock.
 
 use rushes_tests::fsx::{client, setup, world};
 use rushes_tests::pattern;
@@ -28,7 +27,7 @@ fn append_handle(client: &Connection, name: &str) -> Handle {
         .expect("opened")
 }
 
-/// A byte that no file has, to be locked.
+/// Offset of a byte that no file has; clients lock it.
 const BATON: u64 = 1 << 62;
 
 fn take_baton(client: &Connection, file: Handle) {
@@ -44,7 +43,7 @@ fn take_baton(client: &Connection, file: Handle) {
     }
 }
 
-/// One appends, again and again. `model`: the file as it must be; only looked at with the lock.
+/// Appends `count` times. `model`: the file as it must be; only the holder of the lock uses it.
 fn append(client: &Connection, who: u64, model: &Mutex<Vec<u8>>, count: u64) {
     let mut random = Random(who);
     let mut file = append_handle(client, "log.txt");
@@ -70,7 +69,7 @@ fn append(client: &Connection, who: u64, model: &Mutex<Vec<u8>>, count: u64) {
         let written = client.write(file, end, &bytes);
         assert_eq!(written, Ok(()), "{who}, {turn}");
         model.extend(&bytes);
-        // Sometimes the last bytes of the other one, across the border.
+        // Sometimes read the last bytes of the other client, across the border.
         if random.below(4) == 0 {
             let from = end.saturating_sub(5_000);
             let back = read_whole(client, from, 9_000);
@@ -154,7 +153,8 @@ fn two_clients_append_in_turn_where_writes_go_through() {
     two_append(Backing::Small(&["mkfs.btrfs", "-q", "-f"]), 0);
 }
 
-/// Two clients at one end, each with several writes under way, in places that the other leaves out.
+/// Two clients write at the end of one file, each with several writes under way, at offsets that
+/// the other leaves out.
 #[test]
 fn two_clients_that_lengthen_one_file_at_once_leave_no_hole() {
     let Some(mut world) = world(Backing::Ext4) else {

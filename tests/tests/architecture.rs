@@ -9,7 +9,7 @@ use rushes_tests::rust_text::{code_only, has_word, path_heads, without_tests, wo
 use rushes_tests::tree::{SourceFile, root, source_files};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// From whom → to whom.
+/// Importer → imported.
 type Arrows = BTreeMap<String, BTreeSet<String>>;
 
 /// The rows of the table under `marker`: names in backquotes of the first cell → those of the last.
@@ -58,8 +58,7 @@ fn metadata() -> Metadata {
         .expect("cargo metadata reads the workspace")
 }
 
-/// The imports of each crate inside the workspace. Dev-dependencies count: a test is a reader as
-/// well.
+/// The imports of each crate inside the workspace. Dev-dependencies count: tests are code as well.
 fn workspace_arrows(metadata: &Metadata) -> Arrows {
     let members = metadata.workspace_packages();
     let ours: BTreeSet<String> = members.iter().map(|p| p.name.to_string()).collect();

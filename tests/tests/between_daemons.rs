@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The things that clients see, and may do, while a daemon is dead and the next one is not there
-//! yet.
+//! Lengths and bytes that clients see, and changes that they may make, after a daemon has died and
+//! before the next one serves.
 
 use rushes_tests::fsx;
 use rushes_tests::pattern;
@@ -13,14 +13,14 @@ const TAKE_BYTES: usize = 3_000_000;
 const PLAIN_BYTES: usize = 1_000_000;
 const BLOCK: usize = 65_536;
 
-/// Smbd leaves what a daemon had to the next one, however long that takes.
+/// A world whose smbd waits 60 s for the next daemon before it starts a recovery.
 fn patient() -> Option<World> {
     let mut setup = fsx::setup("64MiB");
     setup.share.push(String::from("rushes:recover after = 60"));
     World::build(&setup)
 }
 
-/// A file whose bytes no disk has yet.
+/// Writes a file whose bytes the disk does not have yet.
 fn record(client: &Connection, name: &str) {
     let (file, _) = client.open(name, Disposition::OpenIf).expect("made");
     write(client, file, 5, TAKE_BYTES);
@@ -65,7 +65,7 @@ fn a_new_file_is_not_taken_for_the_one_whose_inode_number_it_got() {
     let (file, info) = client.open(&new, Disposition::Open).expect("opened");
     assert_eq!(info.size, 10);
     assert_eq!(client.info(file).expect("asked by handle").size, 10);
-    // The bytes that the daemon had of others count all the same.
+    // The bytes of another file that the dead daemon had count in its length all the same.
     assert_eq!(size("other.mov"), Some(TAKE_BYTES as u64));
 
     world.daemon().start_again();
@@ -85,8 +85,8 @@ fn a_client_that_waits_for_a_daemon_keeps_none_from_starting() {
     const WRITERS: u64 = 8;
     record(&fsx::client(&world), "take.mov");
     world.daemon().kill();
-    // Its smbd has never seen a daemon: cutting waits in its only thread for the bytes that the
-    // dead one had.
+    // Its smbd has never seen a daemon: a truncation waits in its only thread for the bytes that
+    // the dead one had.
     let client = fsx::client(&world);
     let files: Vec<_> = (0..WRITERS)
         .map(|index| client.open(&format!("plain-{index}.mov"), Disposition::OpenIf))

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes calibrate` finds the model that the slow disk was made from, keeps it, and says why it
-//! cannot where it cannot. That the least squares are right is tested in the daemon, without a
-//! clock.
+//! `rushes calibrate` finds the model that the slow disk was made from, keeps it, and says why if
+//! it cannot measure. The daemon's own tests check the least squares, without a clock.
 //!
 //! It keeps time, so it runs alone (tests/programs.sh).
 
@@ -57,12 +56,12 @@ fn far_off(found: &serde_json::Value) -> Vec<String> {
     off
 }
 
-/// How often it is measured before it counts: a machine that has no processor to spare adds to each
-/// request what is not the disk's.
+/// Measurements at most, until one is within the bounds: a machine that has no processor to spare
+/// adds time to each request that is not the disk's.
 const TRIES: usize = 4;
 
-/// Bounds are wide for what a busy machine adds to each request; a wrong term would be off by far
-/// more.
+/// Bounds leave room for the time that a busy machine adds to each request; a wrong term would be
+/// off by far more.
 #[test]
 fn the_model_of_the_slow_disk_is_found_and_kept() {
     if !needs::all_there(&NEEDS) {
@@ -88,8 +87,8 @@ fn the_model_of_the_slow_disk_is_found_and_kept() {
     assert_eq!(found["source"], "whole_device");
     assert_eq!(found["identity"]["bytes"], 4u64 << 30);
     assert_eq!(found["write"]["estimated"], false);
-    // Its time may end, on a busy machine, before each of the 7 sizes had a request far from the
-    // last.
+    // On a busy machine the time of a calibration may end before each of the 7 sizes had a request
+    // far from the last.
     for table in ["read_table", "write_table"] {
         let rows = found[table].as_array().map(Vec::len);
         assert!(rows >= Some(5), "{table}: {:?}", found[table]);
@@ -105,7 +104,7 @@ fn the_model_of_the_slow_disk_is_found_and_kept() {
         serde_json::from_slice::<serde_json::Value>(&text).unwrap(),
         found
     );
-    // Nothing but what mkfs made is left on the disk.
+    // Only the folder that mkfs made is left on the disk.
     let left: Vec<_> = std::fs::read_dir(disk.path()).unwrap().flatten().collect();
     assert_eq!(left.len(), 1, "{left:?}");
 }
@@ -183,7 +182,7 @@ fn memory_is_no_device_and_says_so() {
     assert!(words.contains("Give a folder on a disk"), "{words}");
 }
 
-/// A pool's members are disks; a folder seen through its mount is none.
+/// A pool's members are on disks; a folder in its mount is not.
 #[test]
 fn a_mount_that_is_a_programs_is_not_measured_and_its_members_are() {
     let Some(world) = PoolWorld::build(&[(EXT4, 64)]) else {

@@ -96,7 +96,7 @@ fn a_stream_that_plays_is_in_the_ledger_with_its_contract() {
 #[test]
 fn can_i_add_two_more_is_answered_in_a_tenth_of_a_second() {
     let Some(world) = world() else { return };
-    // The quickest of some: others want this machine, too.
+    // The quickest of ten: other programs use this machine, too.
     let ask = |args: &[&str]| {
         let asked = (0..10).map(|_| {
             let start = Instant::now();
@@ -119,7 +119,7 @@ fn can_i_add_two_more_is_answered_in_a_tenth_of_a_second() {
     let verdict = &answer["devices"][0];
     assert_ne!(verdict["reason"], "");
     assert!(time < Duration::from_millis(100), "{time:?}");
-    // The streams that there is room for instead, which then fit.
+    // The answer names a lower load that fits; `admit` then admits it.
     let lower = &verdict["lower"];
     assert!(lower["bytes_per_s"].as_u64() > Some(0), "{answer:#}");
     let (bitrate, count) = (lower["bitrate"].to_string(), lower["count"].to_string());
@@ -150,7 +150,7 @@ fn what_is_installed_can_be_taken_away_again() {
         let found = found.expect("find starts").stdout;
         String::from_utf8_lossy(&found).into_owned()
     };
-    // The page that messages name is there, and so are those that it links to.
+    // The page that messages name is installed, and so are the pages that it links to.
     let guide = place.join("usr/share/doc/rushes/docs/guide/recording.md");
     let text = std::fs::read_to_string(&guide).expect("the guide is installed");
     for link in text

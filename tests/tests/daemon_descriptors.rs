@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A daemon that may have few descriptors: its client does by itself the work that it has no room
-//! for, nobody is put out, and files that nobody has open give theirs back.
+//! A daemon that may have few descriptors: its clients read by themselves the files for which it
+//! has none, it expels no session, and closes files that no client has open.
 
 use rushes_tests::hand::Hand;
 use rushes_tests::pattern;
@@ -18,7 +18,7 @@ fn descriptors_of(pid: u32) -> u64 {
     entries.count() as u64
 }
 
-/// From now on. Returns  how many it was allowed before
+/// Sets the limit of open files of a process. Returns the limit before.
 fn allow(pid: u32, count: u64) -> u64 {
     let pid = Pid::from_raw(pid as i32).expect("a process");
     let mut limit = prlimit_now(pid);
@@ -42,7 +42,7 @@ fn prlimit_now(pid: Pid) -> rustix::process::Rlimit {
     }
 }
 
-/// The time of a processor that it has used so far. Units: ticks, a hundredth of a second.
+/// Processor time that a process has used so far. Units: ticks, a hundredth of a second.
 fn ticks_of(pid: u32) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).expect("the daemon runs");
     let behind = text.rsplit_once(')').expect("its name is in brackets").1;
@@ -94,15 +94,15 @@ fn a_daemon_without_descriptors_leaves_reads_to_its_clients_and_serves_again() {
         reads_right(hand, held[held.len() - 1].1, number);
     };
     (1..FILES / 2).for_each(|number| open(&mut hand, number));
-    // Not one is left now, also not for what a door sends.
+    // Not one is left now, also not for the descriptors that a door sends.
     allow(pid, 1);
     (FILES / 2..FILES).for_each(|number| open(&mut hand, number));
     reads_right(&mut hand, first, 0);
-    // Another client comes, for which there is no room at all; it reads all the same.
+    // The daemon has no descriptor for another client at all; that client reads all the same.
     let mut second = Hand::connect(HAND, world.smbd.port());
     let his = second.open(&name(7));
     reads_right(&mut second, his, 7);
-    // Nobody runs round and round until there is.
+    // The daemon does not use a processor to wait for one.
     let ticks = ticks_of(pid);
     let since = Instant::now();
     std::thread::sleep(Duration::from_secs(2));
@@ -123,8 +123,7 @@ fn a_daemon_without_descriptors_leaves_reads_to_its_clients_and_serves_again() {
     let log = world.daemon().log();
     assert!(!log.contains("was closed by the daemon"), "{log}");
 
-    // Files that are closed make room for those that are opened, also with what was read of them in
-    // the cache.
+    // Closed files make room for newly opened ones, although their bytes are in the cache.
     let again = hand.open(&name(20));
     reads_right(&mut hand, again, 20);
     let status = world.daemon().wait_for("the file is served", |status| {
@@ -163,7 +162,7 @@ fn files_that_nobody_has_open_leave_descriptors_for_others() {
         let count = descriptors_of(pid);
         assert!(count + 20 < u64::from(LIMIT), "round {round}: {count}");
     }
-    // The file that was closed last is cached still.
+    // The file that the client closed last is still in the cache.
     let hits = |world: &mut World| world.daemon().status()["cache"]["hit_count"].as_u64();
     let before = hits(&mut world);
     let held = hand.open(&name(FILES - 1));
@@ -174,8 +173,8 @@ fn files_that_nobody_has_open_leave_descriptors_for_others() {
     assert_eq!(world.daemon().status()["daemon"]["plain_open_count"], 0);
 }
 
-/// A client that writes to it would have to have all of it on the disk before each of its own
-/// reads.
+/// If a client read such a file by itself, another that writes to it through the daemon would need
+/// all of it on the disk before each of these reads.
 #[test]
 fn a_file_that_a_daemon_has_open_is_served_to_others_where_there_is_no_room_for_more() {
     let Some(mut world) = world() else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A lane that nobody can trust: no daemon starts over it, an operator is told what can be told of
-//! it, and may give it up.
+//! A damaged lane: no daemon starts with it, `rushes recover` lists the writes in it that can be
+//! read, and an operator may give it up.
 
 use rushes_tests::disk::said;
 use rushes_tests::fsx::{self, client};
@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 const BLOCK: usize = 65_536;
 const OLD_LENGTH: usize = 4 << 20;
 
-// Of a lane's table; see core/src/format/lane.rs.
+// Offsets in a lane's table, and the length of a record; see core/src/format/lane.rs.
 const VERSION_AT: u64 = 8;
 const PAGE_COUNT_AT: u64 = 16;
 const PIECES_AT: u64 = 8192 + 16_384 * 256;
 const PIECE_BYTES: u64 = 128;
-/// In a piece's record.
+/// Offset in a piece's record, as the next one.
 const START_AT: u64 = 24;
 const LENGTH_AT: u64 = 32;
 
@@ -66,7 +66,7 @@ const BLOCKS: [u64; 4] = [0, BLOCK as u64, 1 << 20, 3 << 20];
 
 fn left() -> Option<Left> {
     let mut setup: Setup = fsx::setup("64MiB");
-    // Nobody but the test starts anything.
+    // Only the test starts a recovery.
     setup.share.push(String::from("rushes:recover after = 600"));
     let mut world = World::build(&setup)?;
     for name in ["take.mov", "safe.mov"] {
@@ -136,7 +136,7 @@ impl Left {
         lane.expect("it is still there")
     }
 
-    /// Neither a daemon nor a recovery goes over it, and both say the way out.
+    /// Neither a daemon nor a recovery starts, and both messages name the command to give it up.
     fn is_refused(&self, why: &str) {
         for command in ["serve", "recover"] {
             let output = rushes(&self.world, &[command]);
@@ -151,7 +151,7 @@ impl Left {
         }
     }
 
-    /// Only explicit words throw it away.
+    /// Only `--yes` deletes the lane.
     fn give_up(&self) {
         let number = self.number();
         let asked = rushes(&self.world, &["recover", "--give-up", &number]);
@@ -175,7 +175,7 @@ fn ranges(starts: &[(u64, u64)]) -> Value {
         .collect()
 }
 
-/// The files of a lane, by the names of them.
+/// A file of a lane, by its name.
 fn file<'a>(left: &Left, lane: &'a Value, name: &str) -> &'a Value {
     let path = fs::canonicalize(left.world.path(name)).expect("it is there");
     let files = lane["files"].as_array().expect("a list");
@@ -230,7 +230,7 @@ fn a_damaged_lane_is_told_and_given_up_and_nobody_elses_bytes_go_with_it() {
         assert!(text.contains(&part), "{part:?}: {text}");
     }
 
-    // A head that is damaged as well takes nothing away from that.
+    // With a damaged head, too, the same ranges can be read.
     left.change(PAGE_COUNT_AT);
     left.is_refused("head of its table is damaged");
     assert_eq!(file(&left, &left.now(), "take.mov")["ranges"], readable);
@@ -242,7 +242,7 @@ fn a_damaged_lane_is_told_and_given_up_and_nobody_elses_bytes_go_with_it() {
     let found = fs::read(left.world.path("safe.mov")).expect("the file is there");
     pattern::check(3, 0, &found[..BLOCK], "the other lane's");
     pattern::check(1, block, &found[BLOCK..], "what nobody wrote to");
-    // Clients go on with what the disk has.
+    // Clients go on with the bytes on the disk.
     for client in [&left.one, &left.other] {
         let (take, info) = client.open("take.mov", Disposition::Open).expect("opened");
         assert_eq!(info.size, OLD_LENGTH as u64);
@@ -275,7 +275,7 @@ fn a_lane_of_a_newer_version_waits_for_the_release_that_wrote_it() {
     assert!(memory >= (4 * BLOCK + 5000) as u64, "{memory}");
     let fault = lane["fault"].as_str().expect("a sentence");
     assert!(fault.contains("version 3"), "{fault}");
-    // Nobody has touched it: a daemon that understands it finds all of it.
+    // The lane is unchanged: a daemon of its version finds all of it.
     left.change(VERSION_AT);
     left.world.daemon().start_again();
     left.world.everything_is_written();

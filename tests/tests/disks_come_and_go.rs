@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Disks that are mounted late, go and come back, behind Samba and behind a pool: the daemon serves
-//! again a client that opens a file there, and data left for such a disk are written first.
+//! a client again that opens a file there, and first writes data that lanes have for such a disk.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::{Disk, run};
@@ -77,7 +77,7 @@ impl Late {
             .arg(self.disk.path()));
     }
 
-    /// As `systemctl reload` does it; answered when it is done, with what there is to say.
+    /// As `systemctl reload` does it. Returns the daemon's notes, which come after the reload.
     fn reload(&self) -> String {
         let answer = self.daemon.ask("{\"ask\":\"reload\"}");
         let answer = answer.expect("an answer");
@@ -87,8 +87,8 @@ impl Late {
         notes.join("\n")
     }
 
-    /// The complaints of `rushes check` about the place of its share, each with what to do: that it
-    /// is to be mounted.
+    /// The findings of `rushes check` about the place of its share, each with the advice to mount
+    /// the disk.
     fn complaints(&self) -> Vec<String> {
         let output = Command::new(path_of("rushes"))
             .args(["check", "--json", "--config"])
@@ -106,7 +106,7 @@ impl Late {
             .collect()
     }
 
-    /// Nobody is left who would write what was acknowledged, and the disk goes.
+    /// Ends all processes that could write the acknowledged bytes, then the disk goes.
     fn pull(&mut self, client: Hand) {
         self.daemon.kill();
         client.kill();
@@ -118,7 +118,7 @@ impl Late {
         run(Command::new("umount").arg("--lazy").arg(self.disk.path()));
     }
 
-    /// Samba sees what is mounted by now, and keeps it.
+    /// Its smbd stands on the file system that is mounted by now, and stays there.
     fn start_samba(&mut self) -> Hand {
         let share = vec![
             String::from("vfs objects = rushes"),
@@ -204,7 +204,7 @@ fn check_says_where_a_share_lies_and_a_reload_finds_it_there() {
         .wait_for("it does not lie on the disk", |status| !is_on_disk(status));
     let ill = world.complaints();
     assert!(!ill.is_empty());
-    // A reload changes nothing of that, and does not say that all is well.
+    // A reload does not change that, and its answer names the trouble.
     let said = world.reload();
     let trouble = world.daemon.status()["shares"][0]["trouble"].clone();
     let trouble = trouble.as_str().expect("a sentence").to_owned();
@@ -214,10 +214,10 @@ fn check_says_where_a_share_lies_and_a_reload_finds_it_there() {
     world.mount();
     let said = world.reload();
     assert!(!said.contains(&trouble), "{said}");
-    // Not within seconds: when the reload is answered.
+    // At once, when the daemon answers the reload, not some seconds later.
     let status = world.daemon.status();
     assert!(is_on_disk(&status), "{status:#}");
-    // The disk below the mount point is no device of this daemon any more.
+    // The daemon no longer lists the disk below the mount point as a device.
     let devices = status["devices"].as_array().expect("a list");
     let names: Vec<&Value> = devices.iter().map(|device| &device["name"]).collect();
     assert_eq!(names, [&status["shares"][0]["device"]], "{status:#}");
@@ -365,7 +365,7 @@ fn a_member_that_was_lost_and_came_back_is_read_by_way_of_the_daemon_again() {
     world.end();
 }
 
-/// The reads that were asked of the cache.
+/// Reads that the cache answered or missed.
 fn read_count(daemon: &Daemon) -> u64 {
     let cache = &daemon.status()["cache"];
     let of = |name: &str| cache[name].as_u64().expect("a number");

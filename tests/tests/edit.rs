@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes lab edit` from end to end, small: people work, every byte is compared, and nothing is
-//! left behind. How late frames are is measured elsewhere; machines that test are busy.
+//! `rushes lab edit` from end to end, small: clients edit, the lab compares every byte and leaves
+//! nothing behind. Lateness is measured elsewhere: machines that test are busy.
 
 use rushes_tests::disk::Disk;
 use rushes_tests::needs::{self, Need, all_there};
@@ -10,7 +10,7 @@ use std::fs;
 use std::process::{Command, Output};
 
 const SECONDS: u64 = 3;
-/// Footage that is made up.
+/// Synthetic footage.
 const FILES: [&str; 4] = ["--files", "4", "--file-bytes", "20M"];
 /// Of 20 Mb/s at 25 frames a second. Units: bytes.
 const FRAME_BYTES: usize = 100_000;
@@ -168,7 +168,7 @@ fn a_list_is_played_again_and_each_pass_is_told_apart() {
         ["--again", "1"],
         ["--rest", "200ms"],
     ];
-    // Lists of three seconds that a small cache does not hold.
+    // Timelines of three seconds, more than the small cache holds.
     let memory = [
         "--bitrate",
         "200M",

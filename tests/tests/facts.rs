@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! More files that are being written than one bucket of the facts takes: those that find no place
-//! there are written by their clients, and each answer about any of them is true.
+//! More files that are being written than one bucket of the facts takes: doors write files without
+//! a fact themselves, and each answer about any of the files is true.
 
 use rushes_tests::facts::{WAYS, of_one_bucket, told};
 use rushes_tests::fsx::{client, setup};
@@ -15,8 +15,8 @@ const LENGTH: usize = 20_000;
 /// Enough for forty in one of the 2,048 buckets; ext4 of a gigabyte has inodes for 65,536.
 const MADE: usize = 60_000;
 
-/// Many files are made by a program on the server, and those that meet named `0.mov` and so on.
-/// Their inodes.
+/// Makes many files as a program on the server would, and names those of one bucket `0.mov` and so
+/// on. Returns their inodes.
 fn meeting(world: &World) -> Vec<u64> {
     let folder = world.path("many");
     fs::create_dir(&folder).expect("our own disk");
@@ -46,7 +46,7 @@ fn version(number: u64, index: usize) -> Vec<u8> {
     pattern::bytes(number * 1000 + index as u64, 0, LENGTH)
 }
 
-/// Whether the medium has these bytes of a file, whatever the kernel remembers of it.
+/// Whether the medium has these bytes of a file; the kernel's cache does not count.
 fn is_on_the_disk(world: &World, name: &str, bytes: &[u8]) -> bool {
     let image = File::open(world.scratch.path().join("disk.img")).expect("the disk is an image");
     bytes
@@ -72,7 +72,7 @@ fn seen(client: &Connection, name: &str) -> (u64, u64, Vec<u8>) {
 fn files_without_a_place_among_the_facts_are_what_their_clients_are_told() {
     let mut setup = setup("64MiB");
     setup.backing = Backing::Ext4;
-    // The test says when.
+    // Only the test starts a recovery.
     setup.share.push(String::from("rushes:recover after = 600"));
     let Some(mut world) = World::build(&setup) else {
         return;
@@ -103,7 +103,7 @@ fn files_without_a_place_among_the_facts_are_what_their_clients_are_told() {
     let log = world.daemon().log();
     assert!(log.contains("its bucket of the facts is full"), "{log}");
 
-    // It dies with bytes in memory; clients go on writing a file that has no fact.
+    // The daemon dies with bytes in memory; clients go on writing a file that has no fact.
     for (index, &file) in files.iter().enumerate() {
         writer.write(file, 0, &version(2, index)).expect("taken");
     }
@@ -129,7 +129,7 @@ fn files_without_a_place_among_the_facts_are_what_their_clients_are_told() {
         assert!(found == version(newest, index), "{index} after recovery");
     }
 
-    // All of it again with the next daemon, which has places for as many.
+    // The same with the next daemon, which has places for as many files.
     world.daemon().start_again();
     for (index, &file) in files.iter().enumerate() {
         writer.write(file, 0, &version(4, index)).expect("taken");

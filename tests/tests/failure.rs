@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A fault stays with the party that it concerns: a bad sector with its reader, a dead client with
-//! nobody, a dead daemon with the promise and not with the bytes.
+//! A fault reaches only the party that it concerns: a bad sector its reader, a dead client nobody,
+//! a dead daemon the contracts and not the bytes.
 //!
 //! It keeps time, so it runs alone (tests/programs.sh).
 
@@ -45,8 +45,8 @@ fn a_bad_sector_is_the_readers_error_and_the_stream_goes_on() {
     // Its page lies within one of the pieces read below.
     const BAD: u64 = 5_100_000;
     const PIECE: u64 = 5_000_000;
-    // The reads that smbd then does by itself are read ahead in pieces as short as the kernel's
-    // default, or one bad page would fail a MiB.
+    // For reads that smbd then does by itself, the kernel reads ahead by its default of 128 KiB;
+    // with a longer read-ahead one bad page would fail a MiB.
     let device = device_of(&world.path("clip.mov"));
     let knob = format!("/sys/dev/block/{device}/queue/read_ahead_kb");
     std::fs::write(&knob, "128").expect("a block device");
@@ -72,7 +72,7 @@ fn a_bad_sector_is_the_readers_error_and_the_stream_goes_on() {
     pattern::check(2, 0, &other.read(whole, 0, LENGTH), "another file");
     assert!(world.daemon().is_alive());
 
-    // The drive has remapped it.
+    // From here on as if the drive had remapped the sector.
     world.disk.tell("clear");
     let found = hand.read(file, PIECE, 250_000);
     pattern::check(1, PIECE, &found, "after the repair");
@@ -180,7 +180,7 @@ fn first_bytes(world: &World) -> Duration {
 
 const TRIES: usize = 5;
 
-/// The quickest of some: other programs use this machine as well.
+/// The quickest of [`TRIES`]: other programs use this machine as well.
 fn quickest(world: &World) -> Duration {
     let times = (0..TRIES).map(|_| first_bytes(world));
     times.min().expect("some")
@@ -257,7 +257,7 @@ fn something_else_on_the_socket_means_plain_io() {
     };
     world.put("clip.mov", 1, LENGTH);
     let socket = rushes_tests::daemon::Daemon::session_socket(&world.scratch);
-    // A stream socket is not what the module asks for; a file is no socket at all.
+    // The module connects to a socket of packets: this one is a stream, the next a plain file.
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     assert!(quickest(&world) < Duration::from_secs(1));
     drop(listener);
@@ -266,21 +266,21 @@ fn something_else_on_the_socket_means_plain_io() {
     assert!(quickest(&world) < Duration::from_secs(1));
 }
 
-/// One who holds a file open, all of which is on its disk, and the daemon is gone.
+/// A client with an open file, all of whose bytes are on its disk, after the daemon has died.
 fn orphan() -> Option<(World, Hand, rushes_tests::hand::Held)> {
     let mut world = World::build(&Setup {
         write_buffer: Some("64MiB"),
-        // A recovery that comes to write what was left would take a waiting writer for hung.
+        // A recovery that smbd starts would take a waiting writer for hung.
         share: vec![String::from("rushes:recover after = 60")],
         ..Setup::default()
     })?;
     world.put("take.mov", 5, 1_000_000);
     let mut hand = Hand::connect(HAND, world.smbd.port());
     let file = hand.open_rw("take.mov");
-    // A write would keep it in the table of facts as long as it is open.
+    // A read: a write would keep the file in the table of facts as long as it is open.
     hand.read(file, 0, 1000);
     world.daemon().kill();
-    // A write that is under way when smbd learns of it waits for the next daemon.
+    // A write that is under way when smbd learns of the death waits for the next daemon.
     std::thread::sleep(Duration::from_secs(1));
     Some((world, hand, file))
 }
@@ -292,7 +292,7 @@ fn nothing_is_changed_behind_a_daemon_that_is_only_slow_to_answer() {
     };
     let socket = rushes_tests::daemon::Daemon::session_socket(&world.scratch);
     std::fs::remove_file(&socket).expect("a dead daemon's");
-    // A client that connects is kept waiting.
+    // Nothing accepts connections here: a door that connects waits.
     let deaf = listener_at(&socket);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| hand.write(file, 0, &pattern::bytes(6, 0, 1000)));
@@ -318,12 +318,12 @@ fn a_daemon_starts_to_serve_when_no_door_changes_a_file_without_it() {
         let starting = scope.spawn(|| daemon.start_again());
         std::thread::sleep(Duration::from_secs(1));
         assert!(!starting.is_finished(), "it serves beside a change");
-        // Others need not wait for it.
+        // Other doors need not wait for it.
         hand.write(file, 0, &pattern::bytes(6, 0, 1000));
         drop(changing);
     });
     pattern::check(6, 0, &hand.read(file, 0, 1000), "what was written then");
-    // One that never ends keeps nobody out for ever.
+    // A change that never ends does not keep the daemon from serving for ever.
     let facts = world.scratch.folder("run").join("lanes/facts");
     let stuck = std::fs::File::open(facts).expect("a daemon is there");
     stuck
@@ -353,7 +353,7 @@ fn listener_at(socket: &Path) -> std::os::fd::OwnedFd {
 }
 
 /// Listens where the daemon would, takes one door's greeting and welcomes it in the next version.
-/// Tells when.
+/// The receiver gets a message then.
 fn newer_daemon(socket: &Path) -> Receiver<()> {
     let listener = listener_at(socket);
     let (greeted, is_greeted) = channel();
@@ -368,7 +368,7 @@ fn newer_daemon(socket: &Path) -> Receiver<()> {
         packet[8] = 2;
         send(&door, &packet[..64], SendFlags::NOSIGNAL).expect("the door listens");
         greeted.send(()).expect("the test waits for it");
-        // Until it closes, as it should.
+        // Waits until the door closes, as it should.
         let _ = recv(&door, &mut packet, RecvFlags::empty());
     });
     is_greeted
@@ -383,7 +383,7 @@ fn a_daemon_of_another_version_means_plain_io_with_one_line_in_the_log() {
         return;
     };
     world.put("clip.mov", 1, LENGTH);
-    // The first connection pays for loading libraries; nobody listens yet.
+    // The first connection pays for loading libraries; no daemon listens yet.
     first_bytes(&world);
     let socket = rushes_tests::daemon::Daemon::session_socket(&world.scratch);
     let newer = newer_daemon(&socket);
@@ -410,7 +410,7 @@ fn files_on_another_mount_in_the_share_are_read_plainly() {
     }) else {
         return;
     };
-    // Neither served nor cold: it is in memory only.
+    // The daemon does not serve these files, and they cannot be cold: a tmpfs has them.
     world.write("inner/clip.mov", 3, LENGTH);
     world.write("inner/other.mov", 4, LENGTH);
     let mut hand = Hand::connect(HAND, world.smbd.port());

@@ -63,7 +63,7 @@ fn files_are_what_a_model_of_them_is_when_the_kernel_moves_their_bytes() {
     setup
         .share
         .extend(["aio read size = 0", "use sendfile = yes"].map(String::from));
-    // Alone: a client that cuts a file makes others read zeros for a moment, with Samba's own
-    // sendfile as well.
+    // One client: a client that truncates a file makes others read zeros for a moment, with
+    // Samba's own sendfile as well.
     check(2, 2000, 1, &setup);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk that is almost full: a file that shares blocks needs new ones to overwrite, and room that
-//! is reserved ahead of a client that does not write is there for another.
+//! A disk that is almost full: a write over shared blocks needs new ones, and the daemon gives room
+//! that it reserved ahead of an idle client to another client.
 
 use rushes_tests::disk::run;
 use rushes_tests::fsx::{client, world};
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 const BLOCK: usize = 65_536;
 const XFS: Backing = Backing::Small(&["mkfs.xfs", "-q", "-f", "-m", "reflink=1"]);
-/// Of the file that is overwritten. Units: bytes.
+/// Length of the file that the client overwrites. Units: bytes.
 const LENGTH: usize = 24 << 20;
 
-/// Bytes that anybody may still write.
+/// Free bytes, as an unprivileged process may use them.
 fn room(world: &World) -> u64 {
     let output = Command::new("stat")
         .args(["-f", "-c", "%S %a"])
@@ -30,14 +30,14 @@ fn room(world: &World) -> u64 {
         .product()
 }
 
-/// Leave so much room.
+/// Fills the disk until `leave` bytes are free.
 fn fill(world: &World, leave: u64) {
     for turn in 0..20 {
         let too_much = room(world).saturating_sub(leave);
         if too_much < 1 << 18 {
             return;
         }
-        // Nobody gives the very last blocks in one piece.
+        // A file system does not give its very last blocks to one request.
         let part = if turn < 3 { too_much } else { too_much / 2 };
         let _ = Command::new("fallocate")
             .arg("-l")
@@ -53,7 +53,7 @@ fn remove_fillers(world: &World) {
     }
 }
 
-/// Overwrite block by block until there is no room; how many were acknowledged.
+/// Overwrites block by block until the disk is full. Returns the count of acknowledged blocks.
 fn overwrite(client: &Connection, file: Handle, model: &mut [u8]) -> usize {
     for block in 0..LENGTH / BLOCK {
         let at = block * BLOCK;
@@ -69,7 +69,7 @@ fn overwrite(client: &Connection, file: Handle, model: &mut [u8]) -> usize {
     LENGTH / BLOCK
 }
 
-/// All that was acknowledged is there, and of the block that was refused any part may be.
+/// The file has all acknowledged bytes, and may have any part of the refused block.
 fn check_overwritten(world: &World, model: &[u8], acknowledged: usize) {
     let found = fs::read(world.path("take.mov")).expect("the file is there");
     assert_eq!(found.len(), model.len());
@@ -121,7 +121,7 @@ fn who_overwrites_shared_blocks_hears_of_a_full_disk_before_it_is_acknowledged()
 #[test]
 fn so_does_who_wrote_to_the_file_before_it_was_copied_by_the_server() {
     overwriting_a_shared_file(|world, client, file| {
-        // The daemon knows the file as one that has its blocks for itself.
+        // The daemon has found that the file shares no blocks.
         let bytes = pattern::bytes(1, 0, BLOCK);
         client.write(file, 0, &bytes).expect("written");
         client.flush(file).expect("flushed");
@@ -135,11 +135,11 @@ fn so_does_who_wrote_to_the_file_before_it_was_copied_by_the_server() {
             client.copy(file, copy, &[chunk]).expect("copied");
         }
         client.close(copy).expect("closed");
-        // A client that opens it meanwhile does not make its blocks its own.
+        // The file's blocks stay shared when another client opens and reads it.
         let other = rushes_tests::fsx::client(world);
         let (again, _) = other.open("take.mov", Disposition::Open).expect("opened");
         other.read(again, 0, BLOCK).expect("read");
-        // Else this would be a test of something else.
+        // The test rests on this.
         let output = Command::new("filefrag")
             .arg("-v")
             .arg(world.path("take.mov"))
@@ -149,7 +149,7 @@ fn so_does_who_wrote_to_the_file_before_it_was_copied_by_the_server() {
     });
 }
 
-/// Write at the end until there is no room.
+/// Appends until the disk is full. Returns the count of acknowledged bytes.
 fn write_all(client: &Connection, file: Handle, seed: u64) -> u64 {
     let mut written = 0;
     loop {
@@ -174,7 +174,7 @@ const FILE_SYSTEMS: [&[&str]; 2] = [
     &["mkfs.ext4", "-q", "-F", "-m", "0"],
     &["mkfs.xfs", "-q", "-f"],
 ];
-/// The room that a file system needs for itself of what it says is free.
+/// The part of the reported free space that a file system may need for itself. Units: bytes.
 const OVERHEAD: u64 = 4 << 20;
 
 #[test]
@@ -198,8 +198,8 @@ fn what_a_writer_has_reserved_ahead_is_his_own_to_the_last_block() {
     }
 }
 
-/// Room that is reserved ahead of one writer, which has the file open and does not write to it for
-/// the moment, is there for another that fills the disk.
+/// Room that the daemon reserved ahead of one writer, which has the file open and does not write
+/// for the moment, goes to another writer that fills the disk.
 #[test]
 fn what_one_has_reserved_ahead_is_another_s_when_the_disk_is_full() {
     for mkfs in FILE_SYSTEMS {
@@ -230,7 +230,7 @@ fn what_one_has_reserved_ahead_is_another_s_when_the_disk_is_full() {
         );
         assert!(taken() < WRITTEN + (1 << 20), "{} bytes are taken", taken());
         other.flush(file).expect("flushed");
-        // The client that gave has what it wrote, and gets the error of the full disk as any other.
+        // The first client keeps the bytes that it wrote, and may get the error of the full disk.
         let more = pattern::bytes(1, WRITTEN, BLOCK);
         let refused = one.write(ahead, WRITTEN, &more);
         assert!(
@@ -246,8 +246,8 @@ fn what_one_has_reserved_ahead_is_another_s_when_the_disk_is_full() {
     }
 }
 
-/// A local program shares the blocks of bytes that were acknowledged before: no server can know. It
-/// is said at the flush, nothing is lost, and it is written when there is room.
+/// A local program shares blocks after their bytes were acknowledged; no server can know of it. The
+/// flush returns an error, nothing is lost, and the daemon writes the bytes when there is room.
 #[test]
 fn blocks_that_are_shared_behind_our_back_are_told_and_nothing_is_lost() {
     let Some(mut world) = world(Backing::SlowXfs) else {
@@ -258,14 +258,14 @@ fn blocks_that_are_shared_behind_our_back_are_told_and_nothing_is_lost() {
     let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
     let mut model = pattern::bytes(1, 0, LENGTH);
     fill(&world, 2 << 20);
-    // Bytes that are acknowledged from here on are still to be written when their blocks are
+    // The daemon has not written bytes that it acknowledges from here on when their blocks become
     // shared.
     world.disk.tell("timing on");
     world.disk.tell("stall 1500");
     let acknowledged = overwrite(&client, file, &mut model);
     assert_eq!(acknowledged, LENGTH / BLOCK, "it has its blocks");
     reflink(&world);
-    // The copy has the bytes that the daemon had written by then, too.
+    // The reflink also shares blocks that the daemon had overwritten by then.
     let flushed = client.flush(file);
     assert!(flushed.is_err(), "there cannot be room for all of it");
     let back = client.read(file, 20 << 20, BLOCK).expect("read");

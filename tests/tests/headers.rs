@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Promises, and for what: a clip that is opened and played before all of it is on its disk has
-//! what its header says, or nothing, and follows; frames that cannot be fetched ahead have nothing.
+//! Contracts and their rates: a clip that is played before all of it is on its disk has the rate of
+//! its header or no contract, and every byte as the copy grows; frames that the daemon cannot fetch
+//! ahead have none.
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::disk::make_cold;
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
-/// Of the pictures.
+/// Length of the pictures.
 const BYTES: u64 = 32 * MIB;
 const SECONDS: u32 = 8;
 /// Units: bytes a second.
@@ -33,7 +34,7 @@ fn atom(name: &[u8; 4], body: &[u8]) -> Vec<u8> {
 
 fn moov(seconds: u32) -> Vec<u8> {
     let mut header = vec![0; 100];
-    // In milliseconds, how many.
+    // Units to a second, then the duration in these units: milliseconds.
     header[12..16].copy_from_slice(&1000u32.to_be_bytes());
     header[16..20].copy_from_slice(&(seconds * 1000).to_be_bytes());
     atom(b"moov", &atom(b"mvhd", &header))
@@ -44,7 +45,7 @@ fn movie(header_last: bool) -> Vec<u8> {
     movie_of(BYTES, SECONDS, header_last)
 }
 
-/// The same with so many bytes of pictures.
+/// The same with `length` bytes of pictures.
 fn movie_of(length: u64, seconds: u32, header_last: bool) -> Vec<u8> {
     let mut bytes = atom(b"ftyp", b"qt  \0\0\0\0qt  ");
     if !header_last {
@@ -65,7 +66,7 @@ fn world() -> Option<World> {
     })
 }
 
-/// The bytes that one request may carry. Units: bytes.
+/// Longest request. Units: bytes.
 const PART: usize = 1 << 16;
 
 fn write(client: &Connection, file: Handle, bytes: &[u8], from: usize, to: usize) {
@@ -77,14 +78,14 @@ fn write(client: &Connection, file: Handle, bytes: &[u8], from: usize, to: usize
     }
 }
 
-/// Plays like an editor does.
+/// Plays by the clock, as an editing program does.
 struct Player<'a> {
     client: &'a Connection,
     file: Handle,
     name: &'static str,
     begun: Instant,
     at: usize,
-    /// The promises, at which rate and by whose word, in their order.
+    /// Contracts that it had: rate and source of the rate.
     promised: BTreeSet<(u64, String)>,
 }
 
@@ -101,7 +102,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// As far as this, each block when it is due.
+    /// Plays up to this offset, reading each block when it is due.
     fn play_to(&mut self, end: usize, bytes: &[u8], world: &mut World) {
         while self.at < end {
             let due = Duration::from_millis(self.at as u64 * 1000 / RATE);
@@ -188,7 +189,7 @@ fn a_clip_whose_header_comes_last_and_is_in_memory_still_is_promised_what_it_say
         player.play_to(bytes.len() * 3 / 4, &bytes, &mut world);
         assert!(player.has_header(), "{name}: {:?}", player.promised);
         editor.close(player.file).expect("closed");
-        // A player that opens it then is told the same from its first reads on.
+        // A player that opens it then has the rate of the header from its first reads on.
         world.everything_is_written();
         let mut player = Player::open(&editor, name);
         player.play_to(bytes.len() / 4, &bytes, &mut world);
@@ -197,12 +198,12 @@ fn a_clip_whose_header_comes_last_and_is_in_memory_still_is_promised_what_it_say
     }
 }
 
-/// As a project's store has them: the files there have names of which none tells of the next.
+/// Links into a store, whose file names do not show which frame is next.
 #[test]
 fn frames_that_are_symbolic_links_are_promised_nothing_once_that_is_known() {
     const FRAMES: usize = 40;
     const FRAME_BYTES: usize = 1 << 20;
-    /// So many may pass before it is known.
+    /// Frames that may have a contract before the daemon finds out.
     const SEEN: usize = 10;
     let built = World::build(&Setup {
         backing: Backing::Ext4,
@@ -226,7 +227,7 @@ fn frames_that_are_symbolic_links_are_promised_nothing_once_that_is_known() {
         std::os::unix::fs::symlink(format!("../store/{store}{number}"), link).expect("made");
     }
     world.disk.make_cold();
-    // Bytes that were changed just now are fetched again once that is over (decision 0038).
+    // The daemon drops cached bytes of a version that is less than 2 s old (decision 0038).
     std::thread::sleep(Duration::from_millis(2500));
     let player = client(&world);
     let begun = Instant::now();
@@ -258,13 +259,13 @@ fn frames_that_are_symbolic_links_are_promised_nothing_once_that_is_known() {
     world.everything_is_written();
 }
 
-/// Of a clip that is copied. Units: bytes.
+/// Length of a clip that a client copies. Units: bytes.
 const COPIED_BYTES: u64 = 120 * MIB;
-/// The rate at which it would be played. Units: bytes a second.
+/// The rate in its header. Units: bytes a second.
 const COPIED_RATE: u64 = MIB;
-/// A stream whose rate is known has asked for a contract, and got it or a refusal, by then.
+/// A stream of known rate gets a contract or a refusal within this time.
 const TOLD_AFTER: Duration = Duration::from_secs(1);
-/// An editor with a contract has it for so long beside copies.
+/// Time for which the player has to keep its contract beside the copies.
 const BESIDE: Duration = Duration::from_secs(2);
 
 /// A client that copies a file of the share to nowhere, as fast as it can. It ends when it is
@@ -293,7 +294,7 @@ impl Copier {
     }
 
     fn copy(&mut self, name: &str) {
-        // Behind that it ends.
+        // It ends after this command: its input is closed.
         let mut input = self.0.stdin.take().expect("it is piped");
         writeln!(input, "get {name} /dev/null").expect("it reads commands");
     }
@@ -310,8 +311,8 @@ impl Drop for Copier {
     }
 }
 
-/// A client that the daemon serves. On a busy machine an smbd that is not let in soon does without
-/// the daemon for a while; then another client is taken.
+/// A client that the daemon serves. On a busy machine an smbd that gets no session soon does
+/// without the daemon for a while; then this tries another client.
 fn served<T>(daemon: &Daemon, connect: impl Fn() -> T) -> T {
     let latest = || {
         let status = daemon.status();
@@ -333,7 +334,7 @@ fn served<T>(daemon: &Daemon, connect: impl Fn() -> T) -> T {
     panic!("the daemon lets nobody in: {}", daemon.log());
 }
 
-/// Plays by the clock, until it is over.
+/// Plays by the clock until `is_over`.
 fn play(client: &Connection, name: &str, is_over: &AtomicBool) {
     let (file, _) = client.open_to_read(name).expect("opened");
     let begun = Instant::now();
@@ -347,7 +348,7 @@ fn play(client: &Connection, name: &str, is_over: &AtomicBool) {
     client.close(file).expect("closed");
 }
 
-/// Says that it is over when it is dropped, also by a panic.
+/// Sets the flag when it is dropped, also by a panic.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -396,7 +397,7 @@ fn six_copies_of_clips_with_a_rate_leave_the_contract_to_an_editor() {
         make_cold(&path);
     }
     drop(bytes);
-    // Bytes that were changed just now are fetched again once that is over (decision 0038).
+    // The daemon drops cached bytes of a version that is less than 2 s old (decision 0038).
     std::thread::sleep(Duration::from_millis(2500));
     let daemon = world.daemon.as_ref().expect("it runs");
     let editor = served(daemon, || client(&world));
@@ -420,7 +421,7 @@ fn six_copies_of_clips_with_a_rate_leave_the_contract_to_an_editor() {
             assert_eq!(ended, None, "a copy has ended: {status:#}");
             status
         };
-        // Since when each is known for a copy.
+        // Since when the daemon takes each for a copy.
         let mut told: BTreeMap<&str, Instant> = BTreeMap::new();
         while told.len() < names.len() || told.values().any(|since| since.elapsed() < TOLD_AFTER) {
             let status = status();

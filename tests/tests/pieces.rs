@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes that were acknowledged in pieces of any size and in any order are written; and a file that
-//! a program keeps from being written, by a change after its bytes were acknowledged, is kept,
-//! named in the log with the way out, and written when that is over.
+//! The daemon writes bytes that it acknowledged in pieces of any size and in any order. If a
+//! program then makes the file unwritable, the daemon keeps the bytes, names the file and the way
+//! out in its log, and writes the bytes when it can.
 
 use rushes_tests::disk::run;
 use rushes_tests::fsx::{client, world};
@@ -18,10 +18,10 @@ use std::os::unix::fs::FileExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// More than one request of the kernel's takes (IOV_MAX).
+/// More buffers than one request of the kernel takes, which is IOV_MAX.
 const PIECES: u64 = 1500;
 
-/// Until the log has this.
+/// Waits until the daemon's log has these words.
 fn wait_for_log(world: &mut World, words: &str) {
     let end = Instant::now() + Duration::from_secs(20);
     while !world.daemon().log().contains(words) {
@@ -79,7 +79,7 @@ fn bytes_one_by_one_on_a_pool_are_written() {
     });
 }
 
-/// Pages in another order than they lie in the lane: each is a piece of memory by itself.
+/// Pages whose order in the file differs from that in the lane: each is a buffer of its own.
 #[test]
 fn pages_in_any_order_on_a_pool_are_written() {
     let Some(world) = PoolWorld::build(&[(EXT4, 100)]) else {
@@ -115,7 +115,7 @@ fn a_file_that_is_made_immutable_is_kept_until_it_is_not() {
     let chattr = |how: &str| run(Command::new("chattr").arg(how).arg(world.path("a.mov")));
     chattr("+i");
     assert!(client.flush(file).is_err(), "it cannot be written");
-    // The others of the same session get on.
+    // Other files of the same session are written.
     let (other, _) = client.open("b.mov", Disposition::OpenIf).expect("made");
     client.write(other, 0, &bytes[..60_000]).expect("taken");
     client.flush(other).expect("flushed");
@@ -165,9 +165,9 @@ fn a_stop_does_not_wait_for_long_for_a_file_that_cannot_be_written() {
     assert!(fs::read(world.path("a.mov")).expect("there") == bytes);
 }
 
-/// A file system whose blocks are larger than our pages (Linux 6.12) takes no request of a page
-/// past the kernel's cache. Its files are left to their clients; were one taken, it would go
-/// through that cache.
+/// A file system whose blocks are larger than our pages, as since Linux 6.12, takes no request of a
+/// page past the kernel's cache. Doors read and write its files themselves; a write by the daemon
+/// would go through that cache.
 #[test]
 fn a_file_system_of_large_blocks_is_written() {
     let Some(mut world) = world(Backing::LargeBlocks) else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes lab play` from end to end, small: it plays, says what it must, and leaves nothing
-//! behind. How late frames are is measured elsewhere; machines that test are busy.
+//! `rushes lab play` from end to end, small: it plays, reports all fields of the reference and
+//! leaves nothing behind. Lateness is measured elsewhere: machines that test are busy.
 
 use rushes_tests::disk::Disk;
 use rushes_tests::needs::{self, Need, all_there};
@@ -44,7 +44,7 @@ fn played(scratch: &Scratch, disk: &Disk, rooms: &Path, flags: &[&str]) -> Outpu
         .expect("rushes starts")
 }
 
-/// The fields by which runs are compared: there, of their kind, and possible.
+/// Checks the fields by which runs are compared: present, of their type, and possible.
 fn check(report: &Value, flags: &[&str], frames_per_s: u64) {
     let number = |name: &str| {
         report[name]
@@ -72,7 +72,7 @@ fn check(report: &Value, flags: &[&str], frames_per_s: u64) {
     assert_eq!(report["errors"], Value::Array(Vec::new()), "{flags:?}");
 }
 
-/// Names of what still uses this folder: processes, mounts, loop devices, and what lies in it.
+/// Processes, mounts and loop devices that still use this folder, and its entries.
 fn left_in(folder: &Path) -> Vec<String> {
     let name = folder.to_string_lossy().into_owned();
     let entries = |of: &str| fs::read_dir(of).into_iter().flatten().flatten();
@@ -110,7 +110,7 @@ fn a_disk_that_is_too_small_is_told_before_it_is_filled() {
         return;
     }
     let scratch = Scratch::new();
-    // The files of the run fit, and what is to stay free beside them does not.
+    // The files of the run fit, but would not leave free the space that `lab` leaves.
     let disk = Disk::ext4(&scratch, 64 << 20);
     let rooms = scratch.folder("rooms");
     let used = || {

@@ -13,7 +13,7 @@ use std::process::{Command, Output};
 
 const MIB: u64 = 1 << 20;
 
-/// One file system each, and a scratch folder for each, since an image has a fixed name there.
+/// One disk of each file system, each with a scratch folder: an image has a fixed name there.
 struct Disks {
     ext4: Disk,
     xfs: Disk,
@@ -60,14 +60,14 @@ fn json(output: &Output, code: i32) -> Value {
     serde_json::from_slice(&output.stdout).expect("JSON")
 }
 
-/// It says this, with exit code 2.
+/// The command ended with exit code 2 and this sentence.
 fn refused(output: &Output, sentence: &str) {
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(text.contains(sentence), "{text}\nexpected: {sentence}");
 }
 
-/// Castagnoli's, bit by bit: not the code under test.
+/// Appends CRC-32C, computed bit by bit: not by the code under test.
 fn seal(mut record: Vec<u8>) -> Vec<u8> {
     let mut sum = u32::MAX;
     for &byte in &record {
@@ -165,7 +165,7 @@ fn a_pool_is_made_shown_and_a_file_found_on_its_member() {
     let found = json(&pool(&["where", "--json"], &[&long]), 0);
     assert_eq!(found[0]["segments"], serde_json::json!([]));
 
-    // The object is not what the record says, is gone; then its whole member is.
+    // The object differs from the layout, as it is deleted; then its whole member is missing.
     fs::remove_file(&object).expect("our own disk");
     let found = json(&pool(&["where", "--json"], &[&clip]), 1);
     assert_eq!(found[0]["segments"][0]["objects"][0]["state"], "unusable");
@@ -181,7 +181,7 @@ fn a_pool_is_made_shown_and_a_file_found_on_its_member() {
     let shown = json(&pool(&["ls", "--json"], &[&catalogue]), 1);
     assert_eq!(shown[0]["members"][1]["state"], "read_only");
 
-    // A damaged record is said, a folder has no bytes.
+    // `where` names a damaged layout, and refuses a folder, which has no bytes.
     let none = XattrFlags::empty();
     setxattr(&clip, "trusted.rushes.layout", b"RSL\x01forged", none).expect("our own disk");
     refused(&pool(&["where"], &[&clip]), "cut off");
@@ -224,7 +224,7 @@ fn create_refuses_what_it_must_not_take_and_changes_nothing_then() {
     let inside = catalogue.join("inside");
     fs::create_dir(&inside).expect("our own disk");
     refused(&create(&[catalogue, &inside]), "is inside");
-    // The same, hidden by a mount of it elsewhere.
+    // The same folder, hidden by a bind mount of it elsewhere.
     let elsewhere = disks.btrfs.path().join("elsewhere");
     fs::create_dir(&elsewhere).expect("our own disk");
     run(Command::new("mount")
@@ -283,12 +283,12 @@ fn create_refuses_what_it_must_not_take_and_changes_nothing_then() {
         "the catalogue of the pool",
     );
     refused(&pool(&["ls"], &[a]), "expected the catalogue of that pool");
-    // A member of a newer Rushes is missing for this one, and said so.
+    // A member of a newer Rushes counts as missing, and `ls` says why.
     fs::write(a.join("rushes-pool"), newer).expect("our own disk");
     let shown = json(&pool(&["ls", "--json"], &[catalogue]), 1);
     let reason = shown[0]["members"][0]["reason"].as_str().expect("text");
     assert!(reason.contains("format version 9"), "{reason}");
-    // And a pool of a newer Rushes is left as it is, however it is asked for.
+    // No command changes a pool of a newer Rushes.
     let newer = r#"{"rushes_pool": "catalogue", "format_version": 9, "colour": "blue"}"#;
     fs::write(catalogue.join("rushes-pool"), newer).expect("our own disk");
     let asked: [&[&Path]; 3] = [

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! POSIX ACLs on the mount of a pool: given, inherited and enforced as on a plain ext4, and kept
-//! over all that a pool goes through.
+//! over renames, another mount and a rescue.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{EXT4, PoolWorld, XFS};
@@ -25,7 +25,7 @@ fn setfacl(words: &[&str], path: &Path) {
     assert!(output.status.success(), "{words:?}: {output:?}");
 }
 
-/// By numbers, without the line that names the file.
+/// The ACL of a file with users as numbers, without the line that names the file.
 fn getfacl(path: &Path) -> String {
     let output = Command::new(needs::path_of("getfacl"))
         .args(["--numeric", "--omit-header"])
@@ -38,7 +38,7 @@ fn getfacl(path: &Path) -> String {
     format!("{:o}\n{text}", rights & 0o7777)
 }
 
-/// Whether a user, of no group but that of the same number, can do it.
+/// Whether a user, whose only group is that of the same number, can run this script.
 fn may(user: u32, script: &str, path: &Path) -> bool {
     let output = Command::new(needs::path_of("setpriv"))
         .args([&format!("--reuid={user}"), &format!("--regid={user}")])
@@ -49,7 +49,8 @@ fn may(user: u32, script: &str, path: &Path) -> bool {
     output.status.success()
 }
 
-/// Files and folders with ACLs, made by their owner (daemon), and by whom they may be used.
+/// Makes files and folders with ACLs, as user `daemon`. Returns the ACLs, and for each of three
+/// users whether it may read, list, write and change the ACL.
 fn use_acls(folder: &Path) -> Vec<String> {
     let mut said = Vec::new();
     let everybody = fs::Permissions::from_mode(0o777);
@@ -101,7 +102,7 @@ fn use_acls(folder: &Path) -> Vec<String> {
     assert!(may(DAEMON, ": > \"$1/later\"", &shared));
     note("without a default", &shared.join("later"));
     setfacl(&["-m", "d:u:3:rwx,d:m::rx"], &shared);
-    // The mount's root has one, too.
+    // The mount's root has a default ACL, too.
     setfacl(&["-m", "d:u:3:rw"], folder);
     assert!(may(BIN, "umask 077; : > \"$1/top\"", folder));
     note("at the top", &folder.join("top"));
@@ -109,7 +110,7 @@ fn use_acls(folder: &Path) -> Vec<String> {
     said
 }
 
-/// All that has rights, in order.
+/// Every file and folder below, in order, with its ACL.
 fn all_of(folder: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new()];
@@ -156,7 +157,7 @@ fn acls_are_given_inherited_and_enforced_as_on_ext4() {
         assert_eq!(pool, bare, "left: the pool, right: ext4");
     }
     assert_eq!(on_pool.len(), on_bare.len());
-    // Not all alike, or nothing was tried.
+    // The rights differ between users, or the test would prove nothing.
     assert!(on_bare[0].contains("2: 0100") && on_bare[1].contains("2: 1110"));
 }
 

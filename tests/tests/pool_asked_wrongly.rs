@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Mistakes of people with a pool, of what cannot be, or not yet: each is told what was found and
-//! what to do, and nothing is changed.
+//! Mistakes of operators with a pool: each message says what was found and what to do, and no
+//! command changes anything.
 
 use rushes_tests::disk::run;
 use rushes_tests::export;
@@ -163,7 +163,7 @@ fn who_asks_for_a_member_hears_whose_it_is_and_who_may_not_look_is_told_that() {
     refused(&asked(&member), "member 1 of the pool ");
     refused(&asked(&member.join("objects")), &catalogue);
 
-    // Nobody may enter the catalogue but root.
+    // Only root may enter the catalogue.
     run(Command::new("chmod").arg("a+x").arg(world.scratch.path()));
     let as_nobody = |words: &[&str], path: Option<PathBuf>| {
         let mut command = Command::new("setpriv");
@@ -171,7 +171,7 @@ fn who_asks_for_a_member_hears_whose_it_is_and_who_may_not_look_is_told_that() {
         command.arg(&rushes).arg("pool").args(words).args(path);
         command.output().expect("it starts")
     };
-    // Where nobody may run the program, nothing can be asked so.
+    // Only where user nobody may execute the program.
     if as_nobody(&["--help"], None).status.success() {
         let of_mount = as_nobody(&["where"], Some(world.path("reel")));
         refused(&of_mount, "you are not allowed to look into");
@@ -186,7 +186,7 @@ fn who_asks_for_a_member_hears_whose_it_is_and_who_may_not_look_is_told_that() {
     refused(&asked(&member), "which is not mounted here");
 }
 
-/// The text of a command, on either output.
+/// The text that a command printed to either output.
 fn said(output: &Output) -> String {
     let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
     text(&output.stdout) + &text(&output.stderr)
@@ -196,7 +196,7 @@ fn asked(world: &PoolWorld, words: &[&str]) -> Output {
     world.command(words, &[]).output().expect("it starts")
 }
 
-/// The command that lets this member take bytes again, as it is to be typed.
+/// The command that lets this member take bytes again, as an operator types it.
 fn cancel(world: &PoolWorld, number: usize) -> String {
     let catalogue = world.catalogue();
     format!(
@@ -231,7 +231,7 @@ fn the_last_member_that_takes_bytes_is_not_drained_and_who_lacks_room_hears_whic
         let (report, _) = world.json(&["ls"], &[]);
         assert_eq!(report[0]["members"][2]["duty"], "full", "{report}");
     }
-    // As it was said.
+    // The commands that the message names work.
     done(&world, &["drain", "--cancel", "0"], &[]);
     done(&world, &["drain", "1"], &[]);
     world.start();
@@ -249,7 +249,7 @@ fn a_member_that_takes_no_bytes_is_given_up_and_of_the_last_that_does_it_is_said
     };
     put(&world.path("f"), 1, MIB).expect("there is room");
     world.end();
-    // As an older Rushes let it come to.
+    // An older Rushes let all members drain.
     let file = world.catalogue().join("rushes-pool");
     let text = fs::read_to_string(&file).expect("ours");
     let mut format: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -319,7 +319,7 @@ fn a_pool_is_not_mounted_where_it_would_hide_what_it_is_made_of() {
             refused(&output, "cannot be mounted on it");
         }
     }
-    // Nothing was done to them.
+    // The refused folders are unchanged.
     fs::remove_dir(&inside).expect("not protected");
     run(Command::new("umount").arg(&alias));
     world.plug(1, "loop");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Attributes that users give a file of a pool leave its record the room to go on on another
-//! member, and a catalogue with little of that is warned of.
+//! Attributes that users give a file of a pool leave its layout the room to continue on another
+//! member, and `rushes pool create` warns of a catalogue with little room for attributes.
 
 use rushes_tests::disk::run;
 use rushes_tests::needs;
@@ -24,7 +24,7 @@ fn a_file_with_large_attributes_goes_on_on_another_member() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 30), (EXT4, 40), (EXT4, 40)]) else {
         return;
     };
-    // With a catalogue as large disks have it.
+    // Make the pool anew with a catalogue of 4 KiB blocks, as on a large disk.
     world.end();
     let (report, code) = world.json(&["destroy", "--yes"], &[]);
     assert_eq!(code, Some(0), "{report}");
@@ -34,8 +34,8 @@ fn a_file_with_large_attributes_goes_on_on_another_member() {
     world.start();
     let path = world.path("reel");
     let file = File::create(&path).expect("made");
-    // An attribute that would take all that there is for the record is refused, before and behind
-    // the first byte, and nothing is changed.
+    // An attribute that would take all room of the layout is refused, before and after the first
+    // written byte, and nothing is changed.
     assert_eq!(set(&path, "user.large", 4000), Err(Errno::NOSPC));
     assert_eq!(set(&path, "user.large", 2800), Ok(()));
     file.write_all_at(&pattern::bytes(1, 0, MIB), 0)
@@ -51,7 +51,7 @@ fn a_file_with_large_attributes_goes_on_on_another_member() {
     file.sync_all().expect("written");
     assert_eq!(world.members_of("reel"), [0, 1, 2]);
     check(&path, 1, 75 * MIB);
-    // Smaller is always taken, and folders have no record.
+    // A smaller value is always taken, and a folder has no layout that needs room.
     assert_eq!(set(&path, "user.large", 2000), Ok(()));
     assert_eq!(set(&world.path(""), "user.large", 3900), Ok(()));
 }

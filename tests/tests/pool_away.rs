@@ -34,7 +34,7 @@ fn seed_of(name: &str) -> u64 {
     digits.collect::<String>().parse().expect("a number")
 }
 
-/// Files of member 0 and listings are as ever; that of member 1 is an error, soon.
+/// Files of member 0 and listings are as ever; data of member 1 gives an error within [`AT_ONCE`].
 fn only_the_other_is_there(world: &PoolWorld, [here, away]: &[String; 2]) {
     assert_eq!(fs::read_dir(world.path("")).expect("listed").count(), 8);
     check(&world.path(here), seed_of(here), 4 * MIB + 5);
@@ -44,7 +44,7 @@ fn only_the_other_is_there(world: &PoolWorld, [here, away]: &[String; 2]) {
     assert_eq!(found.len(), 4 * MIB as u64 + 5);
     let error = fs::read(world.path(away)).expect_err("it is away");
     assert_eq!(error.raw_os_error(), Some(EIO), "{error}");
-    // Behind its end it would go on elsewhere.
+    // Within its length: behind the end, a write would continue on another member.
     let file = File::options().write(true).open(world.path(away));
     let error = file.and_then(|file| file.write_all_at(b"x", 5));
     let error = error.expect_err("it is away");
@@ -96,7 +96,7 @@ fn a_member_of_another_pool_at_the_place_of_a_member_is_refused_and_left_as_it_i
     };
     let files = two_files(&world);
     put(&other.path("theirs.mov"), 77, MIB).expect("there is room");
-    // Theirs is mounted where ours should be, and nobody else has it.
+    // The other pool's member is mounted at the place of ours; the other pool is not mounted.
     let image = other.scratch.path().join("m0.img");
     let mut other = other;
     other.end();
@@ -135,7 +135,7 @@ fn a_member_of_another_pool_at_the_place_of_a_member_is_refused_and_left_as_it_i
         assert!(why.contains("belongs to another pool"), "{why}");
         let log = world.log();
         assert!(log.contains("belongs to another pool"), "{log}");
-        // By then a log of names would have been begun there.
+        // Within this time the pool would begin a log of names there.
         std::thread::sleep(Duration::from_secs(2));
         assert_eq!(listed(&world), before, "nothing of theirs is changed");
         world.unplug(1);
@@ -156,8 +156,7 @@ fn a_file_of_a_member_s_size_and_one_byte_fits() {
         let found = rustix::fs::statvfs(world.member(number)).expect("mounted");
         found.f_bavail * found.f_frsize
     };
-    // The most that a file can have of the larger one: all of its room. And of both: more than
-    // that.
+    // One byte more than the room of the larger member, less than that of both together.
     let capacity = room(0).max(room(1));
     assert!(room(0) + room(1) > capacity + (1 << 20));
     let length = capacity + 1;

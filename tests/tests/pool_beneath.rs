@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The folder that a pool is mounted on: nobody writes to it, neither while a mount that was killed
-//! is replaced, nor, if that is wished, while the pool is not mounted at all. Bytes written there
-//! would be hidden, on the system's own disk.
+//! The folder that a pool is mounted on: no program writes to it while a mount replaces a killed
+//! one, nor, with `--protect`, while the pool is not mounted at all. Bytes written there would be
+//! hidden, on the system's own disk.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{EXT4, PoolWorld};
@@ -18,7 +18,7 @@ fn mounts_on(folder: &Path) -> usize {
     table.lines().filter(is_on).count()
 }
 
-/// Programs make files there, again and again, while it is done.
+/// Two threads create files there all the time during `act`. Returns the count of files made.
 fn beside_creators(folder: &Path, act: impl FnOnce()) -> u64 {
     let (ended, made) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -37,7 +37,7 @@ fn beside_creators(folder: &Path, act: impl FnOnce()) -> u64 {
             });
         }
         act();
-        // Also on the new mount.
+        // They also create files on the new mount.
         let before = made.load(Ordering::Acquire);
         while made.load(Ordering::Acquire) < before + 100 {
             std::thread::yield_now();
@@ -115,7 +115,7 @@ fn nobody_writes_to_a_protected_folder_while_the_pool_is_not_mounted() {
                 let error = File::create(world.path("below")).expect_err("it is protected");
                 assert_eq!(error.kind(), ErrorKind::PermissionDenied);
             }
-            // This file system knows no such thing.
+            // This file system has no immutable flag.
             known => {
                 let log = world.log();
                 assert!(log.contains("cannot be made immutable"), "{known:?}: {log}");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool that is looked after: killed at every step of what changes it, looked through, mended,
-//! and its lost catalogue made anew, on real file systems.
+//! Maintenance of a pool on real file systems: commands that change it are killed at every step,
+//! fsck checks and repairs it, and rescue makes its lost catalogue anew.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check, killed_at, put};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
-/// Calls at which a program is killed: all that change something for good.
+/// System calls at which a program is killed: all that change a file system.
 const STEPS: [&str; 10] = [
     "openat",
     "fsetxattr",
@@ -30,7 +30,7 @@ const STEPS: [&str; 10] = [
     "ftruncate",
 ];
 
-/// Findings of fsck by kind; each may be mended, then nothing is left.
+/// Kinds of the findings of fsck, each mendable. `--repair` leaves no finding.
 fn mended(world: &PoolWorld, context: &str) -> Vec<String> {
     let (found, _) = world.json(&["fsck"], &[]);
     let kinds = kinds(&found, "mendable", context);
@@ -68,7 +68,7 @@ fn a_drain_may_be_killed_at_every_step_and_no_byte_is_lost() {
         put(&world.path(format!("f{seed}")), seed as u64, length).expect("there is room");
     }
     fs::hard_link(world.path("f3"), world.path("also")).expect("linked");
-    // One with a hole, and one over two members.
+    // A file with a hole; the long ones lie on two members.
     let hole = File::create(world.path("hole")).expect("made");
     std::os::unix::fs::FileExt::write_all_at(&hole, b"end", 50 << 20).expect("written");
     hole.sync_all().expect("synced");
@@ -83,7 +83,7 @@ fn a_drain_may_be_killed_at_every_step_and_no_byte_is_lost() {
             let context = format!("drain of {member} killed at {call} {count}");
             let number = member.to_string();
             if !killed_at(&world.command(&["drain", &number], &[]), call, count) {
-                // It is empty: the next one.
+                // The command ran to its end, the member is empty: drain the next one.
                 let (done, code) = world.json(&["drain", &number], &[]);
                 assert_eq!((&done["is_empty"], code), (&true.into(), Some(0)), "{done}");
                 let (_, code) = world.json(&["drain", &number, "--cancel"], &[]);
@@ -148,7 +148,7 @@ fn add_and_remove_may_be_killed_at_every_step_and_are_finished_by_repeating_them
             let (report, code) = world.json(&["fsck"], &[]);
             assert_eq!(code, Some(0), "{call} {count}: {report}");
         }
-        // One that was killed is finished, so that the next one begins anew.
+        // Finish a killed `add`, so that the next one begins anew.
         let (done, code) = world.json(&["add"], std::slice::from_ref(&new));
         assert_eq!(code, Some(0), "{call}: {done}");
         let (_, code) = world.json(&["remove", &done["numbers"][0].to_string()], &[]);
@@ -187,7 +187,7 @@ fn after_an_add_files_are_spread_anew_also_when_that_is_killed() {
     let before = used(&world);
     assert!(before[2] < 100 && before[0] > 500, "{before:?}");
     let mut kill_count = 0;
-    // Each is killed before it has moved much.
+    // Early calls: each kill comes before the rebalance has moved much.
     for (call, counts) in [
         ("openat", [9, 60]),
         ("fsetxattr", [1, 2]),
@@ -236,8 +236,8 @@ fn create_may_be_killed_at_every_step_and_is_finished_by_repeating_it() {
         }
         let mut create = Command::new(needs::path_of("rushes"));
         create.args(["pool", "create"]).args(&folders);
-        // Some kills, at later and later steps, then one that is not; each goes on where the one
-        // before it was.
+        // Kills at later and later steps; each command continues from the killed one. The last one
+        // runs to its end.
         for count in [1, 2, 3, 5, 9, 300] {
             if !killed_at(&create, call, count) {
                 break;
@@ -261,7 +261,7 @@ fn a_mount_that_is_killed_under_load_leaves_nothing_that_cannot_be_mended() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 20), (EXT4, 26)]) else {
         return;
     };
-    /// Files that are whole: every call on them has returned. Some: one has not.
+    /// `files`: all calls on them have returned. `busy`: names of the call under way.
     #[derive(Default)]
     struct Model {
         files: BTreeMap<String, (u64, usize)>,
@@ -306,14 +306,14 @@ fn a_mount_that_is_killed_under_load_leaves_nothing_that_cannot_be_mended() {
                 };
                 match done.map_err(|error| error.raw_os_error()) {
                     Ok(()) | Err(Some(2)) => {}
-                    // Full: the part that was written stays, and the file goes.
+                    // Full: a part of the file stays, so remove it.
                     Err(Some(28)) => {
                         if fs::remove_file(&path).is_err() {
                             return next;
                         }
                         lock().files.remove(&name);
                     }
-                    // The mount is dead.
+                    // The mount was killed.
                     Err(_) => return next,
                 }
                 lock().busy.clear();
@@ -358,8 +358,8 @@ fn mending_may_be_killed_at_every_step_and_is_finished_by_repeating_it() {
             put(&world.path(format!("f{seed}")), seed, MIB + seed as usize).expect("room");
         }
         world.end();
-        // A stub that is gone without its objects, a record damaged by hand, an object that nobody
-        // ever wrote to, a file on its way out.
+        // A stub is gone without its objects, a layout is damaged, an object was never written, a
+        // removed file is not deleted yet.
         let tree = world.catalogue().join("tree");
         fs::remove_file(tree.join(format!("f{}", seeds[0]))).expect("our own disk");
         let stub = tree.join(format!("f{}", seeds[1]));
@@ -453,7 +453,7 @@ fn a_lost_catalogue_is_made_anew_from_the_members_also_when_that_is_killed() {
     std::os::unix::fs::chown(world.path("zero"), Some(1000), Some(1001)).expect("root");
     fs::set_permissions(world.path("zero"), fs::Permissions::from_mode(0o640)).expect("set");
     let before = shown(&world.path(""));
-    // The log is a second behind at most.
+    // The log of names is a second behind at most.
     std::thread::sleep(Duration::from_millis(2500));
     put(&world.path("late"), 99, 2 * MIB).expect("room");
     world.kill();
@@ -470,7 +470,7 @@ fn a_lost_catalogue_is_made_anew_from_the_members_also_when_that_is_killed() {
         said.contains("rushes pool fsck"),
         "a catalogue that is there: {said}"
     );
-    // A mount that was killed holds its catalogue until it is taken away.
+    // The mount point of a killed process keeps the catalogue busy until it is unmounted.
     let dead = Command::new("umount")
         .args(["--lazy"])
         .arg(world.path(""))
@@ -497,8 +497,8 @@ fn a_lost_catalogue_is_made_anew_from_the_members_also_when_that_is_killed() {
     let (report, code) = world.json(&["rescue"], &members);
     assert_eq!(code, Some(0), "{report}");
     world.start();
-    // It may have no name yet. On a slow machine the removed file is not buried yet, and is there
-    // as well.
+    // `late` may have no name yet. On a slow machine the removed file still has its objects, and
+    // is there as well.
     let lost = fs::read_dir(world.path("lost+found"));
     let lost = lost.into_iter().flatten().flatten();
     let mut found: Vec<PathBuf> = lost.map(|entry| entry.path()).collect();
@@ -541,17 +541,17 @@ fn a_mounted_pool_is_not_looked_through_and_its_status_is_told() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{words:?}");
         assert!(said.contains("is served already"), "{said}");
-        // By which mount, and where.
+        // The message names the mount's folder.
         let place = format!(", mounted on {})", world.path("").display());
         let place = place.replace("/)", ")");
         assert!(said.contains(&place), "{place}: {said}");
     }
-    // The mount's folder is neither a member nor the catalogue.
+    // `drain` refuses the mount's folder, as it is neither a member nor the catalogue.
     let mount = [world.path("")];
     let output = world.command(&["drain"], &mount).output();
     let said = String::from_utf8_lossy(&output.expect("it starts").stderr).into_owned();
     assert!(said.contains("is where the pool is mounted"), "{said}");
-    // The members know the names a second later, one after another, or more on a slow machine.
+    // Members have the names a second later, one after another, or later on a slow machine.
     let end = Instant::now() + Duration::from_secs(60);
     let now = loop {
         let (now, code) = world.json(&["status"], &[]);

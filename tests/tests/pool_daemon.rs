@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool whose members lie in shares of the daemon: the reads of its mount come by way of the
-//! cache, and get what the mount wrote.
+//! A pool whose members lie in shares of the daemon: its mount reads through the daemon's cache,
+//! and gets the bytes that it wrote.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::pattern;
@@ -80,7 +80,7 @@ fn the_mount_reads_by_way_of_the_daemon_and_sees_each_change_at_once() {
     let status = daemon.status();
     assert!(served_count(&status) > before, "{status:#}");
 
-    // Old bytes are in the daemon's cache now, and in nobody's view any more.
+    // The daemon's cache has the old bytes; no read may return them after the write.
     let file = File::options()
         .read(true)
         .write(true)
@@ -95,7 +95,7 @@ fn the_mount_reads_by_way_of_the_daemon_and_sees_each_change_at_once() {
     file.read_exact_at(&mut found, 5_300_000).expect("read");
     pattern::check(0, 5_300_000, &found, "what was not");
 
-    // Cut and made longer: nothing of what was there comes back.
+    // Truncated and made longer: no old byte comes back.
     file.set_len(1_000_001).expect("cut");
     file.set_len(2_000_000).expect("made longer");
     forget();
@@ -134,7 +134,7 @@ fn a_daemon_that_dies_costs_a_reader_no_byte_and_the_next_one_serves_him() {
                 reader.join().expect("nothing was wrong");
             }
         });
-        // The next daemon reads what is written while there is none.
+        // Written without a daemon; the next daemon reads these bytes.
         put(&world, "clip3.mov", 3);
         daemon.start_again();
         wait_for_doors(&daemon);
@@ -168,7 +168,7 @@ fn what_is_removed_gives_its_room_back_though_the_daemon_had_it_open() {
     }
 }
 
-/// Files that a process has open though they have no name any more.
+/// Count of removed objects that a process has open.
 fn nameless_open(pid: u32) -> usize {
     let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("it is there");
     all.flatten()
@@ -239,9 +239,9 @@ fn room_that_is_reserved_behind_the_end_is_no_length_for_the_daemon() {
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::KEEP_SIZE, 0, longer)
         .expect("there is room");
     assert_eq!(file.metadata().expect("known").len(), CLIP_BYTES as u64);
-    // A hole behind it: the object is as short as it was, whoever reserves meanwhile. A daemon that
-    // is told a length once finds out by itself that it is not true; one that is told so again and
-    // again takes it for the device's fault.
+    // A hole behind it: the object stays as short as it was, although a process reserves room
+    // meanwhile. A daemon that gets a wrong length once finds the true one; if it gets the wrong
+    // one again and again, it blames the device.
     file.set_len(longer).expect("made longer");
     let is_read = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -266,8 +266,8 @@ fn room_that_is_reserved_behind_the_end_is_no_length_for_the_daemon() {
     });
 }
 
-/// The lines of `rushes status` on a file that is open: by part, standing, rate in bytes a second,
-/// reads, and those under contract.
+/// The streams of an open file in `rushes status`: by part, standing, rate in bytes a second, reads
+/// and reads that had a due time.
 fn parts(status: &Value, path: &str) -> BTreeMap<String, (String, u64, u64, u64)> {
     let streams = status["streams"].as_array().expect("a list");
     let open = |stream: &&Value| stream["open"] == true && stream["path"] == path;
@@ -309,8 +309,8 @@ fn all_parts_of_a_striped_file_are_under_contract_from_their_first_reads() {
         rustix::fs::sync();
         forget();
         let file = File::open(world.path(name)).expect("opened");
-        // A unit each, one after the other: the kernel's read-ahead comes by its threads in any
-        // order, and a read out of order follows nothing and is due at no time.
+        // One unit per read, in order: the kernel's threads send its read-ahead in any order, and a
+        // read out of order belongs to no stream and has no due time.
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).expect("advice");
         let mut found = vec![0; 2 * MIB];
         for (unit, part) in found.chunks_mut(64 << 10).enumerate() {
@@ -323,7 +323,7 @@ fn all_parts_of_a_striped_file_are_under_contract_from_their_first_reads() {
         assert_eq!(numbers, ["1/4", "2/4", "3/4", "4/4"], "{name}: {status:#}");
         for (part, (standing, rate, reads, due)) in seen {
             if name.starts_with("scans/") {
-                // A rule that speaks of frames says nothing of a part of one.
+                // A rule in frames gives no rate for a part of a frame.
                 assert_eq!(
                     (standing.as_str(), rate, due),
                     ("best_effort", 0, 0),

@@ -126,7 +126,7 @@ fn a_sequence_that_begins_in_the_kernels_cache_is_one_and_fetched_ahead_from_whe
             rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).expect("dropped");
         }
     }
-    // Bytes that were changed just now are fetched again once that is over (decision 0038).
+    // The daemon drops cached bytes of a version that is less than 2 s old (decision 0038).
     std::thread::sleep(Duration::from_millis(2500));
     let of_shot = |status: &Value| -> Vec<Value> {
         let streams = status["streams"].as_array().expect("a list");

@@ -101,7 +101,7 @@ fn sequences_over_members_are_one_stream_each_and_fetched_ahead() {
         assert!(differ, "round robin: {members:?}");
     }
     forget();
-    // Bytes that were changed just now are fetched again once that is over (decision 0038).
+    // The daemon drops cached bytes of a version that is less than 2 s old (decision 0038).
     std::thread::sleep(Duration::from_millis(2500));
     std::thread::scope(|scope| {
         for shot in 0..SHOTS {
