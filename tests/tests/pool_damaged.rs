@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A disk that does not give some of what it has, and a tree in which the name is taken under which
-//! a repair puts what it found.
+//! A disk with a file that cannot be read, and a tree in which the name `lost+found` is taken,
+//! under which a repair puts files.
 
 use rushes_tests::disk::run;
 use rushes_tests::needs;
@@ -45,8 +45,8 @@ fn a_disk_that_does_not_give_one_file_is_emptied_of_all_others_and_rescued_with_
         .collect();
     assert!(there.len() >= 3, "{there:?}");
     world.end();
-    // Its inode is damaged, as by a bad block of the disk: the file system does not open it
-    // (EBADMSG or EIO).
+    // Damage the object's inode, as a bad block of the disk would: the file system refuses to open
+    // it with EBADMSG or EIO.
     let inode = fs::metadata(&object).expect("ours").ino();
     world.unplug(member);
     let image = world.scratch.path().join(format!("m{member}.img"));
@@ -60,7 +60,7 @@ fn a_disk_that_does_not_give_one_file_is_emptied_of_all_others_and_rescued_with_
     world.plug(member, "loop");
     fs::File::open(&object).expect_err("it is damaged");
 
-    // The others are looked through, and nothing is done about what may depend on it.
+    // fsck checks the others, and repairs nothing that may depend on the unreadable object.
     for words in [&["fsck"][..], &["fsck", "--repair"]] {
         let (report, code) = world.json(words, &[]);
         assert_eq!(
@@ -70,7 +70,7 @@ fn a_disk_that_does_not_give_one_file_is_emptied_of_all_others_and_rescued_with_
         );
         assert_eq!(code, Some(1), "{report}");
     }
-    // Mounted: all others go, and it is told which one did not.
+    // Mounted, drain moves all others and names the file that it could not move.
     world.start();
     let number = member.to_string();
     let (report, code) = world.json(&["drain", &number], &[]);
@@ -85,7 +85,7 @@ fn a_disk_that_does_not_give_one_file_is_emptied_of_all_others_and_rescued_with_
     }
     fs::read(world.path("f0")).expect_err("its disk does not give it");
     world.end();
-    // Unmounted, the same again.
+    // Unmounted, drain names it again.
     let output = world.command(&["drain", &number], &[]).output();
     let output = output.expect("rushes starts");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -96,7 +96,7 @@ fn a_disk_that_does_not_give_one_file_is_emptied_of_all_others_and_rescued_with_
     );
     assert!(said.contains("f0: "), "{said}");
 
-    // Without its catalogue all names come back, this one as well.
+    // A rescue brings all names back, this one as well.
     world.lose_catalogue();
     let (report, code) = world.json(&["rescue"], &members(&world));
     assert_eq!(code, Some(1), "{report}");
@@ -155,7 +155,7 @@ fn whatever_is_called_lost_and_found_keeps_no_repair_from_its_end() {
         world.start();
         found(&world);
         world.end();
-        // A rescue has bytes without a name as well.
+        // A rescue finds bytes without a name as well.
         let (report, code) = world.json(&["fsck"], &[]);
         assert_eq!(
             (findings(&report).len(), code),

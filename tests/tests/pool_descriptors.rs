@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A mount's process that may have few descriptors: a program that asks for too many files gets an
-//! error, and nobody else gets one.
+//! A mount's process that may have few descriptors: a program that opens too many files gets an
+//! error, and no other program does.
 //!
 //! It keeps time, so it runs alone (tests/programs.sh).
 
@@ -16,14 +16,13 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// 37 files for everybody.
+/// Enough for 37 open files of all programs together.
 const LIMIT: u32 = 450;
 const BYTES: usize = 10_000;
-/// Too many files for the whole system: the mount's error. Not EMFILE, which would be said of the
-/// caller.
+/// The mount returns ENFILE, too many files for the whole system. EMFILE would blame the caller.
 const ENFILE: &str = "OSError(23,";
 
-/// Opens new files until it gets an error. Returns  how many it has
+/// Opens new files until it gets an error. Returns  the count of its open files
 fn takes_all(world: &PoolWorld, hands: &mut Hands, of: &str) -> usize {
     for number in 0..1000 {
         let path = world.path(format!("{of}{number}"));
@@ -59,8 +58,8 @@ fn who_opens_too_many_files_hears_it_and_nobody_else() {
         options.read(true).write(true).create(true).truncate(false);
         options
     };
-    // Opened before, and nothing done with them: the objects are to be opened, or made, when there
-    // is no room.
+    // Opened before and not used yet: the mount has to open or make their objects when it has no
+    // descriptor left.
     let empty = writable().open(world.path("empty")).expect("made");
     put(&world.path("written"), 1, BYTES).expect("there is room");
     let written = writable().open(world.path("written")).expect("there");
@@ -72,7 +71,7 @@ fn who_opens_too_many_files_hears_it_and_nobody_else() {
     let more = takes_all(&world, &mut second, "second");
     assert!(more > 0 && more < had, "{more} after {had}");
 
-    // The files that were open are written, synced and read.
+    // Files that are open already can be written, synced and read.
     for (file, seed) in [(&empty, 2), (&written, 3)] {
         file.write_all_at(&pattern::bytes(seed, 0, BYTES), 0)
             .expect("written");
@@ -82,9 +81,9 @@ fn who_opens_too_many_files_hears_it_and_nobody_else() {
         pattern::check(seed, 0, &found, "what was written");
     }
     assert_eq!(empty.metadata().expect("known").len(), BYTES as u64);
-    // So are those of the program that has too many.
+    // So can files of the program that got the error.
     hog.does("write", "hog3", (5000, 5000), "8");
-    // Others open, list and make what they like.
+    // Other programs open, list and make files.
     for number in 0..3 {
         put(&world.path(format!("folder/other{number}")), 4, BYTES).expect("opened");
         check(&world.path(format!("folder/other{number}")), 4, BYTES);
@@ -97,7 +96,7 @@ fn who_opens_too_many_files_hears_it_and_nobody_else() {
     check(&world.path("written"), 3, BYTES);
     drop((empty, written));
     assert!(!world.log().contains(" is missing"), "{}", world.log());
-    // Descriptors that were let go of are anybody's again.
+    // Any program may use the descriptors of closed files.
     let mut third = Hands::new();
     let again = takes_all(&world, &mut third, "third");
     assert!(again + 3 >= had, "{again} after {had}");
@@ -107,7 +106,7 @@ fn who_opens_too_many_files_hears_it_and_nobody_else() {
     assert_eq!(code, Some(0), "{report}");
 }
 
-/// Many names, many folders: descriptors that are kept of them only to be quick are let go of.
+/// Many names, many folders: the mount closes descriptors of them that it keeps only to be quick.
 #[test]
 fn names_and_folders_leave_room_for_files() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 64)]) else {
@@ -134,7 +133,7 @@ fn names_and_folders_leave_room_for_files() {
     );
 }
 
-/// 256 files for everybody, and with each of them eight objects: far more than that.
+/// Enough for 256 open files of all programs together, but not for eight objects of each.
 const LIMIT_OF_WIDE: u32 = 1024;
 const WIDTH: usize = 8;
 const UNIT: usize = 64 << 10;
@@ -170,7 +169,7 @@ fn wide_files_that_are_all_used(is_served: bool) {
         .expect("there");
     let late = File::open(folder.join("late")).expect("there");
 
-    // All are opened before any is used.
+    // Open all files before using one.
     let mut hog = Hands::new();
     let flags = (OFlags::RDWR | OFlags::CREATE).bits();
     let mut files = 0;
@@ -204,7 +203,7 @@ fn wide_files_that_are_all_used(is_served: bool) {
         assert_eq!(seen, format!("{:02x}", number % 200 + 1), "hog{number}");
     }
 
-    // A program that has files open already notices nothing of it, and others open what they like.
+    // A program that has files open already gets no error, and other programs open files.
     let mut found = vec![0; length];
     late.read_exact_at(&mut found, 0).expect("read");
     pattern::check(6, 0, &found, "opened before");
@@ -217,7 +216,7 @@ fn wide_files_that_are_all_used(is_served: bool) {
         put(&folder.join(format!("more{number}")), 8, length).expect("opened");
         check(&folder.join(format!("more{number}")), 8, length);
     }
-    // So does the one that takes all.
+    // The program that opened too many uses its files without an error.
     for number in 0..files {
         let name = format!("hog{number}");
         let middle = (3 * UNIT as u64, UNIT as u64);
@@ -251,16 +250,16 @@ fn files_in_many_objects_take_none_beside_a_daemon_either() {
     wide_files_that_are_all_used(true);
 }
 
-/// Members beside the one on the lab's disk, which has the number behind theirs.
+/// Members beside the one on the lab's disk, whose number comes after theirs.
 const QUICK: usize = 5;
-/// Files on these alone.
+/// Files on these members alone.
 const QUICK_COUNT: usize = 7;
-/// Files in an object on each member: with so many open there are more than may be, and with fewer
-/// not yet.
+/// Files with an object on each member: so many have more objects than the mount may keep open;
+/// fewer would not.
 const OPEN_COUNT: usize = 12;
 const OPEN_LENGTH: usize = (QUICK + 1) * UNIT;
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Nobody who has nothing to do with a disk that hangs waits so long.
+/// A program that does not use the disk that hangs waits for less than this.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 fn open(path: PathBuf) -> File {
@@ -289,7 +288,7 @@ fn beside_an_obedient_disk() -> Option<PoolWorld> {
     Some(world)
 }
 
-/// Which object of a file lies on that disk, and where there.
+/// Index of the file's object that lies on that disk, and the object's path there.
 fn on_obedient_disk(world: &PoolWorld, name: &str) -> (usize, PathBuf) {
     let found = world.where_is(name);
     let objects = found["segments"][0]["objects"].as_array().expect("a list");
@@ -300,7 +299,7 @@ fn on_obedient_disk(world: &PoolWorld, name: &str) -> (usize, PathBuf) {
     (place, PathBuf::from(below))
 }
 
-/// How many objects the mount has open on its quick members and on the disk that hangs.
+/// Counts of objects that the mount has open: on its quick members, and on the disk that hangs.
 fn open_objects(world: &PoolWorld) -> (usize, usize) {
     let all = fs::read_dir(format!("/proc/{}/fd", world.keeper())).expect("ours");
     let paths: Vec<PathBuf> = all
@@ -333,7 +332,7 @@ fn a_written_object_that_is_closed_for_room_is_asked_what_was_not_stored() {
     let physical = world.slow_disk().physical(&object, 0);
     let victim = open(world.path("wide/victim"));
     let reader = open(world.path("wide/victim"));
-    // Its first descriptor is that of another object, which stays.
+    // The file's first descriptor is that of another object, which stays open.
     let other = ((place + 1) % (QUICK + 1) * UNIT) as u64;
     victim.write_all_at(&[7; UNIT], other).expect("written");
     let at = (place * UNIT) as u64;
@@ -373,7 +372,7 @@ fn objects_that_cannot_be_closed_on_a_disk_that_hangs_keep_nobody_from_others() 
     for (number, file) in files.iter().enumerate() {
         let name = format!("wide/file{number}");
         file.write_all_at(&[1; UNIT], UNIT as u64).expect("written");
-        // Its first descriptor is that of another object, which stays.
+        // The file's first descriptor is that of another object, which stays open.
         assert_ne!(on_obedient_disk(&world, &name).0, 1, "{name}");
         file.write_all_at(&pattern::bytes(number as u64, 0, OPEN_LENGTH), 0)
             .expect("written");
@@ -384,7 +383,7 @@ fn objects_that_cannot_be_closed_on_a_disk_that_hangs_keep_nobody_from_others() 
     assert!(hung > QUICK_COUNT, "{hung} open on the disk that hangs");
     let mut slowest = Duration::ZERO;
     let mut others = Vec::new();
-    // Each that is opened leaves room for two fewer.
+    // Each opened file leaves room for two objects fewer.
     let finished = std::thread::scope(|scope| {
         let opening = scope.spawn(|| {
             for number in 0..QUICK_COUNT {
@@ -404,8 +403,8 @@ fn objects_that_cannot_be_closed_on_a_disk_that_hangs_keep_nobody_from_others() 
         }
         let finished = opening.is_finished();
         if finished {
-            // The first of each opened has none of its objects closed; the rest of the quick ones
-            // make room.
+            // The mount does not close the first object of an open file; it closes others on the
+            // quick members to make room.
             until("others are closed", PATIENCE, || {
                 open_objects(&world).0 < quick
             });

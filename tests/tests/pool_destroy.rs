@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool destroy` undoes a create and takes nothing else with it; a pool inside of a pool is
-//! not made.
+//! `rushes pool destroy` undoes a create and deletes nothing else; `create` refuses a pool inside
+//! of a pool.
 
 use rushes_tests::disk::run;
 use rushes_tests::pool::{EXT4, PoolWorld, XFS, put};
@@ -51,7 +51,7 @@ fn a_pool_goes_only_when_nobody_has_it_all_of_it_is_there_and_its_files_may_go()
     let all = ["--yes", "--with-files"];
     refused(&destroy(&world, &all), "member 1 is missing");
     world.plug(1, "loop");
-    // A file system that is mounted inside of it is nobody's to remove.
+    // `destroy` refuses while a foreign file system is mounted inside of the catalogue.
     let inside = world.catalogue().join("tree/inside");
     fs::create_dir(&inside).expect("made");
     run(Command::new("mount")
@@ -62,7 +62,7 @@ fn a_pool_goes_only_when_nobody_has_it_all_of_it_is_there_and_its_files_may_go()
     assert!(inside.join("others").exists(), "it is somebody else's");
     run(Command::new("umount").arg(&inside));
     refused(&output, "a file system is mounted on");
-    // Without --yes it is only said.
+    // Without --yes the command only reports.
     let (report, code) = world.json(&["destroy", "--with-files"], &[]);
     assert_eq!(
         (code, &report["is_done"]),
@@ -74,7 +74,7 @@ fn a_pool_goes_only_when_nobody_has_it_all_of_it_is_there_and_its_files_may_go()
     assert!(world.path("reel").exists(), "nothing was changed");
     world.end();
 
-    // Somebody's own, beside the pool's.
+    // A file that is not the pool's, beside its objects.
     let own = members(&world)[0].join("objects/own");
     fs::write(&own, "kept").expect("written");
     let (report, code) = world.json(&["destroy", "--with-files", "--yes"], &[]);
@@ -91,12 +91,12 @@ fn a_pool_goes_only_when_nobody_has_it_all_of_it_is_there_and_its_files_may_go()
         (vec![String::from("objects")], true)
     );
     fs::remove_dir_all(first.join("objects")).expect("removed");
-    // And the same folders are a pool again.
+    // `create` makes a pool of the same folders again.
     assert!(world.create(&[]).status.success());
     world.start();
     assert_eq!(names(&world.path("")), [] as [&str; 0]);
     world.end();
-    // An empty one goes without more words.
+    // An empty pool needs no --with-files.
     assert!(destroy(&world, &["--yes"]).status.success());
 }
 
@@ -107,7 +107,7 @@ fn a_destroy_that_was_interrupted_goes_on_and_meanwhile_the_pool_is_none() {
     };
     put(&world.path("reel"), 1, MIB).expect("there is room");
     world.end();
-    // As it is behind each of its steps: one more thing is gone each time.
+    // The state after each step of a destroy: one more thing is gone each time.
     let catalogue = world.catalogue();
     let (going, [first, second]) = (catalogue.join("rushes-pool.destroying"), members(&world));
     fs::rename(catalogue.join("rushes-pool"), &going).expect("renamed");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One pool behind several doors at once: a real smbd and Debian's Ganesha over its mount, and
-//! programs on the mount itself. The tests show what a client of one may rely on beside the others,
-//! and what no door leads to. The table in docs/guide/doors.md says what is tested here.
+//! programs on the mount itself. The tests show the guarantees for a client of one door beside the
+//! others, and the files that no door reaches. They are the table in docs/guide/doors.md.
 
 use rushes_tests::disk::run;
 use rushes_tests::export::{Export, NFS};
@@ -29,9 +29,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const FILE_BYTES: usize = 300_000;
-/// How long nothing is to happen before it counts as "does not happen".
+/// An event that does not come within this time counts as one that never comes.
 const NEVER: Duration = Duration::from_secs(2);
-/// For what takes its time: a client that is gone, a reader that waits.
+/// For slow events: a server finds that a client is gone, a reader waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 const EXDEV: i32 = 18;
 const ENAMETOOLONG: i32 = 36;
@@ -43,7 +43,7 @@ struct Doors {
     world: PoolWorld,
 }
 
-/// The lines that docs/guide/doors.md tells people to put into the share of a pool.
+/// The lines of docs/guide/doors.md for the share of a pool.
 fn documented() -> Vec<String> {
     let guide = fs::read_to_string(tree::root().join("docs/guide/doors.md"));
     let guide = guide.expect("the guide has a page on doors");
@@ -59,7 +59,7 @@ fn documented() -> Vec<String> {
 }
 
 impl Doors {
-    /// All of them, the share with these lines. None: the machine lacks something, which was said.
+    /// All doors, the share with these lines. None: the machine lacks something, which was printed.
     fn open(lines: &[String], global: &[&str]) -> Option<Doors> {
         let needs = [Need::Program("smbd"), Need::Program("pdbedit")];
         if !needs::all_there(NFS) || !needs::all_there(&needs) {
@@ -84,7 +84,7 @@ impl Doors {
                     .collect(),
             },
         );
-        // A client of NFS that says nothing for half of this time is gone.
+        // Ganesha drops an NFS client that is silent for half of this time.
         let export = Export::nfs_with(&world, &["--grace", "20"]);
         Some(Doors {
             smbd,
@@ -101,14 +101,14 @@ impl Doors {
         Connection::connect_with_leases(self.smbd.port(), SHARE).expect("smbd lets guests in")
     }
 
-    /// A client of NFS, and the folder that is exported.
+    /// An NFS client, and the exported folder.
     fn nfs(&self, name: &str) -> (Nfs4, NfsHandle) {
         let mut nfs = Nfs4::connect(self.export.port, name, 1);
         let root = nfs.root("media").expect("exported");
         (nfs, root)
     }
 
-    /// A file that everybody may write.
+    /// Makes a file that every user may write.
     fn put(&self, name: &str, seed: u64) {
         let path = self.world.path(name);
         fs::write(&path, pattern::bytes(seed, 0, FILE_BYTES)).expect("there is room");
@@ -123,7 +123,7 @@ impl Doors {
             .expect("it is there")
     }
 
-    /// No object is left of what was removed.
+    /// Waits until the pool has no object: all its files were removed.
     fn nothing_is_left(&self) {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -154,8 +154,8 @@ impl Doors {
     }
 }
 
-/// Nobody else has a lock on the file, and now we do. A lock goes with the first descriptor of its
-/// file that this process closes.
+/// Locks the file; false if another process has a lock. The kernel drops the lock when this process
+/// closes any descriptor of the file.
 fn locked(file: &File) -> bool {
     match fcntl_lock(file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => true,
@@ -201,7 +201,7 @@ fn locks_hold(lines: &[String]) {
         .open("project.prproj", Disposition::Open)
         .expect("opened");
 
-    // Taken by SMB.
+    // A lock of an SMB client.
     smb.lock(file, 100, 50, true).expect("nobody has it");
     assert!(!locked(&local), "a program has what an SMB client locked");
     let refused = nfs.lock(&mut theirs, 120, 10);
@@ -215,7 +215,7 @@ fn locks_hold(lines: &[String]) {
     nfs.unlock(&theirs, beside).expect("ours");
     smb.lock(file, 100, 50, false).expect("ours");
     assert!(is_free(&local));
-    // Gone with the file, and with the client.
+    // It ends when the file is closed, and when the client is gone.
     smb.lock(file, 0, 10, true).expect("nobody has it");
     smb.close(file).expect("closed");
     assert!(is_free(&local), "closed");
@@ -223,12 +223,12 @@ fn locks_hold(lines: &[String]) {
     assert!(!is_free(&local));
     drop(other);
     becomes("the lock of an SMB client that is gone is, too", || {
-        // An NFS client that says nothing is gone by and by, too.
+        // This read keeps the NFS client: Ganesha drops a silent one.
         nfs.read(&theirs, 0, 8).expect("open");
         is_free(&local)
     });
 
-    // Taken by NFS.
+    // A lock of an NFS client.
     let (file, _) = smb
         .open("project.prproj", Disposition::Open)
         .expect("opened");
@@ -250,7 +250,7 @@ fn locks_hold(lines: &[String]) {
         is_free(&local)
     });
 
-    // Taken by a program. For SMB clients it counts at each read and write, too.
+    // A lock of a program. smbd applies it to each read and write of SMB clients, too.
     assert!(locked(&local));
     assert!(is_refused(smb.lock(file, 5000, 1, true)));
     let refused = nfs.lock(&mut theirs, 5000, 1);
@@ -264,7 +264,7 @@ fn locks_hold(lines: &[String]) {
     pattern::check(1, 0, &read, "project.prproj");
     smb.lock(file, 5000, 1, true).expect("closed");
 
-    // For NFS clients and programs locks are for those who ask.
+    // For NFS clients and programs locks are advisory: reads and writes ignore them.
     let local = doors.local("project.prproj");
     let mut found = [0; 8];
     local.read_exact_at(&mut found, 5000).expect("read");
@@ -285,7 +285,7 @@ fn byte_range_locks_hold_with_our_module_in_the_share_too() {
 
 const KEY: [u8; 16] = *b"one lease of one";
 
-/// Bytes that one writes are in the next read of any other.
+/// Bytes that a client of one door writes are in the next read by any other door.
 fn agree(doors: &Doors, smb: &Connection, file: Handle, name: &str) {
     let (mut nfs, root) = doors.nfs(&format!("agree on {file:?}"));
     let open = nfs.open(&root, name.as_bytes(), false).expect("opened");
@@ -373,7 +373,8 @@ fn with_the_lines_of_the_guide_smb_clients_keep_nothing_and_everybody_sees_each_
     assert_eq!(said[0].0, "ok", "{said:?}");
 }
 
-/// That smbd breaks none of them is why the guide has those lines and `rushes check` asks for them.
+/// smbd breaks no lease for another door: so the guide has those lines, and `rushes check` asks for
+/// them.
 #[test]
 fn leases_are_not_broken_by_other_doors_and_check_says_so() {
     let Some(doors) = Doors::open(&[], &[]) else {
@@ -392,7 +393,7 @@ fn leases_are_not_broken_by_other_doors_and_check_says_so() {
     let open = nfs.open(&root, b"a.mov", false).expect("opened");
     nfs.write(&open, 0, b"yet another").expect("written");
     assert_eq!(smb.next_break(NEVER), None, "smbd breaks it by itself now");
-    // Another SMB client is noticed: our client gets a break.
+    // For another SMB client smbd breaks the lease.
     let other = doors.smb();
     let (second, told) = std::thread::scope(|scope| {
         let opening = scope.spawn(|| other.open("a.mov", Disposition::Open));
@@ -402,7 +403,7 @@ fn leases_are_not_broken_by_other_doors_and_check_says_so() {
     });
     assert!(matches!(told.to, Kept::Lease(state) if state & 4 == 0));
     other.close(second.expect("opened").0).expect("closed");
-    // Bytes that go past the client's memory are right all the same.
+    // Reads and writes past the client's cache are right all the same.
     agree(&doors, &smb, file, "a.mov");
     let said = checked(&doors);
     assert_eq!(said.len(), 1, "{said:?}");
@@ -461,7 +462,7 @@ fn oplocks_of_the_kernel_are_broken_before_another_door_opens_the_file() {
             let told = smb.next_break(PATIENCE);
             let told = told.unwrap_or_else(|| panic!("{door} breaks nothing"));
             assert!(!opening.is_finished(), "{door} does not wait");
-            // The bytes that it had written for itself go to the server first.
+            // The client first writes the bytes that it had only in its cache.
             smb.write(file, 0, &new).expect("written");
             smb.acknowledge(told).expect("acknowledged");
             opening.join().expect("opened")
@@ -469,7 +470,7 @@ fn oplocks_of_the_kernel_are_broken_before_another_door_opens_the_file() {
         assert!(found == new, "{door} has old bytes");
         smb.close(file).expect("closed");
     }
-    // A program that has it open keeps others from having it for themselves.
+    // While a program has the file open, an SMB client gets no oplock.
     for write in [true, false] {
         let local = File::options()
             .read(true)
@@ -510,8 +511,8 @@ fn what_is_removed_by_one_door_is_whole_for_who_has_it_open_at_another() {
     };
     let (mut nfs, root) = doors.nfs("removed");
     let (smb, other) = (doors.smb(), doors.smb());
-    // Removed by a program, and by NFS, while SMB has it open; the name is free for another file at
-    // once.
+    // A program, then an NFS client, removes the file while an SMB client has it open; the name is
+    // free for another file at once.
     for (seed, by_nfs) in [(1, false), (2, true)] {
         doors.put("take.mov", seed);
         let (file, _) = smb.open("take.mov", Disposition::Open).expect("opened");
@@ -535,7 +536,7 @@ fn what_is_removed_by_one_door_is_whole_for_who_has_it_open_at_another() {
         assert_eq!(new.len(), FILE_BYTES, "the removed one was made longer");
         fs::remove_file(doors.world.path("take.mov")).expect("removed");
     }
-    // Removed by SMB: that waits for the last of its clients, and for nobody else.
+    // A removal by SMB waits for the last SMB client with the file open, and for no other door.
     doors.put("take.mov", 3);
     let local = doors.local("take.mov");
     let theirs = nfs.open(&root, b"take.mov", false).expect("opened");
@@ -556,7 +557,7 @@ fn what_is_removed_by_one_door_is_whole_for_who_has_it_open_at_another() {
     pattern::check(3, 0, &found, "by NFS");
     nfs.close(theirs).expect("closed");
     drop(local);
-    // A client that does not share it keeps SMB clients out, and nobody else.
+    // An SMB client that shares the file with nobody keeps SMB clients out, but no other door.
     doors.put("alone.mov", 4);
     let alone = smb
         .open_alone("alone.mov", Disposition::Open)
@@ -613,7 +614,7 @@ fn a_rename_over_a_file_leaves_who_has_it_open_the_old_one() {
         smb.close(file).expect("closed");
         nfs.close(theirs).expect("closed");
         drop(local);
-        // The name is the new one's at every door at once.
+        // Every door has the new file under the name at once.
         let found = fs::read(doors.world.path("cut.prproj")).expect("read");
         pattern::check(new, 0, &found, door);
         let handle = nfs.lookup(&root, b"cut.prproj").expect("there");
@@ -629,7 +630,7 @@ fn a_rename_over_a_file_leaves_who_has_it_open_the_old_one() {
     doors.nothing_is_left();
 }
 
-/// Each read by each door, and whatever a door shows is what it opens.
+/// Each door reads each file that it shows, and opens each name that it lists.
 #[test]
 fn names_at_the_limits_are_one_file_at_every_door_or_are_not_shown() {
     let Some(doors) = Doors::open(&documented(), &[]) else {
@@ -638,8 +639,8 @@ fn names_at_the_limits_are_one_file_at_every_door_or_are_not_shown() {
     let long = "n".repeat(255);
     let wide = "\u{6620}".repeat(85);
     assert_eq!(wide.len(), 255);
-    // A name with a line end, a colon or a space at the end, which Windows cannot say, has another
-    // one there, and a name that is no text has none.
+    // Windows cannot use a name with a line end, a colon, a backslash or a space at the end: SMB
+    // shows another one. It does not show a name that is not UTF-8.
     let plain: [&[u8]; 3] = [long.as_bytes(), wide.as_bytes(), "\u{e9}".as_bytes()];
     let foreign: [&[u8]; 4] = [b"line\nend", b"a:b", b"space at the end ", b"back\\slash"];
     let no_text: [&[u8]; 2] = [b"a\xff\xfe.mov", b"\xc3"];
@@ -672,7 +673,7 @@ fn names_at_the_limits_are_one_file_at_every_door_or_are_not_shown() {
         pattern::check(seed as u64, 0, &found, name);
         smb.close(file).expect("closed");
     }
-    // Under whatever name: one file each, and a whole one.
+    // Each name that SMB shows is one file, with all its bytes.
     let expected: BTreeSet<Vec<u8>> = (0..all().count())
         .map(|seed| pattern::bytes(seed as u64, 0, 5000))
         .collect();
@@ -691,7 +692,7 @@ fn names_at_the_limits_are_one_file_at_every_door_or_are_not_shown() {
         plain.len() + foreign.len(),
         "shown by SMB: {shown:?}"
     );
-    // One more is too much, at each of them.
+    // Each door refuses a name that is one byte longer.
     let longer = "n".repeat(256);
     let error = fs::write(doors.world.path(&longer), "x").expect_err("too long");
     assert_eq!(error.raw_os_error(), Some(ENAMETOOLONG));
@@ -702,10 +703,10 @@ fn names_at_the_limits_are_one_file_at_every_door_or_are_not_shown() {
         matches!(refused, Err(Status(NO_NAME | NOT_FOUND))),
         "{refused:?}"
     );
-    // In characters it is short enough, in bytes it is not.
+    // A name short enough in characters, but too long in bytes.
     let refused = smb.open(&format!("{wide}\u{6620}"), Disposition::OpenIf);
     assert!(refused.is_err(), "258 bytes");
-    // Made by SMB, as long as can be.
+    // An SMB client makes a file with the longest name.
     let made = format!("{}.mov", "m".repeat(251));
     let (file, _) = smb.open(&made, Disposition::OpenIf).expect("made");
     smb.write(file, 0, &pattern::bytes(99, 0, 5000))
@@ -735,7 +736,7 @@ fn set_modified(path: &Path, (seconds, nanoseconds): (i64, u32)) {
     rustix::fs::utimensat(folder, path, &times, flags).expect("ours");
 }
 
-/// As SMB has times: units of 100 ns since 1601.
+/// A time as SMB sends it. Units: 100 ns since 1601.
 fn windows_time((seconds, nanoseconds): (i64, u32)) -> u64 {
     let since_1601 = u64::try_from(seconds + 11_644_473_600).expect("since 1601");
     since_1601 * 10_000_000 + u64::from(nanoseconds / 100)
@@ -752,7 +753,7 @@ fn times_far_ahead_and_running_backwards_are_the_same_at_every_door_and_hide_no_
     let path = doors.world.path("clip.mov");
     let handle = nfs.lookup(&root, b"clip.mov").expect("there");
     let now = fs::metadata(&path).expect("known").mtime();
-    // Ahead, then ever further back; ext4 knows no other times than from 1901 to 2446.
+    // Far ahead, then ever further back; ext4 has times from 1901 to 2446 only.
     let times = [
         (15_000_000_000, 999_999_900),
         (4_294_967_296, 0),
@@ -775,13 +776,13 @@ fn times_far_ahead_and_running_backwards_are_the_same_at_every_door_and_hide_no_
         let known = fs::metadata(&path).expect("known");
         assert_eq!((known.mtime(), known.mtime_nsec() as u32), time, "{round}");
         assert_eq!(nfs.modified(&handle), Ok(time), "{round}");
-        // As long as an SMB client has it open, smbd shows the time that it had then, whatever
-        // other doors do.
+        // While an SMB client has the file open, smbd shows the time of that open, also after
+        // changes by other doors.
         let (file, info) = smb.open("clip.mov", Disposition::Open).expect("opened");
         assert_eq!(info.written, windows_time(time), "{round}");
         let info = smb.list("clip.mov").expect("listed").expect("there");
         assert_eq!(info.written, windows_time(time), "{round}");
-        // The bytes written now are older than the file was, or newer: all see them.
+        // Every door sees new bytes also where the file's time does not move, or moves back.
         let bytes = pattern::bytes(100 + round as u64, 0, 1000);
         match round % 2 {
             0 => doors.local("clip.mov").write_all_at(&bytes, 0),
@@ -800,7 +801,7 @@ fn times_far_ahead_and_running_backwards_are_the_same_at_every_door_and_hide_no_
         smb.close(file).expect("closed");
     }
     let last = *times.last().expect("some");
-    // The log of names goes by its order, not by times: the last name and the last time count.
+    // A rescue goes by the order of the log of names, not by times: the last name and time count.
     for (number, time) in times.into_iter().enumerate() {
         let to = doors.world.path(format!("renamed {number}"));
         let from = if number == 0 {
@@ -810,7 +811,7 @@ fn times_far_ahead_and_running_backwards_are_the_same_at_every_door_and_hide_no_
         };
         fs::rename(from, &to).expect("renamed");
         set_modified(&to, time);
-        // Once a second it is written.
+        // The mount writes the log once a second.
         std::thread::sleep(Duration::from_millis(400));
     }
     let name = format!("renamed {}", times.len() - 1);
@@ -840,7 +841,7 @@ fn times_far_ahead_and_running_backwards_are_the_same_at_every_door_and_hide_no_
     assert!(fs::read(doors.world.path(&name)).expect("read") == before);
 }
 
-/// A stub's record, as root sees it beside the doors.
+/// A stub's layout, as root reads it in the catalogue.
 fn record(doors: &Doors, name: &str) -> Vec<u8> {
     let stub = doors.world.catalogue().join("tree").join(name);
     let output = Command::new(needs::path_of("getfattr"))
@@ -877,15 +878,14 @@ fn layouts_are_neither_seen_nor_set_by_smb_and_nfs_whatever_they_are_called() {
     let (mut nfs, root) = doors.nfs("forger");
     let handle = nfs.lookup(&root, b"a.mov").expect("there");
     let mut extended = Extended::connect(doors.export.port, "forger").expect("NFSv4.2");
-    // An attribute of a user's goes through by SMB, so that what does not is refused for its name.
-    // Ganesha 4.3 hands on none at all.
+    // SMB sets an attribute of a user; so it can only refuse those below for their names. Ganesha
+    // 4.3 passes on no attribute at all.
     smb.set_attribute(file, "colour", b"blue").expect("set");
     let seen = smb.attributes(file).expect("listed");
     assert_eq!(seen, [(String::from("colour"), b"blue".to_vec())]);
     assert_eq!(extended.get(&handle, "colour"), Err(NFS4ERR_NOTSUPP));
     for name in names {
-        // Taken or not: it may become an attribute of users, of which there are many, and nothing
-        // else.
+        // May succeed: as an attribute of users, beside many others, but not as the layout.
         let _ = smb.set_attribute(file, name, &forged);
         let _ = extended.set(&handle, name, &forged);
         let stream = format!("a.mov:{name}");
@@ -946,7 +946,7 @@ fn no_link_and_no_path_leads_from_a_door_to_objects_or_the_catalogue() {
     let smb = doors.smb();
     let (mut nfs, root) = doors.nfs("links");
     for (number, place) in places.iter().enumerate() {
-        // Links by name lead where their reader may go, and these places are root's alone.
+        // A symbolic link leads only where its reader may go, and only root may enter these places.
         let name = format!("link {number}");
         symlink(place, doors.world.path(&name)).expect("made");
         let through = smb.open(&name, Disposition::Open);
@@ -960,7 +960,7 @@ fn no_link_and_no_path_leads_from_a_door_to_objects_or_the_catalogue() {
             .output()
             .expect("setpriv comes with util-linux");
         assert!(!read.status.success(), "a user reads {}", place.display());
-        // Links by inode do not leave their file system, not even root's.
+        // A hard link cannot leave its file system, not even one of root.
         let linked = fs::hard_link(place, doors.world.path("hard"));
         let refused = linked.expect_err("another file system").raw_os_error();
         assert!(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A member whose device fails, or whose file system's quota is used up: the others take what is
-//! new, and nobody is told that something is durable that is not.
+//! A member whose device fails, or whose file system's quota is used up: the other members take new
+//! files, and no sync succeeds for bytes that are not durable.
 //!
 //! It keeps time, so it runs alone (tests/programs.sh).
 
@@ -22,12 +22,12 @@ const FILE_BYTES: usize = 4 * MIB;
 const EIO: i32 = 5;
 const EROFS: i32 = 30;
 const EDQUOT: i32 = 122;
-/// A program that gets an error of a fault gets it by then.
+/// A program gets the error of a fault within this time.
 const QUICKLY: Duration = Duration::from_secs(3);
-/// A member that works again takes new files by then.
+/// A member that works again takes new files within this time.
 const COMES_BACK_BY: Duration = Duration::from_secs(60);
 
-/// The requests that the device does not do any more.
+/// The requests that the device fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Broken {
     Writing,
@@ -35,8 +35,8 @@ enum Broken {
     Both,
 }
 
-/// Whether the file system has a journal, without which it would be read-only after its first write
-/// that failed.
+/// Whether the file system has a journal; with one it becomes read-only when a write to the journal
+/// fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Journal {
     Kept,
@@ -66,11 +66,11 @@ fn device_of(folder: &Path) -> String {
     found.expect("it is mounted")
 }
 
-/// Unmount the disk that can fail, do something to it, and mount it again.
+/// Unmounts the disk that can fail, calls `meanwhile` with its device, and mounts it again.
 fn remount(world: &PoolWorld, meanwhile: impl FnOnce(&str)) {
     let folder = world.slow_disk().path();
     let device = device_of(folder);
-    // Names may be logged on it at this moment.
+    // The pool's mount may be writing its log of names there at this moment.
     let end = Instant::now() + Duration::from_secs(10);
     let unmounted = || {
         let done = Command::new("umount").arg(folder).status();
@@ -105,7 +105,7 @@ fn world_with(journal: Journal) -> Option<PoolWorld> {
     Some(world)
 }
 
-/// A daemon that has both members as shares, and takes what is written to them.
+/// A daemon that has both members as shares, with a write buffer.
 fn serve(world: &PoolWorld) -> Daemon {
     let path = world.slow_disk().path().join("pool");
     let spec = DaemonSpec {
@@ -130,7 +130,7 @@ fn state_of_broken(world: &PoolWorld) -> String {
     state.expect("text").to_owned()
 }
 
-/// Files are listed with their lengths, those elsewhere are as they were.
+/// The broken member's file is listed with its length; the other member's file has its bytes.
 fn others_are_untouched(world: &PoolWorld) {
     let names = fs::read_dir(world.path("")).expect("listed");
     let names: Vec<String> = names
@@ -155,8 +155,8 @@ fn new_files_go_elsewhere(broken: Broken, with_daemon: bool) {
         fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
     }
     break_disk(&world, broken);
-    // Nobody knows yet: a program that writes there at this moment gets an error when it wants the
-    // bytes to be durable.
+    // The mount does not know of the fault yet: a program whose new file goes there gets the error
+    // at its sync.
     let mut failed = Vec::new();
     for number in 0..20 {
         let begun = Instant::now();
@@ -246,7 +246,7 @@ fn what_its_disk_did_not_take_is_told_to_be_durable_to_nobody() {
         let error = file.sync_all().expect_err("it is not on its disk");
         assert_eq!(error.raw_os_error(), Some(EIO), "{error}");
         if !with_daemon {
-            // Each open gets an error of bytes that the kernel has thrown away, also when the disk
+            // The kernel returns the error of discarded bytes to each open file, also when the disk
             // works again.
             world.slow_disk().tell("clear");
         }
@@ -254,7 +254,7 @@ fn what_its_disk_did_not_take_is_told_to_be_durable_to_nobody() {
         assert_eq!(error.raw_os_error(), Some(EIO), "{error}");
         world.slow_disk().tell("clear");
         let begun = Instant::now();
-        // It is over, and nobody is told of it again. A daemon has kept the bytes and writes them.
+        // Later syncs return no error. A daemon has kept the bytes and writes them.
         while other.sync_all().is_err() {
             assert!(begun.elapsed() < COMES_BACK_BY, "it works again");
             std::thread::sleep(Duration::from_millis(200));
@@ -298,7 +298,7 @@ fn a_member_whose_journal_is_broken_off_is_left_alone_until_it_is_mounted_again(
     world.end();
 }
 
-/// Nobody gets more of a member's file system than so much.
+/// Sets a quota of `bytes` on a member's file system.
 fn limit(world: &PoolWorld, member: usize, bytes: &str) {
     let btrfs = |words: &[&str]| {
         run(Command::new(needs::path_of("btrfs"))
@@ -320,7 +320,7 @@ fn a_file_goes_on_elsewhere_when_the_quota_of_its_member_is_used_up() {
         limit(&world, 0, "64M");
         put(&world.path("take.mov"), 1, 150 * MIB).expect("the other one has room");
         assert_eq!(world.members_of("take.mov"), [0, 1]);
-        // Into its middle, which btrfs writes to new places.
+        // Overwrite its beginning, which btrfs writes to new places.
         let mut file = File::options()
             .write(true)
             .open(world.path("take.mov"))

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A clip of which the kernel has the head in its cache: the daemon sees none of its first reads,
-//! and keeps what the header promises all the same. And a sequence of which the kernel has the
-//! first frames.
+//! A clip whose head is in the kernel's cache: the daemon sees none of its first reads, and gives
+//! it a contract by its header all the same. And a sequence whose first frames are in that cache.
 
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, check, put};
@@ -12,7 +11,7 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const LENGTH: u64 = 48 * MIB;
-/// Of these the kernel has the pages. Units: bytes.
+/// Bytes that the kernel has in its cache.
 const HEAD: u64 = 16 * MIB;
 /// 4.6 MB/s.
 const BYTES_PER_SECOND: u32 = 8 * 192_000 * 3;
@@ -42,13 +41,13 @@ fn stream_of<'a>(status: &'a Value, name: &str) -> Option<&'a Value> {
     streams.iter().find(|stream| stream["path"] == name)
 }
 
-/// The fate of the program that copied it in.
+/// The state of the program that copied the clip in.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Copier {
     Gone,
-    /// Gone, and nothing was synced.
+    /// Gone, without a sync.
     JustGone,
-    /// As a file server's is that keeps files open for a while.
+    /// Keeps the file open, as a file server does for a while.
     Stays,
 }
 
@@ -82,7 +81,7 @@ fn a_clip_that_was_just_copied_in_is_played_by_its_header() {
             file.read_exact_at(&mut found, at).expect("read");
             let expected = &bytes[at as usize..][..BLOCK as usize];
             assert!(found == expected, "{name} at {at}");
-            // Four times as quick as it is played.
+            // Four times the speed of playback.
             let due = Duration::from_millis(BLOCK * 250 / u64::from(BYTES_PER_SECOND));
             std::thread::sleep((due * block as u32).saturating_sub(begun.elapsed()));
             let status = daemon.status();
@@ -102,10 +101,10 @@ fn a_clip_that_was_just_copied_in_is_played_by_its_header() {
 
 const FRAMES: u64 = 72;
 const FRAME_BYTES: usize = 1 << 20;
-/// Frames of which the kernel has the pages, the first ones.
+/// The first frames, which the kernel has in its cache.
 const KEPT: u64 = 24;
 
-/// The first second of it comes from the kernel's cache: nobody asks the daemon for that.
+/// The kernel's cache has the first second of it: no read of that reaches the daemon.
 #[test]
 fn a_sequence_that_begins_in_the_kernels_cache_is_one_and_fetched_ahead_from_where_it_leaves_it() {
     let Some(world) = PoolWorld::kept(&[(EXT4, 200)]) else {
@@ -117,8 +116,8 @@ fn a_sequence_that_begins_in_the_kernels_cache_is_one_and_fetched_ahead_from_whe
     std::fs::create_dir(world.path("shot")).expect("made");
     for number in 1..=FRAMES {
         put(&frame(number), number, FRAME_BYTES).expect("there is room");
-        // Not for reading: a program that opens one frame after the other for that is a reader of
-        // them.
+        // Opened to write: the daemon takes a program that opens one frame after the other to read
+        // for their reader.
         let file = File::options().write(true).open(frame(number));
         let file = file.expect("there");
         file.sync_all().expect("written");

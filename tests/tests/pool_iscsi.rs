@@ -88,7 +88,7 @@ fn the_same_bytes_are_behind_iscsi_nfs_and_the_mount_at_once() {
     for round in 0..8u64 {
         let at = round * 5 * MIB as u64;
         let other = at + 2 * MIB as u64;
-        // Written by iSCSI, read by both others, before and without a flush.
+        // An iSCSI write is in the next read of both others, without a flush.
         done(&url, &[&format!("write -P {} {at} 1M", round + 1)]);
         let mut bytes = vec![0; MIB];
         file.read_exact_at(&mut bytes, at).expect("read");
@@ -99,7 +99,7 @@ fn the_same_bytes_are_behind_iscsi_nfs_and_the_mount_at_once() {
             bytes.extend(more.expect("read"));
         }
         assert!(bytes.iter().all(|&byte| u64::from(byte) == round + 1));
-        // Written by NFS and by the mount, read by iSCSI.
+        // Writes by NFS and through the mount are in the next iSCSI read.
         nfs.write(&open, other, &vec![0x40 + round as u8; MIB])
             .expect("written");
         file.write_all_at(&vec![0x80 + round as u8; MIB], other + MIB as u64)
@@ -115,7 +115,7 @@ fn the_same_bytes_are_behind_iscsi_nfs_and_the_mount_at_once() {
     }
     nfs_export.end();
     disk.end();
-    // Its objects have it too.
+    // The disk's bytes lie in objects, as those of any file.
     assert!(!world.members_of("edit.disk").is_empty());
 }
 
@@ -142,7 +142,7 @@ fn a_disk_takes_its_room_when_it_is_made_or_is_not_made() {
     assert!(said.contains("--size"), "{said}");
     let said = refused(&["iscsi", &path("a"), "--size", "10000"]);
     assert!(said.contains("multiple of 4096"), "{said}");
-    // Nobody by default, on loopback neither.
+    // No client is allowed by default, not even on loopback: one has to be named.
     for listen in ["0.0.0.0", "127.0.0.1"] {
         let words = ["iscsi", &path("a"), "--size", "1MiB", "--listen", listen];
         let said = refused_as_it_is(&words);
@@ -154,7 +154,7 @@ fn a_disk_takes_its_room_when_it_is_made_or_is_not_made() {
         assert!(Instant::now() < end, "the room does not come back");
         std::thread::sleep(Duration::from_millis(100));
     }
-    // More than one member has room for.
+    // More than the room of one member.
     let disk = Export::iscsi(&world, "a", &["--size", "100MiB"]);
     assert_eq!(world.members_of("a"), [0, 1]);
     let url = disk.disk("a");
@@ -193,7 +193,7 @@ fn an_initiator_comes_back_after_the_mount_died_and_finds_what_it_flushed() {
     };
     let mut disk = Export::iscsi(&world, "d", &["--size", "64MiB"]);
     let other = Export::iscsi(&world, "e", &["--size", "16MiB"]);
-    // Two disks are two disks, also to a client that looks for ways to one.
+    // Two disks have two identities: a multipath client would take equal ones for one disk.
     let identity = |export: &Export, name: &str| {
         let output = Command::new(needs::path_of("iscsi-inq"))
             .args(["-e", "1", "-c", "131", &export.disk(name)])
@@ -223,7 +223,7 @@ fn an_initiator_comes_back_after_the_mount_died_and_finds_what_it_flushed() {
         .and_then(|file| file.read_exact_at(&mut bytes, 9 * MIB as u64))
         .expect("read");
     assert!(bytes.iter().all(|&byte| byte == 6));
-    // A tgtd that dies is said; a keeper that dies takes it along.
+    // When tgtd dies, its keeper ends with exit code 2; when the keeper dies, tgtd ends as well.
     run(Command::new("kill")
         .arg("-KILL")
         .arg(disk.server().to_string()));
@@ -280,7 +280,7 @@ fn nobody_logs_in_who_was_not_named() {
     check(&["--initiator", named], (true, false));
     check(&["--client", "127.0.0.0/8"], (true, true));
     check(&["--client", "127.0.0.3"], (false, false));
-    // tgt would let in a client that fulfils one of both.
+    // tgt would let in a client that meets one of both conditions.
     let path = world.path("d").display().to_string();
     let both = [
         "iscsi",
@@ -294,7 +294,7 @@ fn nobody_logs_in_who_was_not_named() {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
 }
 
-/// tgtd on a plain file, by hand: the tests of libiscsi may say of ours what they say of it.
+/// tgtd on a plain file, for comparison: libiscsi's tests must give the same results for our disk.
 struct Plain {
     child: Child,
     port: u16,
@@ -367,7 +367,7 @@ fn verdicts(url: &str) -> BTreeMap<String, bool> {
             .expect("it starts");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let (mut suite, mut test) = (String::new(), None);
-        // The words of a test stand between its name and the verdict.
+        // A test prints its messages between its name and the verdict.
         for line in text.lines() {
             if let Some(name) = line.strip_prefix("Suite: ") {
                 suite = name.trim().to_owned();

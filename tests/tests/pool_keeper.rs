@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The process that serves a mount is killed, again and again, and a program that works on the
-//! mount waits for the next one: no error, no byte that is another.
+//! The process that serves a mount is killed, again and again, and programs on the mount wait for
+//! the next one: they get no error and no wrong byte.
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::disk::run;
@@ -30,7 +30,7 @@ const MIB: usize = 1 << 20;
 const ATTRIBUTE: &str = "user.note";
 const ENOTCONN: i32 = 107;
 
-/// Longer than what a keeper takes for the death of one that will always die. Units: ms.
+/// A keeper gives a mount up whose serving processes all die sooner than this. Units: ms.
 const SERVES_AT_LEAST_MS: u64 = 250;
 
 fn wish(folder: &Path, words: &str) {
@@ -54,14 +54,14 @@ fn is_sound(world: &PoolWorld) {
     assert_eq!(report["findings"], json!([]));
 }
 
-/// The work of programs until they are to stop, with how often each has done it.
+/// Programs that repeat their work until `stop`, with the count of rounds of each.
 struct Programs<'a> {
     stop: &'a AtomicBool,
     rounds: &'a [AtomicU64],
 }
 
 impl Programs<'_> {
-    /// `work` is done over and over, given how often it was before.
+    /// Repeats `work`, which gets the count of rounds before this one.
     fn repeat(&self, which: usize, mut work: impl FnMut(u64)) {
         let mut round = 0;
         while !self.stop.load(Ordering::Relaxed) {
@@ -71,7 +71,7 @@ impl Programs<'_> {
         }
     }
 
-    /// Each has done something since, and the process that serves has lived for a while.
+    /// Waits until each has done two more rounds, and the serving process has lived for a while.
     fn wait_for_all(&self, world: &PoolWorld) {
         let before: Vec<u64> = self
             .rounds
@@ -97,13 +97,13 @@ impl Programs<'_> {
     }
 }
 
-/// One that has lived for a while.
+/// Kills a serving process that has lived for a while.
 fn kill_after_a_while(world: &PoolWorld) {
     std::thread::sleep(Duration::from_millis(SERVES_AT_LEAST_MS));
     world.kill_serving();
 }
 
-/// Sets the flag when it goes, so that the others stop when one has failed.
+/// Sets the flag when it is dropped, so that the others stop when one has failed.
 struct StopAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for StopAtEnd<'_> {
@@ -112,7 +112,7 @@ impl Drop for StopAtEnd<'_> {
     }
 }
 
-/// Names come, change and go; nothing is told that is not so.
+/// Makes, changes and removes names, and checks every answer.
 fn names(folder: &Path, round: u64) {
     let at = |name: &str| folder.join(name);
     let (file, folder, other) = (at("file"), at("folder"), at("other"));
@@ -141,7 +141,7 @@ fn names(folder: &Path, round: u64) {
     fs::remove_dir(&file).expect("it is there");
 }
 
-/// A file without a name, written and read; every few rounds it is another.
+/// Writes and reads a file without a name; every 23 rounds a new one.
 fn nameless(path: &Path, kept: &mut Option<(File, u64)>, round: u64) {
     if round.is_multiple_of(23) {
         let file = File::create_new(path).expect("it is not there");
@@ -335,7 +335,7 @@ fn programs_do_not_notice_that_the_process_behind_the_mount_is_killed() {
     is_sound(&world);
 }
 
-/// A pool of these members, and a daemon that takes what is written to them.
+/// A pool of these members, and a daemon that serves them.
 fn served(members: &[Made]) -> Option<(PoolWorld, Daemon)> {
     let world = PoolWorld::kept(members)?;
     let daemon = world.served(members.len(), "");
@@ -378,7 +378,7 @@ fn each_byte_is_what_was_written_whichever_of_daemon_and_mount_dies() {
             if stop.load(Ordering::Relaxed) {
                 break;
             }
-            // Each of them, one behind the other, and both at once.
+            // Kill the daemon alone, the serving process alone, or both.
             if kill % 4 != 0 {
                 world.kill_serving();
             }
@@ -406,8 +406,8 @@ fn each_byte_is_what_was_written_whichever_of_daemon_and_mount_dies() {
     }
 }
 
-/// Have the process that serves killed as it is about to answer something; when this returns,
-/// whatever it answers next.
+/// Has strace kill the serving process as it is about to send an answer: its next one, once this
+/// function has returned.
 fn die_before_answering(world: &PoolWorld) -> (u32, Child) {
     let serving = world.serving().expect("it serves");
     let tracer = Command::new(needs::path_of("strace"))
@@ -430,8 +430,8 @@ fn die_before_answering(world: &PoolWorld) -> (u32, Child) {
     (serving, tracer)
 }
 
-/// A call that cannot be done twice is done once, though the process died after it and before it
-/// said so.
+/// A call that must not happen twice happens once, although the process died after it and before
+/// the answer.
 #[test]
 fn what_was_done_and_not_answered_is_not_done_again() {
     if !needs::all_there(&[needs::Need::Program("strace")]) {
@@ -507,7 +507,7 @@ fn a_mount_is_replaced_on_request_and_given_up_when_nobody_can_serve_it() {
         b"before behind"
     );
 
-    // Tools are kept out also while nobody serves.
+    // Without this file no process can serve the mount: the keeper gives it up.
     let format = world.catalogue().join("rushes-pool");
     let aside = format.with_extension("aside");
     fs::rename(&format, &aside).expect("there");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The process that serves a mount is killed, again and again, under clients of SMB and of an iSCSI
-//! disk: they wait for the next one, get no error and read no byte that is another. NFS and
-//! programs are in pool_keeper.rs.
+//! disk: they wait for the next one, get no error and read no wrong byte. NFS and programs are in
+//! pool_keeper.rs.
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::export::{Export, ISCSI};
@@ -23,12 +23,12 @@ const BLOCK: usize = 65_536;
 const DISK_BLOCKS: u64 = 256;
 const TAKE_BLOCKS: u64 = 160;
 const KILLS: usize = 15;
-/// Longer than what a keeper takes for the death of one that will always die. Units: ms.
+/// A keeper gives a mount up whose serving processes all die sooner than this. Units: ms.
 const SERVES_AT_LEAST_MS: u64 = 300;
-/// For each client to go on.
+/// Each client goes on within this time.
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// How often each client has been answered, and whether all are to stop.
+/// Counts of each client's answers, and the flag that stops all.
 #[derive(Default)]
 struct Clients {
     stop: AtomicBool,
@@ -37,7 +37,7 @@ struct Clients {
     anything: Arc<AtomicU64>,
 }
 
-/// Sets the flag when it goes, so that the others stop when one has failed.
+/// Sets the flag when it is dropped, so that the others stop when one has failed.
 struct StopAtEnd<'a>(&'a AtomicBool);
 
 impl Drop for StopAtEnd<'_> {
@@ -55,7 +55,7 @@ impl Clients {
         [&self.recorder, &self.disk, &*self.anything].map(|one| one.load(Ordering::Relaxed))
     }
 
-    /// Each has been answered since, and the process that serves has lived for a while.
+    /// Waits until each has got three more answers, and the serving process has lived for a while.
     fn wait_for_all(&self, world: &PoolWorld) {
         let (before, begun) = (self.answers(), Instant::now());
         std::thread::sleep(Duration::from_millis(SERVES_AT_LEAST_MS));
@@ -74,8 +74,7 @@ impl Clients {
         }
     }
 
-    /// A take is recorded and read behind its writer, and read whole at its end; then the next one
-    /// over it.
+    /// Records one take over the other; reads behind the end meanwhile, and all of a take at last.
     fn record(&self, port: u16) {
         let client = Connection::connect(port, SHARE).expect("smbd lets guests in");
         for take in 1.. {
@@ -112,7 +111,7 @@ impl Clients {
         }
     }
 
-    /// Blocks of a disk, each all of one byte; returns which.
+    /// Writes and reads blocks of a disk, each filled with one byte. Returns these bytes.
     fn use_disk(&self, url: &str) -> Vec<u8> {
         let mut disk = Disk::log_in(url);
         let mut blocks = Blocks::new(5, DISK_BLOCKS, BLOCK);
@@ -126,7 +125,7 @@ impl Clients {
         blocks.into_bytes()
     }
 
-    /// All else that SMB clients do, compared with a model.
+    /// All other operations of SMB clients, compared with a model.
     fn do_anything(&self, port: u16, world: &PoolWorld) {
         let folder = world.path("");
         for seed in 40.. {
@@ -144,7 +143,7 @@ impl Clients {
                 steps: Arc::clone(&self.anything),
             };
             fsx::run(port, &folder, &plan).unwrap_or_else(|divergence| panic!("{divergence}"));
-            // The names of one round come again in the next.
+            // The next round uses the same names.
             for entry in fs::read_dir(&folder).expect("listed").flatten() {
                 if entry.file_name().to_string_lossy().starts_with('w') {
                     fs::remove_file(entry.path()).expect("removed");
@@ -215,7 +214,7 @@ fn clients_do_not_notice(with_daemon: bool) {
     assert_eq!(pauses.len(), KILLS, "a client stopped");
     pauses.sort();
     eprintln!("pauses {pauses:?}, answers {:?}", clients.answers());
-    // Nobody was started again, and what was written is in the file.
+    // tgtd was not started again, and the file has the written bytes.
     assert_eq!(export.server(), server, "{}", export.log());
     export.end();
     drop(smbd);

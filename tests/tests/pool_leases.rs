@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file that was read by passthrough, once nobody has it open any more: the kernel is asked
-//! whether somebody has it mapped wherever that matters, and it is as any other file as soon as
-//! nobody has.
+//! A file that was read by passthrough, after its last close: wherever that matters, the mount asks
+//! the kernel whether a program has it mapped, and treats it as any other file once none has.
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::mapper::{Mapper, hex};
@@ -32,7 +31,7 @@ fn answered(daemon: &Daemon) -> u64 {
     of("hit_count") + of("miss_count")
 }
 
-/// Whether who opens it now reads it by way of the daemon.
+/// Whether a reader that opens it now reads through the daemon.
 fn is_asked(world: &PoolWorld, daemon: &Daemon, name: &str, seed: u64, length: usize) -> bool {
     let before = answered(daemon);
     fs::write("/proc/sys/vm/drop_caches", "1").expect("root");
@@ -50,7 +49,7 @@ fn is_sound(world: &mut PoolWorld) {
     );
 }
 
-/// Soon: the mount is told of a close a moment after it.
+/// Waits until it is so: the kernel tells the mount of a close a moment after it.
 fn until(sentence: &str, mut is_so: impl FnMut() -> bool) {
     let end = Instant::now() + PATIENCE;
     while !is_so() {
@@ -59,7 +58,7 @@ fn until(sentence: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// All files are read once by passthrough, and closed.
+/// Reads all files by passthrough, and closes them.
 fn pass(world: &PoolWorld) {
     for entry in fs::read_dir(world.path("")).expect("listed") {
         let path = entry.expect("one").path();
@@ -71,8 +70,8 @@ fn pass(world: &PoolWorld) {
     }
 }
 
-/// Has a lease of a file for half a second from when it says so, as a daemon has that gives blocks
-/// back, or a mount that asks whether somebody has it open.
+/// Takes a lease of a file, says so, and keeps it for half a second: as a daemon that gives blocks
+/// back, or a mount that asks whether a program has the file open.
 const LEASED: &str = r#"
 import fcntl, os, signal, sys, time
 signal.signal(signal.SIGIO, signal.SIG_IGN)
@@ -134,7 +133,7 @@ fn a_daemon_that_comes_has_what_was_passed_and_what_is_mapped_when_it_is_not_any
     until("nobody has it mapped any more", || {
         is_asked(&world, &daemon, "mapped", 1, 2 * MIB)
     });
-    // The daemon is told of what is written beside a reader, but does not keep its object.
+    // The mount tells the daemon of writes beside a reader, but the daemon does not keep the object.
     let file = File::options().write(true).open(world.path("written"));
     let file = file.expect("there");
     file.write_all_at(&pattern::bytes(2, 5000, 9000), 5000)
@@ -144,7 +143,8 @@ fn a_daemon_that_comes_has_what_was_passed_and_what_is_mapped_when_it_is_not_any
     until("nobody has it open any more", || {
         is_asked(&world, &daemon, "written", 2, 2 * MIB)
     });
-    // Writes from now on go by way of the daemon as well: it is missed when it is killed.
+    // Writes from now on go through the daemon as well: when it dies, the mount says that it has
+    // bytes.
     fs::write(world.path("closed"), "anew").expect("room");
     daemon.kill();
     until("it is missed", || {
@@ -266,7 +266,7 @@ fn a_mapped_file_is_removed_cut_and_written_at_once() {
     assert_eq!(cut.sees(4096, 8), hex(b"written\0"));
     check(&world.path("replaced"), 2, MIB);
     drop((removed, replaced, cut, file));
-    // A file that nobody has mapped any more loses its object when it is cut to nothing.
+    // A file that no program has mapped any more loses its object when it is truncated to nothing.
     File::create(world.path("cut")).expect("cut");
     until("one object is left", || object_count() == 1);
     is_sound(&mut world);

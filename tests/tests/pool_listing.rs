@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Folders of a pool listed through its mount: by readers with little room, from offsets, with and
-//! without looking at what is listed, and while names come and go.
+//! Folders of a pool listed through its mount: by readers with small buffers, from offsets, with
+//! and without a stat of each entry, and while names come and go.
 
 use rushes_tests::pool::{EXT4, PoolWorld, XFS};
 use rustix::fs::{AtFlags, Mode, OFlags, RawDir, SeekFrom, fstat, open, seek, statat};
@@ -13,7 +13,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::time::Duration;
 
-/// A name, what it leads to, and the offset behind it.
+/// A name, its inode number, and the offset behind it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Found {
     name: CString,
@@ -30,7 +30,7 @@ fn opened(folder: &Path) -> OwnedFd {
     .expect("it is there")
 }
 
-/// The entries that one getdents64(2) with so much room brings; nothing at the end. `looks`: at
+/// The entries that one getdents64(2) with `room` bytes returns; none at the end. `looks`: stats
 /// each of them, too.
 fn some(folder: &OwnedFd, room: usize, looks: bool) -> Vec<Found> {
     let mut bytes = vec![MaybeUninit::uninit(); room];
@@ -54,7 +54,7 @@ fn some(folder: &OwnedFd, room: usize, looks: bool) -> Vec<Found> {
     found
 }
 
-/// All from where it is.
+/// All entries from the folder's present offset on.
 fn rest(folder: &OwnedFd, room: usize, looks: bool) -> Vec<Found> {
     let mut all = Vec::new();
     loop {
@@ -75,7 +75,7 @@ fn names(found: &[Found]) -> BTreeSet<String> {
     names
 }
 
-/// These files, and what every folder has.
+/// Makes a folder with so many files. Returns  all its names, also `.` and `..`
 fn made(folder: &Path, count: usize) -> BTreeSet<String> {
     fs::create_dir(folder).expect("made");
     let mut names: BTreeSet<String> = [".", ".."].map(String::from).into();
@@ -87,8 +87,8 @@ fn made(folder: &Path, count: usize) -> BTreeSet<String> {
     names
 }
 
-/// Small ones, one of several chunks, and a large one of which the beginning alone is told with
-/// attributes.
+/// Files in a folder: small ones, one that the mount lists in several chunks, and a large one, of
+/// which only the first entries come with attributes.
 const COUNTS: [usize; 4] = [0, 100, 1000, 5000];
 
 #[test]
@@ -105,7 +105,7 @@ fn whoever_lists_gets_each_name_once_however_little_room_he_has() {
                     let folder = opened(&path);
                     let found = rest(&folder, room, looks);
                     assert_eq!(&names(&found), all, "of {count} with room for {room}");
-                    // From the beginning once more, and from each fiftieth offset.
+                    // Once more from the beginning, and from each fiftieth offset.
                     seek(&folder, SeekFrom::Start(0)).expect("rewound");
                     assert_eq!(rest(&folder, room, looks), found);
                     for (at, one) in found.iter().enumerate().step_by(50) {
@@ -144,7 +144,7 @@ fn a_listing_goes_on_while_names_come_and_go_and_a_new_one_has_them_as_they_are(
                 if step % 7 != 0 || step > 700 {
                     continue;
                 }
-                // One comes, one goes, and one has another name.
+                // Make one file, remove one, rename one.
                 let gone = format!("frame{:07}.dpx", step * 3);
                 let moved = format!("frame{:07}.dpx", step * 3 + 1);
                 let (come, called) = (format!("come{step}"), format!("called{step}"));
@@ -155,7 +155,7 @@ fn a_listing_goes_on_while_names_come_and_go_and_a_new_one_has_them_as_they_are(
                     assert!(now.remove(name) && stays.remove(name));
                 }
                 now.extend([come.clone(), called.clone()]);
-                // Another one sees it, and so does this one from the beginning.
+                // A new listing has the change, and so has that one when it is read again.
                 if step % 49 == 0 {
                     let other = opened(&path);
                     assert_eq!(names(&rest(&other, room, looks)), now);
@@ -205,7 +205,7 @@ fn a_folder_that_was_listed_and_removed_is_still_known_to_who_works_in_it() {
     assert_eq!(rest(&above, 32_768, false).len(), 3);
     let sub = opened(&world.path("d/sub"));
     fs::remove_dir(world.path("d/sub")).expect("removed");
-    // The kernel believes what it knew for a second.
+    // The kernel keeps attributes for a second.
     std::thread::sleep(Duration::from_millis(1200));
     assert_eq!(fstat(&sub).expect("it is open").st_nlink, 0);
 }
@@ -229,7 +229,7 @@ fn what_is_told_with_a_listing_is_what_the_files_are() {
         told
     };
     for round in 1..20u64 {
-        // Numbers of what was removed are given again; open are all but one.
+        // New files get inode numbers of removed ones. All are open; all but one have bytes.
         let files: Vec<File> = (0..20)
             .map(|number| File::create_new(folder.join(format!("f{number}"))).expect("made"))
             .collect();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A member whose disk is dead is given up with what it had, while the pool is in use and while it
-//! is not.
+//! A member whose disk is dead is given up with its bytes, while the pool is in use and while it is
+//! not.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{EXT4, PoolWorld, XFS, check, killed_at, put};
@@ -15,7 +15,7 @@ const MIB: usize = 1 << 20;
 const LENGTH: usize = MIB + 17;
 const EIO: Option<i32> = Some(5);
 
-/// Files one after the other, until each of the members has so many.
+/// Makes files until each member has `each` of them. Returns  their names by member
 fn filled(world: &PoolWorld, each: usize, member_count: u64) -> Vec<Vec<String>> {
     let mut on: Vec<Vec<String>> = vec![Vec::new(); member_count as usize];
     for seed in 0..64 {
@@ -33,7 +33,7 @@ fn seed_of(name: &str) -> u64 {
     name[1..].parse().expect("a number")
 }
 
-/// Files that a finding names, with its kind.
+/// The kind of each finding, and the file that it names.
 fn named(report: &Value) -> Vec<(String, String)> {
     let all = report["findings"].as_array().expect("a list").iter();
     let mut named: Vec<(String, String)> = all
@@ -64,7 +64,7 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
         return;
     };
     let on = filled(&world, 4, 3);
-    // Over two members of three: one that it is on goes.
+    // A file over all three members: one of them goes.
     fs::create_dir(world.path("wide")).expect("made");
     let policy = Command::new(needs::path_of("rushes"))
         .args(["pool", "policy"])
@@ -78,15 +78,15 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
         panic!("{on:?}");
     };
 
-    // Somebody has read them all, without the mount's process seeing it.
+    // Read them all; the mount's process does not see these reads.
     for name in &on[1] {
         check(&world.path(name), seed_of(name), LENGTH);
     }
-    // It is there: nothing is given up.
+    // A member that is there is not given up.
     refused(&world, &["remove", "--lost", "1"], "is there");
     refused(&world, &["remove", "--lost", "--yes", "1"], "is there");
     world.unplug(1);
-    // Its end goes on elsewhere.
+    // The file continues on another member.
     let opened = OpenOptions::new().append(true).open(world.path(part));
     let mut file = opened.expect("opened");
     file.write_all(&[7; MIB]).expect("on another member");
@@ -102,13 +102,13 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
     let (list, code) = world.json(&["ls"], &[]);
     assert_eq!(code, Some(0), "{list}");
     assert_eq!(list[0]["members"].as_array().map(Vec::len), Some(2));
-    // And once more: it is gone.
+    // The same once more: the member is gone already.
     assert_eq!(
         world.json(&["remove", "--lost", "--yes", "1"], &[]).1,
         Some(0)
     );
 
-    // Others are as ever, and names of all.
+    // Other files are as ever, and the names of all are there.
     for name in on[0].iter().chain(&on[2]) {
         check(&world.path(name), seed_of(name), LENGTH);
     }
@@ -123,11 +123,11 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
     }
     let error = fs::read(world.path("wide/s")).expect_err("a unit of it is lost");
     assert_eq!(error.raw_os_error(), EIO);
-    // The bytes that came later are there, more can come, and they become durable.
+    // The appended bytes are there, more can be appended, and a sync makes them durable.
     file.write_all(&[8; MIB]).expect("its last member is there");
     file.sync_all().expect("what is there is durable");
     let tail = fs::File::open(world.path(part)).expect("opened");
-    // The kernel reads whole pages: the first one has lost bytes, too.
+    // The kernel reads whole pages, and the page at the border has lost bytes, too.
     let first = LENGTH.next_multiple_of(4096);
     let mut bytes = vec![0; LENGTH + 2 * MIB - first];
     tail.read_exact_at(&mut bytes, first as u64).expect("read");
@@ -135,8 +135,8 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
     assert!(bytes[..sevens].iter().all(|byte| *byte == 7));
     assert!(bytes[sevens..].iter().all(|byte| *byte == 8));
     drop((file, tail));
-    // Cut within what is lost it is not whole, and does not pretend to be: no zeroes where bytes
-    // were.
+    // A file that is truncated within its lost bytes and made longer gives errors, not zeroes
+    // where bytes were.
     let cut = OpenOptions::new().write(true).open(world.path(gone));
     let cut = cut.expect("opened");
     cut.set_len(LENGTH as u64 / 2).expect("cut");
@@ -144,11 +144,11 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
     drop(cut);
     let error = fs::read(world.path(gone)).expect_err("it is lost");
     assert_eq!(error.raw_os_error(), EIO, "{error}");
-    // Written anew from a backup it is a file like others.
+    // A file that is written anew from a backup is whole again.
     put(&world.path(whole), 200, LENGTH).expect("written anew");
     check(&world.path(whole), 200, LENGTH);
-    // One that somebody has open goes with its last close; the folder of removed files is empty
-    // then.
+    // A removed file that a program has open goes with its last close; the folder of removed files
+    // is empty then.
     let mut held = fs::File::open(world.path(open)).expect("opened");
     for name in [gone, open] {
         fs::remove_file(world.path(name)).expect("removed");
@@ -165,7 +165,7 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
     world.end();
     assert_eq!(removed_count(&world), 0);
 
-    // Looked through: each file that is not whole, and nothing else.
+    // fsck finds each file that is not whole, and nothing else.
     let mut expected: Vec<(String, String)> = on[1][4..]
         .iter()
         .chain([part])
@@ -178,7 +178,7 @@ fn a_dead_disk_is_given_up_while_files_are_in_use_and_all_else_of_them_is_kept()
         assert_eq!(named(&report), expected, "{report}");
         assert_eq!(code, Some(1), "{report}");
     }
-    // The disk comes back: it is not taken for what it was, nor written to.
+    // The disk comes back: it is no member any more, and nothing writes to it.
     world.plug(1, "loop");
     let old = world.member(1).join("pool");
     let output = world.command(&["add"], &[old]).output().expect("starts");
@@ -212,33 +212,32 @@ fn who_has_files_open_writes_no_more_to_a_disk_that_is_given_up() {
     let writer = OpenOptions::new().write(true).open(world.path(written));
     let writer = writer.expect("opened");
     writer.write_all_at(&[1; 4096], 0).expect("it is there");
-    // As the kernel is told of a disk that does not come back: a program that has files open keeps
-    // them.
+    // A lazy unmount, as for a disk that does not come back: programs keep their open files.
     let mut lazily = Command::new("umount");
     let lazily = lazily.arg("-l").arg(world.member(1)).status();
     assert!(lazily.expect("it starts").success());
     writer.write_all_at(&[2; 4096], 0).expect("on its disk");
     let (report, code) = world.json(&["remove", "--lost", "--yes", "1"], &[]);
     assert_eq!(code, Some(0), "{report}");
-    // A write that would go with that disk is refused; a new one has a place elsewhere.
+    // A write to bytes on that disk is refused; one behind the end goes to another member.
     let error = writer.write_all_at(&[3; 4096], 0).expect_err("it is lost");
     assert_eq!(error.raw_os_error(), EIO, "{error}");
     let end = LENGTH.next_multiple_of(4096) as u64;
     writer.write_all_at(&[4; 4096], end).expect("on the other");
-    // Bytes that were written and not synced went with the disk, of which there is one error; the
-    // rest becomes durable.
+    // The disk took bytes along that were not synced: one sync returns an error, the next one makes
+    // the rest durable.
     let error = writer.sync_all().expect_err("it is lost");
     assert_eq!(error.raw_os_error(), EIO, "{error}");
     writer.sync_all().expect("what is there is durable");
     assert_eq!(world.members_of(written), [0, 1]);
-    // Written anew beside a program that has it open, whose mappings lead to the old disk: nobody
-    // opens it to read until that program has closed it.
+    // Write a file anew while a program has it open, whose mappings lead to the old disk: no
+    // program can open it to read until that one has closed it.
     put(&world.path(read), 7, LENGTH).expect("written anew");
     let error = fs::File::open(world.path(read)).expect_err("it is open");
     assert_eq!(error.raw_os_error(), EIO, "{error}");
     put(&world.path(written), 8, LENGTH).expect("written anew");
     drop((reader, writer));
-    // The kernel tells the mount of a close when it comes to it.
+    // The kernel tells the mount of a close some time later.
     let end = Instant::now() + Duration::from_secs(10);
     while fs::File::open(world.path(read)).is_err() && Instant::now() < end {
         std::thread::sleep(Duration::from_millis(10));
@@ -268,14 +267,14 @@ fn giving_up_may_be_killed_at_every_step_and_is_done_whole_or_not_at_all() {
         ("renameat", 1),
         ("unlinkat", 0),
     ] {
-        // Of those at which it was not done yet.
+        // Kills before the member was given up.
         let mut kill_count = 0;
         for count in 1..60 {
             let remove = world.command(&["remove", "--lost", "--yes", "1"], &[]);
             let is_killed = killed_at(&remove, call, count);
             let (list, _) = world.json(&["ls"], &[]);
             if list[0]["members"].as_array().map(Vec::len) == Some(2) {
-                // The next one begins anew.
+                // Undo it, so that the next command begins anew.
                 fs::write(&format, &before).expect("written");
             } else {
                 assert!(is_killed, "{call} {count}");
@@ -284,7 +283,7 @@ fn giving_up_may_be_killed_at_every_step_and_is_done_whole_or_not_at_all() {
             if !is_killed {
                 break;
             }
-            // As it was: mounted again it is whole.
+            // The pool is as it was: with the disk mounted again it is whole.
             world.plug(1, "loop");
             let (report, code) = world.json(&["fsck"], &[]);
             assert_eq!(code, Some(0), "{call} {count}: {report}");
@@ -297,7 +296,7 @@ fn giving_up_may_be_killed_at_every_step_and_is_done_whole_or_not_at_all() {
     let (report, code) = world.json(&["fsck"], &[]);
     assert_eq!(code, Some(1), "{report}");
     assert_eq!(named(&report).len(), on[1].len(), "{report}");
-    // Names are on the members that are left.
+    // The members that are left have the names.
     world.lose_catalogue();
     let left: Vec<_> = [0, 2].map(|at| world.member(at).join("pool")).into();
     world.plug(1, "loop");
@@ -339,7 +338,7 @@ fn a_file_that_was_removed_while_its_member_was_away_gives_its_room_when_that_is
         std::thread::sleep(Duration::from_millis(20));
     }
     world.plug(1, "rw");
-    // Nothing else is removed meanwhile.
+    // This needs no further removal.
     let end = Instant::now() + Duration::from_secs(30);
     while world.used(1) + LENGTH as u64 / 2 > before {
         assert!(Instant::now() < end, "its room stays taken");
@@ -348,12 +347,12 @@ fn a_file_that_was_removed_while_its_member_was_away_gives_its_room_when_that_is
     world.end();
 }
 
-/// No byte, no block and no inode is left on a member for a file of anybody.
+/// Fills a member: no byte, no block and no inode is left for any file.
 fn leave_no_room(world: &PoolWorld, member: usize) {
     let folder = world.member(member).join("others");
     fs::create_dir(&folder).expect("room");
     let mut big = fs::File::create(folder.join("big")).expect("room");
-    // Blocks that the file system kept aside are free after a sync.
+    // A sync frees blocks that the file system kept aside.
     for _ in 0..3 {
         let mut piece = &vec![1; MIB][..];
         while !piece.is_empty() {
@@ -366,7 +365,7 @@ fn leave_no_room(world: &PoolWorld, member: usize) {
     }
     let path = |number: usize| folder.join(format!("small{number}"));
     let full = (0..).find(|number| fs::write(path(*number), "1").is_err());
-    // Inodes may be left without blocks, or blocks too few for inodes.
+    // Inodes may be left without blocks, or blocks too few for inodes: make empty files, too.
     let next = full.expect("a number") + 1;
     let none = (next..).find(|number| fs::File::create(path(*number)).is_err());
     none.expect("a number");
@@ -377,7 +376,7 @@ fn make_room(world: &PoolWorld, member: usize) {
     fs::remove_dir_all(world.member(member).join("others")).expect("ours");
 }
 
-/// The catalogue that came back does not have its word with members that are full either.
+/// Members that are full refuse the old catalogue as well when it comes back.
 #[test]
 fn a_rescue_takes_over_members_that_have_no_room_for_a_file() {
     let made = [(EXT4, 100), (XFS, 320), (EXT4, 100)];
@@ -385,7 +384,7 @@ fn a_rescue_takes_over_members_that_have_no_room_for_a_file() {
         let Some(mut world) = PoolWorld::build(&made[..member_count]) else {
             return;
         };
-        // XFS gives up room behind the end of a file when it has none: no file goes there.
+        // No file may go to XFS: when it is full, it gives up room behind the end of files.
         leave_no_room(&world, 1);
         put(&world.path("f"), 1, LENGTH).expect("there is room");
         world.end();
@@ -401,7 +400,7 @@ fn a_rescue_takes_over_members_that_have_no_room_for_a_file() {
             .map(|at| world.member(at).join("pool"))
             .collect();
         let (report, code) = world.json(&["rescue"], &members);
-        // Names that no member has a copy of are worth a word.
+        // If no member has a copy of the names, a finding says so.
         let (expected, expected_code) = match member_count {
             3 => (vec![], 0),
             _ => (vec![(String::from("log_of_names"), String::new())], 1),
@@ -412,7 +411,7 @@ fn a_rescue_takes_over_members_that_have_no_room_for_a_file() {
             let said = finding["sentence"].as_str().expect("text");
             assert!(said.contains("names could not be written"), "{said}");
         }
-        // Each full one alone refuses the catalogue of before.
+        // Each full member alone refuses the old catalogue.
         for full in 0..2 {
             let others = (0..member_count).filter(|other| *other != full);
             others.clone().for_each(|other| world.unplug(other));

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cost of a pool's names and attributes for its disks: the catalogue's has them all, members
-//! are for bytes.
+//! Reads of a pool's disks for names and attributes: the catalogue's disk has them all, members are
+//! for bytes.
 //!
-//! Requests are counted by the kernel, of our own loop devices. Something else may read there at
-//! that moment (a member is looked at now and then), so that a look counts when it was quiet; one
-//! that needs a member's disk is never quiet.
+//! The kernel counts the requests of our own loop devices. The mount examines a member now and
+//! then, and may read there at that moment; so one quiet try counts. A look that needs a member's
+//! disk never has one.
 
 use rushes_tests::pool::{EXT4, PoolWorld, put};
 use rustix::fs::{AtFlags, CWD, StatxFlags, statx};
@@ -24,7 +24,7 @@ fn read_count(folder: &Path) -> u64 {
     first.parse().expect("a number")
 }
 
-/// Read requests of the catalogue's disk and of the members' together, while `work` is done.
+/// Read requests during `work`: of the catalogue's disk, and of the members' together.
 fn reads_of(world: &PoolWorld, work: impl FnOnce()) -> (u64, u64) {
     let catalogue = world.catalogue();
     let members = || {
@@ -38,24 +38,24 @@ fn reads_of(world: &PoolWorld, work: impl FnOnce()) -> (u64, u64) {
     (after.0 - before.0, after.1 - before.1)
 }
 
-/// Nothing of the pool's names, attributes and bytes is in memory, as far as the kernel lets it go.
+/// Drops the pool's names, attributes and bytes from memory, as far as the kernel does that.
 fn forget() {
     rustix::fs::sync();
-    // Once for what the mount's clients know, which lets the mount let go of it; once for what that
-    // has known.
+    // Once for entries of the mount, whose process then releases its own; once for entries that it
+    // held on the catalogue.
     for _ in 0..2 {
         fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
     }
 }
 
-/// The mount is asked, whatever the kernel believes.
+/// Asks the mount for a file's attributes, also where the kernel has them.
 fn look(path: &Path) {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
     let found = statx(CWD, path, flags, StatxFlags::BASIC_STATS).expect("it is there");
     assert_eq!(found.stx_size, 1 << 20);
 }
 
-/// Do it until it comes out as wanted.
+/// Repeats a look until its reads are as expected.
 fn until(what: &str, mut look: impl FnMut() -> (bool, (u64, u64))) {
     let end = Instant::now() + Duration::from_secs(60);
     loop {
@@ -77,14 +77,14 @@ fn a_look_at_a_cached_file_reads_no_disk_and_at_a_cold_one_the_catalogues_alone(
     let Some(world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60)]) else {
         return;
     };
-    // Files enough that two of them are not in one block with everything else.
+    // So many files that not two of them lie in one block with everything else.
     let folder = world.path("reels/day1");
     fs::create_dir_all(&folder).expect("made");
     for seed in 0..8 {
         put(&folder.join(format!("f{seed}")), seed, 1 << 20).expect("there is room");
     }
     let file = folder.join("f3");
-    // The log of names is written; from here on nobody changes anything.
+    // Wait for the log of names; from here on nothing changes.
     until("the log of names", || {
         let status = world.json(&["status"], &[]).0;
         (status[0]["log_members"] == json!([0, 1]), (0, 0))
@@ -109,7 +109,7 @@ fn a_look_at_a_cached_file_reads_no_disk_and_at_a_cold_one_the_catalogues_alone(
         });
         (reads.0 > 0 && reads.1 == 0, reads)
     });
-    // Bytes are the members'; else nothing above would have been seen.
+    // A read of bytes does read a member: reads above would have been seen.
     forget();
     let reads = reads_of(&world, || {
         assert_eq!(fs::read(&file).expect("read").len(), 1 << 20);

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 const MIB: usize = 1 << 20;
 const EIO: i32 = 5;
 
-/// A file of a pattern that its seed and every offset tell apart.
+/// Makes a file whose pattern differs by its seed and by offset.
 fn put(world: &PoolWorld, name: &str, seed: u64, length: usize) {
     let mut file = File::create(world.path(name)).expect("there is room");
     for at in (0..length).step_by(MIB) {
@@ -112,7 +112,7 @@ fn files_go_on_elsewhere_when_a_member_is_full_and_every_member_is_filled() {
         .expect("read");
     assert_eq!(found.len() as u64, length);
     pattern::check(3, 0, &found, "long.mov");
-    // A removed file gives its room back, and the next file has it.
+    // A removed file gives its room back, and the next file gets it.
     drop(file);
     fs::remove_file(world.path("long.mov")).expect("removed");
     let end = Instant::now() + Duration::from_secs(30);
@@ -134,7 +134,8 @@ fn a_copy_ends_where_its_source_cannot_be_read() {
     let Some(world) = PoolWorld::build(&[(EXT4, 64), (EXT4, 64)]) else {
         return;
     };
-    // Two files fill half of each member, the third what is left of one and goes on on the other.
+    // Two files fill half of each member; the third fills the rest of one and continues on the
+    // other.
     for (name, seed) in [("a", 1), ("b", 2)] {
         put(&world, name, seed, 30 * MIB);
     }
@@ -146,7 +147,7 @@ fn a_copy_ends_where_its_source_cannot_be_read() {
     let member = |at: usize| segments[at]["objects"][0]["member"].as_u64().expect("one");
     let (border, (first, second)) = (number(1, "start"), (member(0), member(1)));
     assert_ne!(first, second);
-    // Room for the copy on the member that stays.
+    // Make room for the copy on the member that stays.
     let on_first = ["a", "b"].map(|name| (name, world.members_of(name) == [first]));
     let (filler, _) = on_first
         .into_iter()
@@ -167,7 +168,7 @@ fn a_copy_ends_where_its_source_cannot_be_read() {
     let target = File::create(world.path("target")).expect("made");
     let mut at = border - (5 << 19);
     let copied = rustix::fs::copy_file_range(&source, Some(&mut at), &target, None, 8 * MIB);
-    // Chunks are of 1 MiB: the third one has bytes that are away.
+    // The mount copies by 1 MiB: the third one has bytes of the missing member.
     assert_eq!(copied, Ok(2 * MIB));
     let copied = rustix::fs::copy_file_range(&source, Some(&mut at), &target, None, 8 * MIB);
     assert_eq!(copied, Err(rustix::io::Errno::IO));
@@ -183,7 +184,7 @@ fn a_member_that_is_away_costs_what_is_on_it_and_comes_back_without_ceremony() {
     let Some(world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 120)]) else {
         return;
     };
-    // The emptiest takes it.
+    // The emptiest member takes a new file.
     put(&world, "on1.mov", 1, 70 * MIB);
     put(&world, "on0.mov", 2, 5 * MIB);
     assert_eq!(world.members_of("on1.mov"), [1]);
@@ -242,7 +243,7 @@ fn layouts_are_nobodys_to_see_or_to_change_and_a_damaged_one_is_an_error() {
     assert!(!said(&["setfattr", "-n", "trusted.rushes.layout", "-v", "x"], &a).0);
     assert!(!said(&["setfattr", "-x", "trusted.rushes.layout"], &a).0);
     check(&world, "a.mov", 1, 2 * MIB);
-    // By hand, beside the doors.
+    // Damage a layout by hand, in the catalogue.
     world.end();
     let stub = world.catalogue().join("tree/a.mov");
     assert!(
@@ -300,7 +301,7 @@ fn a_pool_has_one_mount_at_a_time_and_an_open_file_outlives_its_name() {
     pattern::check(1, MIB as u64, &bytes, "take.mov");
     assert_eq!(open.metadata().expect("known").nlink(), 0);
     drop((open, over));
-    // Nothing is left of them.
+    // No object of them is left.
     let objects = world.member(0).join("pool/objects");
     let end = Instant::now() + Duration::from_secs(30);
     loop {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool by NFS, through Debian's Ganesha: both ways, names, long folders that change, restarts,
-//! locks, and what must not be reached.
+//! A pool by NFS, through Debian's Ganesha: both directions, names, long folders that change,
+//! restarts, locks, and files that no client may reach.
 
 use rushes_tests::disk::run;
 use rushes_tests::export::{self, Export, GRACE_S, NFS};
@@ -54,7 +54,7 @@ fn put(world: &PoolWorld, name: &str, seed: u64, length: usize) {
     fs::write(world.path(name), pattern::bytes(seed, 0, length)).expect("there is room");
 }
 
-/// Waits for the end of the time in which only what was open before a restart may be opened.
+/// Opens a file, after the grace period: in it only files open before a restart may be opened.
 fn opened(nfs: &mut Nfs4, folder: &Handle, name: &[u8]) -> Open {
     let end = Instant::now() + Duration::from_secs(GRACE_S * 4 + 10);
     loop {
@@ -93,7 +93,7 @@ fn what_one_door_writes_the_other_reads_under_any_name() {
         fs::read_link(&link).expect("a link").as_os_str(),
         "../plain.mov"
     );
-    // The other way, by libnfs's own tools.
+    // The other direction, by libnfs's own tools.
     put(&world, "mounted.mov", 9, 3 * MIB + 5);
     let text = printed("nfs-cat", &[&export.url("/mounted.mov")]);
     assert_eq!(text.len(), 3 * MIB + 5);
@@ -103,7 +103,7 @@ fn what_one_door_writes_the_other_reads_under_any_name() {
         let there = listed.windows(name.len()).any(|found| found == *name);
         assert!(there, "nfs-ls does not show {:?}", OsStr::from_bytes(name));
     }
-    // A change through one door is seen at the other at once, however often it looked before.
+    // A change through one door is seen at the other at once, although that has just looked.
     let file = nfs.lookup(&root, b"mounted.mov").expect("there");
     for round in 1..20u64 {
         let size = 4096 * round;
@@ -155,8 +155,7 @@ fn a_long_folder_that_changes_is_listed_whole_and_without_doubles() {
         let mut serial = 0;
         let names = nfs
             .list(&handle, bytes_max, || {
-                // Between two pages, so that every page meets another folder: some come, some go,
-                // some change their name.
+                // Make and remove files between two pages, so that every page meets another folder.
                 for _ in 0..20 {
                     serial += 1;
                     let name = folder.join(format!("comes {serial}"));
@@ -183,7 +182,7 @@ fn a_long_folder_that_changes_is_listed_whole_and_without_doubles() {
             fs::remove_file(folder.join(format!("comes {left}"))).expect("removed");
         }
     }
-    // A cookie is good after a restart of everything, too.
+    // A cookie is valid after a restart of Ganesha and the mount, too.
     let first = nfs.page(&handle, 0, [0; 8], 8192).expect("listed");
     let (cookie, verifier) = (first.names.last().expect("some").0, first.verifier);
     drop(export);
@@ -213,12 +212,12 @@ fn a_long_folder_that_changes_is_listed_whole_and_without_doubles() {
     assert_eq!(found, stays);
 }
 
-/// By which Ganesha's handles know the mount. The kernel gives the lowest that is free.
+/// The number by which Ganesha's handles name the mount. The kernel gives the lowest free one.
 fn device(world: &PoolWorld) -> u64 {
     fs::metadata(world.path("")).expect("mounted").dev()
 }
 
-/// Things in the pool, by the handles that a client keeps.
+/// Handles of files, folders and links in the pool that a client keeps.
 struct Kept {
     reel: Handle,
     take: Open,
@@ -242,8 +241,8 @@ impl Kept {
         }
     }
 
-    /// After a restart, with a client that looked up nothing: open files are claimed, while nobody
-    /// else may open.
+    /// After a restart a client that looked up nothing reclaims its open files, while other opens are
+    /// refused.
     fn are_good(&mut self, nfs: &mut Nfs4, what: &str) {
         let refused = nfs.open(&self.reel, b"take.mov", false);
         assert_eq!(refused.err(), Some(NFS4ERR_GRACE), "{what}");
@@ -259,7 +258,7 @@ impl Kept {
         assert_eq!(nfs.read_link(&self.link), Ok(b"take.mov".to_vec()));
         assert_eq!(nfs.read_link(&self.mounted), Ok(b"elsewhere".to_vec()));
         let bytes = loop {
-            // A read of what is not open waits for the others, too.
+            // A read of a file that is not open waits for the end of the grace period, too.
             match nfs.read_closed(&self.plain, 0, 65_536) {
                 Err(NFS4ERR_GRACE) => std::thread::sleep(Duration::from_millis(100)),
                 read => break read.expect("read"),
@@ -298,7 +297,7 @@ fn handles_and_open_files_are_good_after_ganesha_and_the_mount_were_started_agai
     ] {
         let before = device(&world);
         match round {
-            // Ganesha is taken away and comes back with the mount, by itself.
+            // Ganesha's keeper stops it, and starts it again with the mount.
             "the mount's process died" => {
                 world.kill();
                 assert!(export.says("waiting"), "{}", export.log());
@@ -311,7 +310,7 @@ fn handles_and_open_files_are_good_after_ganesha_and_the_mount_were_started_agai
                 world.start();
                 export = Export::nfs(&world);
             }
-            // The program that keeps it says so and ends, for systemd to start it again.
+            // Ganesha's keeper says so and ends, for systemd to start it again.
             _ => {
                 run(Command::new("kill")
                     .arg("-KILL")
@@ -324,7 +323,7 @@ fn handles_and_open_files_are_good_after_ganesha_and_the_mount_were_started_agai
         if device(&world) == before {
             kept.are_good(&mut nfs, round);
         } else {
-            // Somebody else's mount took the number; the log tells whom to warn.
+            // Another mount took the number; the log says that clients have to mount again.
             assert_eq!(nfs.known(&kept.plain).err(), Some(NFS4ERR_STALE));
             assert!(export.log().contains("a new device number"), "{round}");
             kept = Kept::new(&mut nfs);
@@ -336,7 +335,7 @@ fn handles_and_open_files_are_good_after_ganesha_and_the_mount_were_started_agai
         .expect("read");
     assert_eq!(found.len(), 3 * MIB);
     pattern::check(1, 0, &found, "take.mov");
-    // A handle of what was removed leads nowhere, as soon as Ganesha has closed what it read last.
+    // A handle of a removed file is stale as soon as Ganesha has closed the file that it read last.
     fs::remove_file(world.path("plain.mov")).expect("removed");
     let end = Instant::now() + Duration::from_secs(60);
     while nfs.known(&kept.plain).err() != Some(NFS4ERR_STALE) {
@@ -358,7 +357,7 @@ fn a_mount_with_another_device_number_is_said_and_old_handles_are_stale() {
     let before = device(&world);
     export.end();
     world.end();
-    // The number goes to somebody else meanwhile, as it may at a reboot.
+    // Another mount takes the number meanwhile, as may happen at a reboot.
     for other in 0.. {
         assert!(other < 50, "it gets the same number for ever");
         run(Command::new("mount")
@@ -396,7 +395,7 @@ fn who_writes_while_the_mount_dies_claims_his_file_and_has_lost_nothing() {
     const PIECES: u64 = 300;
     let writer = std::thread::spawn(move || {
         let mut heard = Vec::new();
-        // However fast it is, it writes until it was disturbed twice.
+        // However fast it is, it writes until it was interrupted twice.
         while heard.len() < 2 || count.load(Ordering::Acquire) < PIECES {
             let at = count.load(Ordering::Acquire) % PIECES * PIECE as u64;
             match nfs.write(&open, at, &pattern::bytes(1, at, PIECE)) {
@@ -409,7 +408,7 @@ fn who_writes_while_the_mount_dies_claims_his_file_and_has_lost_nothing() {
                     is_back.recv().expect("it comes back");
                     nfs = Nfs4::connect(port, "writer", 1);
                     open = match nfs.reclaim(&open) {
-                        // Somebody else's mount took its device number.
+                        // Another mount took the device number.
                         Err(NFS4ERR_STALE) => {
                             let root = nfs.root("media").expect("exported");
                             opened(&mut nfs, &root, b"ingest.mov")
@@ -427,7 +426,7 @@ fn who_writes_while_the_mount_dies_claims_his_file_and_has_lost_nothing() {
             assert!(Instant::now() < end, "it does not go on");
             std::thread::sleep(Duration::from_millis(2));
         }
-        // The second time it is ended well, with Ganesha in it.
+        // The second time the mount ends cleanly, with Ganesha in it.
         if round == 0 {
             world.kill();
         } else {
@@ -446,7 +445,7 @@ fn who_writes_while_the_mount_dies_claims_his_file_and_has_lost_nothing() {
     pattern::check(1, 0, &found, "ingest.mov");
 }
 
-/// Where the node id stands in a handle, and its generation behind it.
+/// A copy of a handle with another node: its number, and its generation behind that.
 fn with_node(handle: &Handle, from: (u64, u32), to: (u64, u32)) -> Option<Handle> {
     let words = |(number, generation): (u64, u32)| {
         let mut words = (number as u32).to_le_bytes().to_vec();
@@ -462,7 +461,7 @@ fn with_node(handle: &Handle, from: (u64, u32), to: (u64, u32)) -> Option<Handle
     Some(forged)
 }
 
-/// Inode number and, as the mount makes it of an ext4 handle, generation.
+/// Inode number, and the generation as the mount makes it from an ext4 handle.
 fn node_of(path: &std::path::Path) -> (u64, u32) {
     let number = fs::symlink_metadata(path).expect("there").ino();
     let text = printed("lsattr", &["-vd", &path.display().to_string()]);
@@ -485,7 +484,7 @@ fn handles_that_a_client_makes_up_reach_nothing_but_the_tree() {
     fs::create_dir(world.path("d")).expect("made");
     let catalogue = world.catalogue();
     let above = catalogue.parent().expect("its file system").to_path_buf();
-    // Somebody else's things on the catalogue's file system.
+    // Files that are not the pool's, on the catalogue's file system.
     fs::create_dir(above.join("private")).expect("made");
     fs::write(above.join("private/secret"), "secret").expect("written");
     let victims = [
@@ -502,8 +501,8 @@ fn handles_that_a_client_makes_up_reach_nothing_but_the_tree() {
     let real = node_of(&catalogue.join("tree/a.mov"));
     let other = node_of(&catalogue.join("tree/b.mov"));
     let folder = node_of(&catalogue.join("tree/d"));
-    // The handle is understood: another file's node in it is that file, also when nobody looked
-    // that up.
+    // The forged handle has the right format: with another file's node it is that file, also when
+    // no client looked that up.
     world.kill();
     assert!(export.says("waiting"));
     world.start();
@@ -528,10 +527,10 @@ fn handles_that_a_client_makes_up_reach_nothing_but_the_tree() {
         assert!(nfs.read_closed(&forged, 0, 100).is_err());
         assert!(nfs.list(&forged, 8192, || {}).is_err());
     }
-    // A wrong generation is another file, which had the number before.
+    // A wrong generation names an earlier file with that number.
     let forged = with_node(&a, real, (other.0, other.1 ^ 1)).expect("as before");
     assert_eq!(known(&mut nfs, &forged), Err(NFS4ERR_STALE));
-    // Attributes are nowhere to be seen, and nothing leads out of the tree.
+    // Named attributes cannot be seen, and no name leads out of the tree.
     assert!(nfs.named_attributes(&a).is_err());
     assert!(nfs.lookup(&root, b"..").is_err());
     let names = nfs.list(&root, 8192, || {}).expect("listed");
@@ -595,7 +594,7 @@ fn locks_hold_between_doors_and_an_open_file_outlives_its_name() {
     again.unlock(&theirs, other).expect("theirs");
     nfs.unlock(&open, ours).expect("ours");
     lock(rustix::fs::FlockOperation::NonBlockingLockExclusive).expect("nobody has it");
-    // Renamed over by one door, removed by the other, and open all the while.
+    // One door renames over the file, the other removes it; it is open all the while.
     let over = made(&mut nfs, &root, b"over", 2, 100_000);
     fs::rename(world.path("project.prproj"), world.path("over")).expect("renamed over it");
     let bytes = nfs.read(&over, 0, 65_536).expect("it is open");
@@ -616,7 +615,7 @@ fn locks_hold_between_doors_and_an_open_file_outlives_its_name() {
     }
     nfs.close(over).expect("closed");
     drop(local);
-    // Nothing is left of them.
+    // No object of them is left.
     let objects = world.member(0).join("pool/objects");
     let end = Instant::now() + Duration::from_secs(30);
     loop {
@@ -661,7 +660,7 @@ fn nobody_is_let_in_who_was_not_named() {
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }
-    // Folders of one name are told apart.
+    // Folders of one name get different runtime folders.
     let config = |folder: &str| {
         let folder = world.path(folder);
         fs::create_dir_all(&folder).expect("made");
@@ -687,7 +686,7 @@ fn nobody_is_let_in_who_was_not_named() {
         assert!(nobody.known(&root).is_err(), "127.0.0.{last} is let in");
     }
     export.end();
-    // Any user could claim to be another one.
+    // Without a privileged port any user could claim to be another one.
     for (options, expected) in [(vec![], false), (vec!["--any-port"], true)] {
         let export = Export::nfs_with(&world, &options);
         let root = Nfs4::connect_from_any_port(export.port).root("media");
@@ -697,7 +696,7 @@ fn nobody_is_let_in_who_was_not_named() {
         if let Ok(export_root) = root {
             assert_eq!(as_root.known(&export_root).expect("known").kind, 2);
         }
-        // Its folders are its own.
+        // A second export cannot use its folders.
         let (runtime, state) = (
             world.scratch.folder("nfs"),
             world.scratch.folder("nfs-state"),
@@ -710,7 +709,7 @@ fn nobody_is_let_in_who_was_not_named() {
         assert!(second.contains("--state-dir"), "{second}");
         export.end();
     }
-    // Root of a client is nobody, unless it is said otherwise; and everybody can be one user.
+    // Root of a client becomes nobody by default, and all users can become one.
     fs::set_permissions(world.path(""), fs::Permissions::from_mode(0o777)).expect("set");
     for (options, owner) in [
         (vec!["--squash", "root"], u32::MAX - 1),
@@ -728,7 +727,7 @@ fn nobody_is_let_in_who_was_not_named() {
     }
 }
 
-/// NFSv3 wants a portmapper, of which a machine has one: both are in a network of their own. The
+/// NFSv3 needs a portmapper, of which a machine has one: both run in a network of their own. The
 /// second interface is for getaddrinfo(3), which answers nothing where there is only loopback.
 const WITH_NFS3: &str = r#"
 set -e
