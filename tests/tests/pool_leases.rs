@@ -133,7 +133,8 @@ fn a_daemon_that_comes_has_what_was_passed_and_what_is_mapped_when_it_is_not_any
     until("nobody has it mapped any more", || {
         is_asked(&world, &daemon, "mapped", 1, 2 * MIB)
     });
-    // The mount tells the daemon of writes beside a reader, but the daemon does not keep the object.
+    // The mount tells the daemon of writes beside a reader, but the daemon does not keep its
+    // object.
     let file = File::options().write(true).open(world.path("written"));
     let file = file.expect("there");
     file.write_all_at(&pattern::bytes(2, 5000, 9000), 5000)

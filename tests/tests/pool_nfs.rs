@@ -241,8 +241,8 @@ impl Kept {
         }
     }
 
-    /// After a restart a client that looked up nothing reclaims its open files, while other opens are
-    /// refused.
+    /// After a restart a client that looked up nothing reclaims its open files; until then Ganesha
+    /// refuses all other opens.
     fn are_good(&mut self, nfs: &mut Nfs4, what: &str) {
         let refused = nfs.open(&self.reel, b"take.mov", false);
         assert_eq!(refused.err(), Some(NFS4ERR_GRACE), "{what}");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon's knowledge of those who read a pool by NFS, and the end of their handles when its
+//! The daemon's streams of NFS clients that read a pool, and the end of their handles after its
 //! catalogue was lost: docs/guide/pool-export.md and pool-trouble.md say so.
 
 use rushes_tests::daemon::Daemon;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const MIB: usize = 1 << 20;
 const PIECE: u32 = 65_536;
 const RULE: &str = "[[rule]]\nmatch = \"reel/*.mov\"\nbitrate = \"2M\"\n";
-/// Ganesha closes a file that nobody has open after 5 s, when it next looks.
+/// Ganesha closes a file that no client has open after 5 s, when it next looks.
 const CLOSES_WITHIN: Duration = Duration::from_secs(40);
 
 fn streams(daemon: &Daemon, path: &str) -> Vec<Value> {
@@ -38,7 +38,7 @@ fn until_closed(daemon: &Daemon, path: &str) {
     }
 }
 
-/// Nothing of it is remembered by the kernel or by the mount.
+/// Drops all bytes and names from the caches of the kernel and the mount.
 fn forget() {
     fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
 }
@@ -57,7 +57,7 @@ fn a_stream_of_nfs_is_a_file_whoever_reads_it_and_ends_with_its_close() {
     }
     let daemon = world.served(2, RULE);
     forget();
-    // A client that says nothing for half of this time is gone.
+    // Ganesha drops a client that is silent for half of this time.
     let export = Export::nfs_with(&world, &["--grace", "20"]);
     let mut first = Nfs4::connect(export.port, "first", 1);
     let mut second = Nfs4::connect(export.port, "second", 2);
@@ -91,7 +91,7 @@ fn a_stream_of_nfs_is_a_file_whoever_reads_it_and_ends_with_its_close() {
         ]
     );
     assert_eq!(streams(&daemon, "reel/two.mov").len(), 0);
-    // Open as long as one of them has it open.
+    // The stream is open as long as one client has the file open.
     second.close(open.remove(1)).expect("closed");
     std::thread::sleep(Duration::from_secs(1));
     let bytes = first.read(&open[0], 7 * MIB as u64, PIECE).expect("read");
@@ -100,7 +100,7 @@ fn a_stream_of_nfs_is_a_file_whoever_reads_it_and_ends_with_its_close() {
     first.close(open.remove(0)).expect("closed");
     until_closed(&daemon, "reel/one.mov");
 
-    // As clients of NFSv3 read, who open nothing.
+    // Read without an open, as NFSv3 clients do.
     let two = first.lookup(&reel, b"two.mov").expect("there");
     let read = |nfs: &mut Nfs4, at: u64| {
         let bytes = nfs.read_closed(&two, at, PIECE).expect("read");
@@ -111,7 +111,7 @@ fn a_stream_of_nfs_is_a_file_whoever_reads_it_and_ends_with_its_close() {
     }
     assert_eq!(open_streams(&daemon, "reel/two.mov"), 1);
     until_closed(&daemon, "reel/two.mov");
-    // A place that nobody has read ahead.
+    // A place that was not read ahead.
     read(&mut first, 6 * MIB as u64);
     assert_eq!(open_streams(&daemon, "reel/two.mov"), 1);
     assert_eq!(streams(&daemon, "reel/two.mov").len(), 2, "another one");
@@ -147,7 +147,7 @@ fn handles_and_inode_numbers_do_not_outlive_a_lost_catalogue() {
     for (what, handle) in [("a folder", &reel), ("a file", &a)] {
         assert_eq!(nfs.known(handle).err(), Some(NFS4ERR_STALE), "{what}");
     }
-    // A client that mounts it again has it.
+    // A client that mounts again gets it.
     let root = nfs.root("media").expect("exported");
     let reel = nfs.lookup(&root, b"reel").expect("there");
     let a = nfs.lookup(&reel, b"a.mov").expect("there");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool that is looked after while it is mounted: members come, are emptied and go beside whoever
-//! reads, writes, renames and removes; the command is interrupted, the mount is killed, and every
-//! byte is where it belongs.
+//! Maintenance of a mounted pool: members are added, drained and removed beside programs that read,
+//! write, rename and remove files; the command is interrupted, the mount is killed, and every byte
+//! is where it belongs.
 
 use rushes_tests::fsx;
 use rushes_tests::needs::{self, Need};
@@ -30,7 +30,7 @@ fn is_sound(world: &PoolWorld, context: &str) {
     assert_eq!(code, Some(0), "{context}: {report}");
 }
 
-/// The remains of a kill are mended, and none of them needed a name in lost+found.
+/// fsck mends the remains of a kill, and puts none of them into lost+found.
 fn mended(world: &PoolWorld, context: &str) {
     let (report, code) = world.json(&["fsck", "--repair"], &[]);
     assert_eq!(code, Some(0), "{context}: {report}");
@@ -75,7 +75,7 @@ fn spawned(world: &PoolWorld, words: &[&str]) -> Child {
         .expect("rushes starts")
 }
 
-/// A command that is under way, and seen to be.
+/// Starts a command, and waits until `status` shows it.
 fn begun(world: &PoolWorld, words: &[&str]) -> Child {
     let mut child = spawned(world, words);
     let end = Instant::now() + Duration::from_secs(60);
@@ -105,7 +105,7 @@ fn a_member_that_is_added_to_a_mounted_pool_gets_new_files_at_once() {
     );
     put(&world.path("new"), 2, MIB).expect("there is room");
     assert_eq!(world.members_of("new"), [1], "it has most room");
-    // A folder that is a member already is named as such, and added once.
+    // A second `add` of the same folder answers with its member's number, and adds nothing.
     let (again, code) = world.json(&["add"], std::slice::from_ref(&new));
     assert_eq!((code, &again["numbers"]), (Some(0), &json!([1])), "{again}");
     let (report, code) = world.json(&["rebalance"], &[]);
@@ -115,7 +115,7 @@ fn a_member_that_is_added_to_a_mounted_pool_gets_new_files_at_once() {
         [1],
         "the first was fuller: {report}"
     );
-    // Refused in the words of the command that does it itself.
+    // The mount refuses as the command does that changes an unmounted pool itself.
     let catalogue = world.catalogue();
     let output = world
         .command(&["add"], &[catalogue])
@@ -127,7 +127,7 @@ fn a_member_that_is_added_to_a_mounted_pool_gets_new_files_at_once() {
     world.start();
     check(&world.path("old"), 1, 8 * MIB);
     check(&world.path("new"), 2, MIB);
-    // Both know the names, a second later.
+    // Both members have the log of names a second later.
     let end = Instant::now() + Duration::from_secs(60);
     while world.json(&["status"], &[]).0[0]["log_members"] != json!([0, 1]) {
         assert!(Instant::now() < end, "the new member gets no names");
@@ -148,7 +148,7 @@ fn a_member_is_emptied_and_removed_beside_those_who_use_its_files() {
     let hole = File::create(world.path("hole")).expect("made");
     hole.write_all_at(b"end", 50 << 20).expect("written");
     let file = File::create(world.path("take")).expect("made");
-    // One that has no name any more, and is read and written all the same.
+    // A file that is read and written after it has lost its name.
     let nameless = File::options()
         .create(true)
         .truncate(true)
@@ -203,7 +203,7 @@ fn a_member_is_emptied_and_removed_beside_those_who_use_its_files() {
         let mut found = vec![0; secret.len()];
         nameless.read_exact_at(&mut found, 0).expect("read");
         assert!(found == secret, "the file without a name, {member}");
-        // A file that grows goes elsewhere at once.
+        // A file that grows continues on another member at once.
         file.write_all_at(b"more", written).expect("there is room");
         file.set_len(written).expect("cut");
         assert!(!world.members_of("take").contains(&(member as u64)));
@@ -215,7 +215,7 @@ fn a_member_is_emptied_and_removed_beside_those_who_use_its_files() {
         let found = fs::metadata(world.path(format!("f{seed}"))).expect("there");
         assert_eq!((found.mtime(), found.mtime_nsec()), *before, "f{seed}");
     }
-    // The third is empty still, takes nothing, and goes.
+    // The third member is still empty and takes no bytes: `remove` succeeds.
     let (report, code) = world.json(&["remove", "2"], &[]);
     assert_eq!(code, Some(0), "{report}");
     let left = fs::read_dir(world.member(2).join("pool")).expect("it is there");
@@ -253,7 +253,7 @@ fn a_command_that_is_interrupted_stops_the_mount_and_the_next_one_goes_on() {
         .expect("two");
     let number = most.to_string();
     let mut drain = begun(&world, &["drain", &number]);
-    // One thing at a time.
+    // The mount does one such command at a time.
     let output = world.command(&["rebalance"], &[]).output().expect("starts");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
@@ -283,7 +283,7 @@ fn a_command_that_is_interrupted_stops_the_mount_and_the_next_one_goes_on() {
     for seed in 0..3 {
         check(&world.path(format!("f{seed}")), seed, 60 * MIB);
     }
-    // An unmount meanwhile stops it, too.
+    // An unmount stops a drain, too.
     fill_again(&world, most);
     let other = (1 - most).to_string();
     let mut drain = begun(&world, &["drain", &other]);
@@ -355,7 +355,7 @@ fn a_mount_that_is_killed_while_it_moves_files_loses_nothing_and_the_drain_goes_
     let Some(mut world) = PoolWorld::build(&[(EXT4, 200), (EXT4, 200), (XFS, 300)]) else {
         return;
     };
-    /// Files that are whole, and those that a call was about when the mount died.
+    /// `files`: whole ones. `busy`: names of the call under way when the mount died.
     #[derive(Default)]
     struct Model {
         files: BTreeMap<String, (u64, usize)>,
@@ -368,8 +368,8 @@ fn a_mount_that_is_killed_while_it_moves_files_loses_nothing_and_the_drain_goes_
     }
     let mut random = Random(0x51ab);
     let mut interrupted_count = 0;
-    // Somewhere in a drain: how long one takes depends on the machine, so whoever ended first shows
-    // the way.
+    // Kill at some moment of a drain. Its length depends on the machine: after a drain that ended
+    // first, kill sooner.
     let mut longest_ms = 340;
     for round in 0..30 {
         if round >= 6 && interrupted_count > 2 {
@@ -386,8 +386,8 @@ fn a_mount_that_is_killed_while_it_moves_files_loses_nothing_and_the_drain_goes_
                 let seed = theirs.below(1 << 40);
                 lock().busy = vec![name.clone(), other.clone()];
                 let path = folder.join(&name);
-                // Never cut: an interrupted cut leaves a name in lost+found, with a drain or
-                // without.
+                // Never truncate: an interrupted truncation leaves a name in lost+found, with a
+                // drain or without.
                 let made = |length| {
                     let _ = fs::remove_file(&path);
                     put(&path, seed, length)
@@ -408,7 +408,7 @@ fn a_mount_that_is_killed_while_it_moves_files_loses_nothing_and_the_drain_goes_
                 };
                 match done.map_err(|error| error.raw_os_error()) {
                     Ok(()) | Err(Some(2)) => lock().busy.clear(),
-                    // The mount is dead.
+                    // The mount was killed.
                     Err(_) => return,
                 }
             }
@@ -502,7 +502,7 @@ fn random_operations_by_smb_beside_drains_are_what_a_model_says() {
     assert!(drains.1 > 0, "no file was moved");
     drop(smbd);
     world.end();
-    // fsck waits until the daemon has written what it has.
+    // fsck waits until the daemon has written its bytes.
     is_sound(&world, "after the end");
     drop(daemon);
 }
@@ -550,8 +550,7 @@ fn a_file_that_is_played_under_contract_moves_and_the_player_gets_every_byte() {
     assert_eq!(world.members_of("clip.mov"), [1 - home]);
     fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
     check(&world.path("clip.mov"), 9, length);
-    // A member that comes while the daemon is there is read by way of it, when it is a share;
-    // without one it is read all the same.
+    // The mount reads a new member through the daemon if it is a share, and otherwise by itself.
     let new = world.disk("new", (EXT4, 400));
     let (report, code) = world.json(&["add"], &[new]);
     assert_eq!(code, Some(0), "{report}");
@@ -573,7 +572,7 @@ fn who_is_not_root_cannot_ask_the_mount() {
     let socket = world.catalogue().join("door.sock");
     let found = fs::metadata(&socket).expect("it is there");
     assert_eq!((found.mode() & 0o777, found.uid()), (0o600, 0));
-    // The mount lives, whatever comes over it.
+    // The mount survives a request that it does not know.
     let mut stream = std::os::unix::net::UnixStream::connect(&socket).expect("root may");
     stream.write_all(b"{\"ask\":\"dance\"}\n").expect("heard");
     let mut line = String::new();

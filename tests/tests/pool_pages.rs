@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's copies of a pool's files are never older than the files: its pages, with each way
-//! to write beside each way to read, and modes.
+//! The kernel's copies of a pool's files are never older than the files: pages, with each way to
+//! write beside each way to read, and modes.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{EXT4, PoolWorld, put};
@@ -16,7 +16,7 @@ const PAGE: usize = 4096;
 const PAGE_COUNT: usize = 160;
 const LENGTH: u64 = (PAGE_COUNT * PAGE) as u64;
 
-/// Somebody who reads the file again and again through the kernel's cache, until `act` has ended.
+/// Readers that read the file again and again through the kernel's cache, until `act` has ended.
 fn beside_readers<T>(path: &Path, count: usize, act: impl FnOnce() -> T) -> T {
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -26,7 +26,7 @@ fn beside_readers<T>(path: &Path, count: usize, act: impl FnOnce() -> T) -> T {
                 let mut page = vec![0; PAGE];
                 while !ended.load(Ordering::Acquire) {
                     for at in 0..PAGE_COUNT {
-                        // It may be cut at this moment.
+                        // The file may be truncated at this moment.
                         let _ = file.read_at(&mut page, (at * PAGE) as u64);
                     }
                 }
@@ -39,7 +39,7 @@ fn beside_readers<T>(path: &Path, count: usize, act: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Also where a test fails.
+/// Ends the readers when it is dropped, also where a test fails.
 struct EndsReaders<'a>(&'a AtomicBool);
 
 impl Drop for EndsReaders<'_> {
@@ -55,7 +55,7 @@ fn old_pages(file: &File, byte: u8) -> usize {
     bytes.chunks(PAGE).filter(is_old).count()
 }
 
-/// As the suite xfstests has it (generic/451).
+/// The test generic/451 of xfstests.
 #[test]
 fn pages_are_not_older_than_an_asynchronous_write_past_the_cache() {
     if !needs::all_there(&[Need::Program("python3")]) {
@@ -73,7 +73,7 @@ fn pages_are_not_older_than_an_asynchronous_write_past_the_cache() {
         let path = world.path("f");
         put(&path, 1, LENGTH as usize).expect("there is room");
         let mut hands = Hands::new();
-        // Nobody reads by passthrough beside them.
+        // Beside these opens no reader gets passthrough.
         hands.open("direct", &path, OFlags::RDWR | OFlags::DIRECT);
         hands.open("written", &path, OFlags::WRONLY);
         let open = File::open(&path).expect("there");
@@ -93,7 +93,7 @@ fn pages_are_not_older_than_an_asynchronous_write_past_the_cache() {
     }
 }
 
-/// How a program opens what it reads or writes.
+/// The flags by which a program opens a file for this way.
 fn opened(way: &str) -> OFlags {
     match way {
         "write only" | "aio, write only" => OFlags::WRONLY,
@@ -102,7 +102,7 @@ fn opened(way: &str) -> OFlags {
     }
 }
 
-/// Each way to change the bytes of a range to this one (0 where the way brings none).
+/// Each way to fill a range with a byte. Ways that bring no byte set the range to 0.
 const WRITERS: [&str; 14] = [
     "cached",
     "write only",
@@ -146,8 +146,8 @@ fn change(hands: &mut Hands, way: &str, (at, length): Range, byte: u8) -> u8 {
     }
 }
 
-/// One row of the table: the bytes written so, as each way to read has them, by opens and mappings
-/// that have seen the old bytes.
+/// One row of the table: after a write of one way, each way to read has the new bytes, also opens
+/// and mappings that have seen the old ones.
 fn row(hands: &mut Hands, path: &Path, writer: &str, range: Range, byte: u8) {
     let readers = [
         ("see", "old open"),
@@ -168,8 +168,8 @@ fn row(hands: &mut Hands, path: &Path, writer: &str, range: Range, byte: u8) {
     hands.close("new open");
 }
 
-/// The table: each way to write, each way to read. `is_passed`: readers came first, and the kernel
-/// reads the object itself.
+/// The table: each way to write beside each way to read. `is_passed`: readers came first, and the
+/// kernel reads the object itself.
 fn table(hands: &mut Hands, world: &PoolWorld, is_passed: bool) {
     let path = world.path("f");
     put(&path, 1, LENGTH as usize).expect("there is room");
@@ -189,13 +189,13 @@ fn table(hands: &mut Hands, world: &PoolWorld, is_passed: bool) {
     );
     let mut byte = 1;
     for writer in WRITERS {
-        // Its own open of them all, so that each is of the kind that the mount makes it.
+        // An open for each way alone, so that the mount chooses the kind of each.
         hands.open(writer, &path, opened(writer));
         if writer == "mapping" {
             hands.does("map", writer, (1, 0), "-");
         }
         for range in [(0, LENGTH), (40 << 10, 8 << 10), (LENGTH - 4096, 4096)] {
-            // A cut goes to the end.
+            // A truncation goes to the end.
             let range = match writer {
                 "cut and made longer" => (range.0, LENGTH - range.0),
                 _ => range,
@@ -234,14 +234,14 @@ fn whoever_reads_in_whatever_way_sees_what_was_written_in_whatever_way() {
         let mut hands = Hands::new();
         table(&mut hands, &world, false);
         table(&mut hands, &world, true);
-        // By way of a daemon, through its lanes.
+        // Through a daemon and its lanes.
         let _daemon = world.served(2, "");
         table(&mut hands, &world, false);
         drop(hands);
     }
 }
 
-/// The work of somebody else than root on a file, as a program.
+/// A program that changes a file as another user than root.
 const AS_NOBODY: &str = r#"
 import ctypes, os, sys
 os.setgid(65534); os.setuid(65534)
@@ -276,7 +276,7 @@ fn set_id_bits_are_dropped(world: &PoolWorld) {
         put(&path, 1, 8000).expect("there is room");
         let everybody = std::fs::Permissions::from_mode(0o6777);
         std::fs::set_permissions(&path, everybody).expect("ours");
-        // Of the mode alone: the kernel asks for no more than it lacks.
+        // Asks for the mode alone: the kernel asks the mount only for attributes that it lacks.
         let mode = || {
             let flags = StatxFlags::MODE;
             let found = statx(CWD, &path, AtFlags::empty(), flags).expect("there");

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The same calls on the mount of a pool and on a plain ext4: each comes to the same, but where the
-//! table says otherwise. A call that the guide says is refused (docs/guide/pool.md, "Mount it") is
+//! The same calls on the mount of a pool and on a plain ext4: each has the same outcome, except
+//! where the table says otherwise. Calls that docs/guide/pool.md, "Mount it", names as refused are
 //! refused here.
 //!
-//! POSIX as such is pjdfstest's (tests/fuse/posix.sh); here is what Linux has besides: fallocate,
-//! ioctls, attributes, flags of open and rename.
+//! pjdfstest covers POSIX (tests/fuse/posix.sh). Here are Linux's own calls: fallocate, ioctls,
+//! attributes, flags of open and rename.
 
 use rushes_tests::needs;
 use rushes_tests::pattern;
@@ -20,7 +20,7 @@ use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Of the file that each call finds: no whole number of blocks.
+/// Length of the file that each call finds: no whole number of blocks.
 const FILE_BYTES: u64 = 300_001;
 const KIB: u64 = 1024;
 /// Beyond what ext4 can have in a file, and less than any limit of the kernel's. Units: bytes.
@@ -29,7 +29,7 @@ const TOO_FAR: u64 = 1 << 60;
 /// The outcome of a call: its result and what it left, or an error.
 type Outcome = Result<String, Errno>;
 
-/// The answer that the pool is to give beside ext4.
+/// The expected answer of the pool, compared with that of ext4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Beside {
     Same,
@@ -70,7 +70,7 @@ impl Place {
         self.open("f", OFlags::RDONLY).expect("it is there")
     }
 
-    /// Names, lengths and bytes of all that is there now.
+    /// Names, lengths and a sum of the bytes of all entries.
     fn state(&self) -> String {
         let mut names: Vec<String> = fs::read_dir(&self.0)
             .expect("listed")
@@ -85,7 +85,7 @@ impl Place {
                 return name.clone();
             }
             let bytes = fs::read(&path).expect("read");
-            // FNV-1a: that bytes are the same ones.
+            // FNV-1a, to compare bytes.
             let sum = bytes.iter().fold(0xcbf2_9ce4_8422_2325_u64, |sum, byte| {
                 (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
             });
@@ -98,7 +98,7 @@ impl Place {
         calls::fallocate(self.writable(), flags, at, length).map(|()| self.state())
     }
 
-    /// By number, with these bytes to begin with.
+    /// An ioctl by its number; its argument begins with these bytes.
     fn ioctl_with(&self, name: &str, number: u32, bytes: &[u8]) -> Outcome {
         let script = "import fcntl, os, sys\n\
             fd = os.open(sys.argv[1], os.O_RDONLY)\n\
@@ -154,7 +154,7 @@ fn done(result: Result<(), Errno>) -> Outcome {
     result.map(|()| String::from("done"))
 }
 
-/// Their numbers, which the kernel's headers have by the same names.
+/// Numbers of ioctls, by their names in the kernel's headers.
 mod ioctls {
     pub(super) const FS_IOC_GETFLAGS: u32 = 0x8008_6601;
     pub(super) const FS_IOC_SETFLAGS: u32 = 0x4008_6602;
@@ -166,9 +166,9 @@ mod ioctls {
     pub(super) const FIFREEZE: u32 = 0xc004_5877;
     /// Flags as ext4 gives them to a file.
     pub(super) const EXTENTS_FLAG: [u8; 4] = 0x0008_0000_u32.to_le_bytes();
-    /// From the beginning, however long; how many extents there are is all that is asked.
+    /// Argument of FIEMAP: the whole file, and only the count of its extents.
     pub(super) const WHOLE_FILE: [u8; 16] = (u64::MAX as u128).wrapping_shl(64).to_le_bytes();
-    /// In nobody's list.
+    /// A number of no ioctl.
     pub(super) const UNKNOWN: u32 = 0xc004_fee1;
     /// EXT4_IOC_SHUTDOWN and XFS_IOC_GOINGDOWN: it would end a member.
     pub(super) const SHUTDOWN: u32 = 0x8004_587d;
@@ -181,7 +181,7 @@ const KEEP: FallocateFlags = FallocateFlags::KEEP_SIZE;
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE;
 const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE;
 
-/// One table of calls: its name, what the pool says beside ext4, the call.
+/// The table of calls: name, the pool's answer compared with ext4's, call.
 #[rustfmt::skip]
 const CALLS: &[(&str, Beside, Call)] = &[
     ("fallocate, inside", Same, |p| p.allocate(NONE, 5_000, 10_000)),
@@ -329,7 +329,7 @@ fn shown(outcome: &Outcome) -> String {
     }
 }
 
-/// All calls, on ext4 and on the pool, with the matrix printed; then what differs.
+/// Makes all calls on ext4 and on the pool, prints the matrix, and fails for unexpected answers.
 fn compare(world: &PoolWorld, what: &str) {
     let (bare, pool) = (world.scratch.folder("bare/places"), world.path("places"));
     fs::create_dir_all(&pool).expect("made");
@@ -425,7 +425,7 @@ fn a_file_has_as_many_names_as_on_ext4() {
     assert_eq!(on_pool.1, Err(Errno::MLINK));
 }
 
-/// Calls that would end a member, or all who use it, were they handed on.
+/// If the mount passed on these calls, they would shut a member down or freeze all its users.
 #[test]
 fn no_ioctl_reaches_a_member_or_the_catalogue() {
     let Some(world) = beside(&[(EXT4, 100)]) else {
@@ -439,7 +439,7 @@ fn no_ioctl_reaches_a_member_or_the_catalogue() {
         let frozen = place.ioctl(name, ioctls::FIFREEZE);
         assert_eq!(frozen, Err(Errno::OPNOTSUPP), "{name}");
     }
-    // All of them live.
+    // The member and the catalogue still work.
     let file = File::create(place.at("after")).expect("made");
     file.write_all_at(b"after", 0).expect("room");
     file.sync_all().expect("synced");

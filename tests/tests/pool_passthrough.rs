@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads that the kernel does straight from an object, and writes past its cache: nobody sees other
-//! bytes than everybody else.
+//! Reads that the kernel does straight from an object, and writes past its cache: all programs see
+//! the same bytes.
 
 use rushes_tests::mapper::{Mapper, hex};
 use rushes_tests::needs::{self, Need};
@@ -16,15 +16,15 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
-/// The bytes that a mount reads for itself meanwhile, at most: records, requests.
+/// Bytes that the mount reads for itself meanwhile, at most: layouts, requests.
 const OWN_BYTES: u64 = 64 << 10;
 
 fn writer(path: &Path) -> File {
     File::options().write(true).open(path).expect("there")
 }
 
-/// Opened to read it; the kernel does that itself. The mount is told of a close a moment after it:
-/// a program that opens the file by then may be early.
+/// Opens a file that the kernel then reads itself. The kernel tells the mount of a close a moment
+/// after it: an open before that gets no passthrough.
 fn passed(world: &PoolWorld, name: &str) -> File {
     let end = Instant::now() + Duration::from_secs(10);
     loop {
@@ -43,7 +43,7 @@ fn passed(world: &PoolWorld, name: &str) -> File {
     }
 }
 
-/// All that a reader sees, from the start on.
+/// All bytes that a reader gets, from the start on.
 fn seen(file: &File) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut file = file;
@@ -73,21 +73,21 @@ fn a_file_that_is_only_read_is_read_by_the_kernel_itself() {
         let one = passed(&world, "f");
         pattern::check(1, 0, &seen(&one), "f");
         let other = passed(&world, "f");
-        // Without the kernel's cache, and beside one that has been closed.
+        // With an empty cache of the kernel, after the other open was closed.
         drop(one);
         fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
         pattern::check(1, 0, &seen(&other), "f");
-        // A copy by the kernel's own means goes by way of the mount, and arrives.
+        // A copy inside the kernel goes through the mount, and is whole.
         drop(other);
         fs::copy(world.path("f"), world.path("copy")).expect("there is room");
         check(&world.path("copy"), 1, length);
-        // Somebody has it open for writing: the mount sees each read.
+        // A program has it open for writing: the mount sees each read.
         let file = writer(&world.path("f"));
         let before = world.read_by_mount();
         check(&world.path("f"), 1, length);
         assert!(world.read_by_mount() - before > length as u64);
         drop(file);
-        // A program.
+        // The kernel executes a program from there.
         fs::copy("/bin/true", world.path("true")).expect("there is room");
         let ran = Command::new(world.path("true")).status();
         assert!(ran.expect("it starts").success());
@@ -137,7 +137,7 @@ fn who_reads_by_passthrough_sees_what_others_write_cut_and_add() {
     expected[4096..4096 + 65536].fill(0);
     must_see(&expected, "punched");
     drop(file);
-    // As programs save: cut to nothing, then written anew.
+    // As programs save: truncated to nothing, then written anew.
     fs::write(world.path("f"), "anew").expect("room");
     must_see(b"anew", "written anew");
     // A program that reads and writes beside it.
@@ -187,7 +187,7 @@ fn who_has_it_open_keeps_a_file_that_loses_its_name() {
     is_sound(&mut world);
 }
 
-/// Until the member has none of it but what the reader keeps there, and then without the reader.
+/// Drains a member: all but `kept`, which its reader keeps there until `let_go`, then that, too.
 fn emptied_beside(world: &PoolWorld, member: u64, kept: &str, other: &str, let_go: impl FnOnce()) {
     let mut drain = world.command(&["drain", &member.to_string()], &[]);
     let mut drain = drain.stdout(Stdio::null()).spawn().expect("rushes starts");
@@ -222,7 +222,7 @@ fn a_file_that_is_read_by_passthrough_is_moved_when_nobody_has_it_any_more() {
     while !world.path("other").exists() || world.members_of("other") != [home] {
         let _ = fs::remove_file(world.path("other"));
         put(&world.path("other"), 2, MIB).expect("there is room");
-        // One, or two: members that have as much as each other take turns.
+        // One more file, or two: members that are equally full take turns.
         for number in 0..=other % 2 {
             let name = format!("more{other}.{number}");
             put(&world.path(name), 3, MIB).expect("there is room");
@@ -236,14 +236,14 @@ fn a_file_that_is_read_by_passthrough_is_moved_when_nobody_has_it_any_more() {
         drop(reader);
     });
     check(&world.path("kept"), 1, length);
-    // Back again; this time it is closed, and mapped.
+    // Back to the first member; this time the file is closed, and mapped.
     let (report, code) = world.json(&["drain", &home.to_string(), "--cancel"], &[]);
     assert_eq!(code, Some(0), "{report}");
     let mut mapper = Mapper::new(&world.path("kept"), "r");
     emptied_beside(&world, 1 - home, "kept", "other", || {
         let expected = pattern::bytes(1, 2 << 20, 64);
         assert_eq!(mapper.sees(2 << 20, 64), hex(&expected));
-        // A write beside it is seen, though no open is left.
+        // The mapping sees a write, although it has no open file any more.
         fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
         let file = writer(&world.path("kept"));
         file.write_all_at(b"new", 12345).expect("room");
@@ -268,7 +268,7 @@ fn stores_through_a_mapping_and_writes_past_the_cache_are_seen_by_everybody() {
     for name in ["passed", "cached"] {
         put(&world.path(name), 1, MIB).expect("there is room");
         let mut expected = pattern::bytes(1, 0, MIB);
-        // Beside a writer readers have the kernel's cache.
+        // Beside a writer, readers use the kernel's cache.
         let first = (name == "cached").then(|| writer(&world.path(name)));
         let reader = File::open(world.path(name)).expect("there");
         assert!(seen(&reader) == expected, "{name}");
@@ -280,7 +280,7 @@ fn stores_through_a_mapping_and_writes_past_the_cache_are_seen_by_everybody() {
         expected[5000..5006].copy_from_slice(b"stored");
         assert_eq!(watcher.sees(5000, 6), hex(b"stored"), "{name}");
         let file = writer(&world.path(name));
-        // Not by pages, and beside bytes of the same page that were stored just now.
+        // A write of a part of a page, over and beside bytes that were just stored there.
         file.write_all_at(b"written", 5003).expect("room");
         expected[5003..5010].copy_from_slice(b"written");
         assert_eq!(watcher.sees(5000, 10), hex(&expected[5000..5010]), "{name}");
@@ -299,7 +299,7 @@ fn stores_through_a_mapping_and_writes_past_the_cache_are_seen_by_everybody() {
             "{name}: its time"
         );
     }
-    // A mapping alone, whose store comes after its close.
+    // A mapping alone: its store comes after the close of its file.
     put(&world.path("f"), 2, MIB).expect("there is room");
     let reader = passed(&world, "f");
     let mut mapper = Mapper::new(&world.path("f"), "w");
@@ -317,8 +317,7 @@ fn stores_through_a_mapping_and_writes_past_the_cache_are_seen_by_everybody() {
     is_sound(&mut world);
 }
 
-/// When it was changed last, as a program is told that asks at this moment. Units: seconds,
-/// nanoseconds.
+/// The time of the last change, as a stat returns it now. Units: seconds, nanoseconds.
 fn changed(path: &Path) -> (i64, i64) {
     let found = fs::metadata(path).expect("known");
     (found.mtime(), found.mtime_nsec())
@@ -343,7 +342,7 @@ fn a_file_that_is_stored_to_without_the_mount_is_never_older_than_its_bytes() {
         put(&path, 1, MIB).expect("there is room");
         set_changed(&path, 1000);
         let reader = passed(&world, "f");
-        // A program that may store and does not: the time is the one that was given.
+        // A program that may store and does not leaves the time as it was set.
         drop(File::options().read(true).write(true).open(&path));
         drop(writer(&path));
         assert_eq!(changed(&path), (1000, 0));
@@ -353,7 +352,7 @@ fn a_file_that_is_stored_to_without_the_mount_is_never_older_than_its_bytes() {
         let mut must_be_later = |context: &str| {
             let now = changed(&path);
             assert!(now > last, "{context}: {now:?} after {last:?}");
-            // By its name in a listing as well.
+            // A listing has the same time.
             let listed = fs::read_dir(world.path("")).expect("listed");
             let mut listed = listed.map(|entry| entry.expect("one").metadata().expect("known"));
             let listed = listed.next().expect("it");
@@ -372,7 +371,7 @@ fn a_file_that_is_stored_to_without_the_mount_is_never_older_than_its_bytes() {
         mapper.flushes();
         set_changed(&path, 2000);
         assert_eq!(changed(&path), (2000, 0), "as it was given");
-        // Nobody asks before the mapping is gone, and the kernel has forgotten the file.
+        // No stat comes before the mapping is gone and the kernel has forgotten the file.
         mapper.stores(9000, b"at last");
         drop(mapper);
         fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
@@ -380,7 +379,7 @@ fn a_file_that_is_stored_to_without_the_mount_is_never_older_than_its_bytes() {
         let last = changed(&path);
         drop(passed(&world, "f"));
         assert_eq!(changed(&path), last);
-        // Nor before the mount ends.
+        // No stat comes before the mount ends.
         let reader = passed(&world, "f");
         let mut mapper = Mapper::new(&path, "w");
         drop(reader);
@@ -398,7 +397,7 @@ fn a_file_that_goes_on_elsewhere_beside_its_reader_is_whole_for_who_opens_it_the
     let Some(mut world) = PoolWorld::build(&[(EXT4, 24), (EXT4, 100)]) else {
         return;
     };
-    // Onto the smaller one, with the larger one full.
+    // Put a file onto the smaller member, with the larger one full.
     let (filler, _) = world.fill("filler", 9, 200 << 20);
     drop(filler);
     fs::remove_file(world.path("filler")).expect("removed");
@@ -445,7 +444,7 @@ fn a_file_that_goes_on_elsewhere_beside_its_reader_is_whole_for_who_opens_it_the
     let found = seen(&reader);
     assert!(found.len() >= 8 * MIB && found.len() < length);
     pattern::check(1, 0, &found, "to where its object ends");
-    // Opened while the other is open, and after it.
+    // Opened beside the reader, and after it.
     check(&world.path(&name), 1, length);
     drop(reader);
     check(&world.path(&name), 1, length);
@@ -461,7 +460,7 @@ fn writing_past_the_cache_is_as_on_any_disk() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 64)]) else {
         return;
     };
-    // Two who append: each record whole, none lost.
+    // Two programs append: each record is whole, none is lost.
     const RECORD_COUNT: usize = 300;
     const RECORD_BYTES: usize = 5003;
     File::create(world.path("log")).expect("made");
@@ -498,7 +497,7 @@ fn writing_past_the_cache_is_as_on_any_disk() {
     };
     assert_eq!(limited(&world.path("")), limited(&world.member(0)));
     fs::remove_file(world.member(0).join("limited")).expect("ours");
-    // From page to page, and from a pipe.
+    // By sendfile: from page to page, through a pipe in the kernel.
     let source = world.scratch.path().join("source");
     fs::write(&source, pattern::bytes(5, 0, 3 * MIB + 1)).expect("room");
     let (from, to) = (
@@ -511,7 +510,7 @@ fn writing_past_the_cache_is_as_on_any_disk() {
     }
     drop(to);
     check(&world.path("sent"), 5, 3 * MIB + 1);
-    // By hardly anything at a time, and from memory that is not aligned.
+    // In small pieces, and from memory that is not aligned.
     let bytes = pattern::bytes(6, 0, 2 * MIB + 100);
     let mut file = File::create(world.path("odd")).expect("made");
     file.write_all(&bytes[..13]).expect("room");
@@ -521,7 +520,7 @@ fn writing_past_the_cache_is_as_on_any_disk() {
     }
     drop(file);
     assert!(fs::read(world.path("odd")).expect("read") == bytes);
-    // With O_DIRECT and O_SYNC, as databases do.
+    // With O_SYNC, as databases do.
     let direct = File::options()
         .write(true)
         .create(true)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Where files of a mounted pool go: classes of members, folders that say so, rules, users, and
-//! devices of which much is promised.
+//! Where files of a mounted pool go: by classes of members, policies of folders, placement rules,
+//! users, and contracts on devices.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::run;
@@ -63,19 +63,19 @@ fn own(path: &Path) -> Option<String> {
     }
 }
 
-/// A folder of this name that says so.
+/// Makes a folder of this name with this policy.
 fn folder(world: &PoolWorld, name: &str, words: &str) {
     fs::create_dir(world.path(name)).expect("made");
     said(&world.path(name), &["--set", words]);
 }
 
-/// A file of this name, and where it went.
+/// Makes a file of this name. Returns  its members and its own policy
 fn place_of(world: &PoolWorld, name: &str) -> (Vec<u64>, Option<String>) {
     put(world, name, MIB);
     (world.members_of(name), own(&world.path(name)))
 }
 
-/// The classes ssd, archive and raid; files that no rule is about go to the last one.
+/// A pool of the classes ssd, archive and raid; files without a rule go to the last one.
 fn ruled(rules: &[&str]) -> Option<PoolWorld> {
     let mut world = PoolWorld::build(&[(EXT4, 60), (EXT4, 60), (EXT4, 60)])?;
     world.end();
@@ -85,7 +85,7 @@ fn ruled(rules: &[&str]) -> Option<PoolWorld> {
     Some(world)
 }
 
-/// Members of these classes, said while the pool is not mounted.
+/// Gives members these classes while the pool is not mounted.
 fn with_classes(world: &mut PoolWorld, classes: &str) {
     world.end();
     said(&world.catalogue(), &["--class", classes]);
@@ -106,7 +106,7 @@ fn what_is_made_in_a_folder_of_a_class_goes_to_the_members_of_that_class_alone()
     for name in files {
         put(&world, name, 2 * MIB);
     }
-    // As NFS servers make files.
+    // By mknod, as NFS servers make files.
     let made = world.path("fast/reel/made");
     mknodat(
         CWD,
@@ -131,7 +131,7 @@ fn what_is_made_in_a_folder_of_a_class_goes_to_the_members_of_that_class_alone()
     assert_eq!(found["wish"], "class=ssd");
     assert_eq!(found["segments"][0]["objects"][0]["assigned_class"], "ssd");
 
-    // Nothing that has a name already is made there.
+    // A file that has a name already does not get the folder's policy.
     fs::rename(world.path("outside"), world.path("fast/moved")).expect("renamed");
     fs::hard_link(world.path("fast/moved"), world.path("fast/linked")).expect("linked");
     assert_eq!(own(&world.path("fast/linked")), None);
@@ -140,11 +140,11 @@ fn what_is_made_in_a_folder_of_a_class_goes_to_the_members_of_that_class_alone()
     assert_eq!(own(&world.path("reel")).as_deref(), Some("class=ssd"));
     put(&world, "reel/later", 2 * MIB);
     assert_ne!(world.members_of("reel/later"), [2]);
-    // An entry that is no file and no folder has no such attribute, and is made all the same.
+    // An entry that is no file and no folder gets no policy, and is made all the same.
     std::os::unix::fs::symlink("a", world.path("fast/link")).expect("made");
     run(Command::new("mkfifo").arg(world.path("fast/pipe")));
 
-    // A file over all that the class has, to the last block.
+    // A file that fills all members of the class to the last block.
     let (long, length) = world.fill("fast/long", 5, 120 << 20);
     drop(long);
     assert_eq!(world.members_of("fast/long"), [0, 1]);
@@ -154,7 +154,7 @@ fn what_is_made_in_a_folder_of_a_class_goes_to_the_members_of_that_class_alone()
     let found = fs::read(world.path("fast/long")).expect("read");
     assert_eq!(found.len() as u64, length);
     pattern::check(5, 0, &found, "long");
-    // Others have room.
+    // Other members have room.
     put(&world, "after", 2 * MIB);
     assert_eq!(world.members_of("after"), [2]);
 }
@@ -211,7 +211,7 @@ fn served() -> Option<(PoolWorld, Daemon)> {
     Some((world, daemon))
 }
 
-/// From now on what is read is promised a quarter of a device.
+/// From now on a stream gets a contract of a quarter of a device.
 fn promise_much(world: &PoolWorld, daemon: &Daemon) {
     let status = daemon.status();
     let rate = status["devices"][0]["read_bytes_per_s"]
@@ -239,7 +239,7 @@ fn promised(status: &Value) -> u64 {
         .sum()
 }
 
-/// The member that a new file goes to.
+/// Makes a new file. Returns  its members
 fn next(world: &PoolWorld, folder: &str, number: &mut u32) -> Vec<u64> {
     *number += 1;
     let name = format!("{folder}/new{number}");
@@ -247,7 +247,7 @@ fn next(world: &PoolWorld, folder: &str, number: &mut u32) -> Vec<u64> {
     world.members_of(&name)
 }
 
-/// Until new files go there; the door is told of the daemon once a second.
+/// Waits until new files go there: the door hears from the daemon once a second.
 fn wait_for_member(world: &PoolWorld, member: u64, number: &mut u32) {
     let end = Instant::now() + Duration::from_secs(10);
     while next(world, "light", number) != [member] {
@@ -308,7 +308,7 @@ fn new_files_avoid_the_device_that_plays() {
         }
         drop(stop);
     });
-    // The player is gone, and with it the promise that it had.
+    // The player is gone, and with it its contract.
     daemon.wait_for("no promise", |status| promised(status) == 0);
     wait_for_member(&world, 1, &mut number);
 }
@@ -329,7 +329,7 @@ fn words_that_are_none_are_refused_by_mount_and_command_with_a_sentence() {
     assert_eq!(log.matches("\"fast\"").count(), 1, "{log}");
     let bytes = setxattr(&reel, ATTRIBUTE, b"single \xff", XattrFlags::empty());
     assert_eq!(bytes, Err(Errno::INVAL));
-    // Any other attribute is the users' own.
+    // Any other attribute is free for users.
     setxattr(&reel, "user.note", b"fast", XattrFlags::empty()).expect("set");
 
     refused(&policy(&reel, &["--set", "fast"]), "expected single");
@@ -344,7 +344,7 @@ fn words_that_are_none_are_refused_by_mount_and_command_with_a_sentence() {
     refused(&policy(&reel, &["--class", "0=ssd"]), "for members");
     refused(&policy(Path::new("/proc"), &[]), "in no pool");
     let catalogue = world.catalogue();
-    // A class is given while it is served: pool_classes.rs.
+    // A mounted pool takes new classes, but no policy of its own.
     refused(
         &policy(&catalogue, &["--set", "single"]),
         "is served already (process ",
@@ -354,7 +354,7 @@ fn words_that_are_none_are_refused_by_mount_and_command_with_a_sentence() {
     std::os::unix::fs::symlink("nowhere", world.path("link")).expect("made");
     refused(&policy(&world.path("link"), &[]), "No such file");
 
-    // Shown, also while it is mounted.
+    // The command shows the pool's policy, also while it is mounted.
     let shown = said(&catalogue, &[]);
     assert_eq!(shown["is_served"], true);
     assert_eq!(
@@ -396,7 +396,7 @@ fn words_that_are_none_are_refused_by_mount_and_command_with_a_sentence() {
     let (status, _) = world.json(&["status"], &[]);
     assert_eq!(status[0]["wish"], "choose=per_user class=ssd");
     assert_eq!(status[0]["members"][1]["assigned_class"], "ssd");
-    // Members may not lose the class that is wished for.
+    // The last member of a class that the pool's policy names cannot lose it.
     refused(
         &policy(&catalogue, &["--class", "1="]),
         "no member is of the class ssd",
@@ -420,13 +420,13 @@ fn words_that_are_none_are_refused_by_mount_and_command_with_a_sentence() {
     assert_eq!(shown["own"], Value::Null);
     assert_eq!(own(&reel), None);
     said(&reel, &["--clear"]);
-    // By hand as well.
+    // The attribute can be set and removed by hand as well.
     set("single").expect("set");
     removexattr(&reel, ATTRIBUTE).expect("removed");
     put(&world, "reel/other", MIB);
     assert_eq!(own(&world.path("reel/other")), None);
 
-    // The pool says nothing again, and is what older versions read.
+    // Without a policy and classes the pool's file is again as older versions read it.
     world.end();
     said(&catalogue, &["--clear", "--class", "1="]);
     assert_eq!(fs::read_to_string(&format).expect("read"), never);
@@ -471,12 +471,12 @@ fn files_go_where_the_first_rule_for_their_name_says() {
     check("keep/x.proxy.mov", 2, None);
     let found = world.where_is("conform/x.mov");
     assert_eq!(found["wish"].as_str(), ssd);
-    // As NFS servers make files.
+    // By mknod, as NFS servers make files.
     let made = world.path("conform/made.mov");
     let mode = Mode::RUSR | Mode::WUSR;
     mknodat(CWD, &made, FileType::RegularFile, mode, 0).expect("made");
     check("conform/made.mov", 0, ssd);
-    // Folders are no files, and what a folder says itself goes before, word by word.
+    // A rule does not apply to folders, and a folder's own words go before its, word by word.
     fs::create_dir(world.path("conform/folder.mov")).expect("made");
     assert_eq!(own(&world.path("conform/folder.mov")), None);
     folder(&world, "conform/slow", "class=archive");
@@ -498,7 +498,7 @@ fn the_name_counts_that_a_file_is_made_under() {
     let ssd = (vec![0], Some(String::from("class=ssd")));
     let nothing = (vec![2], None);
     assert_eq!(place_of(&world, "conform/a/1.exr"), ssd);
-    // A file that has a name already is as it was.
+    // Another name changes nothing of a file.
     put(&world, "reel/1.mov", MIB);
     fs::rename(path("reel/1.mov"), path("conform/2.exr")).expect("renamed");
     assert_eq!(place_of(&world, "conform/2.exr"), nothing);
@@ -508,18 +508,18 @@ fn the_name_counts_that_a_file_is_made_under() {
     options.write(true).create(true).truncate(true);
     drop(options.open(path("conform/2.exr")).expect("opened"));
     assert_eq!(place_of(&world, "conform/2.exr"), nothing);
-    // Programs that write under another name first.
+    // Of a program that writes under another name first, that name counts.
     put(&world, "conform/.4.exr.Xq3", MIB);
     fs::rename(path("conform/.4.exr.Xq3"), path("conform/4.exr")).expect("renamed");
     assert_eq!(place_of(&world, "conform/4.exr"), nothing);
     fs::rename(path("conform/a/1.exr"), path("reel/1.mov")).expect("renamed");
     assert_eq!(place_of(&world, "reel/1.mov"), ssd);
-    // Folders: where they are now.
+    // For new files in a moved folder its place now counts.
     fs::rename(path("conform/a"), path("old")).expect("renamed");
     assert_eq!(place_of(&world, "old/5.exr"), nothing);
     fs::rename(path("reel"), path("conform/reel")).expect("renamed");
     assert_eq!(place_of(&world, "conform/reel/5.exr"), ssd);
-    // Its own words are the file's to change.
+    // A file's own policy can be cleared.
     said(&path("conform/reel/5.exr"), &["--clear"]);
     assert_eq!(own(&path("conform/reel/5.exr")), None);
 }
@@ -544,7 +544,7 @@ fn files_that_smb_clients_make_fall_under_rules() {
         },
     );
     let client = Connection::connect(smbd.port(), SHARE).expect("smbd lets guests in");
-    // The folder's name is the one that it has on the server, however a client writes it.
+    // A rule sees the folder's name on the server, however a client writes it.
     for (name, path, member) in [
         ("conform\\f.0001.exr", "conform/f.0001.exr", 0),
         ("CONFORM\\f.0002.exr", "conform/f.0002.exr", 0),
@@ -590,7 +590,7 @@ fn files_that_nfs_clients_make_fall_under_rules() {
     }
 }
 
-/// As `--json` shows them.
+/// The rules as `--json` shows them.
 fn patterns(shown: &Value) -> Vec<String> {
     let rules = shown["rules"].as_array().expect("a list").iter();
     let text = |rule: &Value| format!("{}: {}", rule["pattern"], rule["wish"]).replace('"', "");
@@ -677,7 +677,7 @@ fn rules_are_said_in_their_order_replaced_and_taken_away() {
     assert!(shown.contains("(none; no rule below counts)"), "{shown}");
     assert!(shown.contains("made from now on"), "{shown}");
 
-    // The mount changes that file, too.
+    // The mount changes the pool's file, too.
     world.start();
     check(&["--tidy", "idle"], &["**: class=ssd", "x/**: "]);
     assert_eq!(
@@ -790,7 +790,7 @@ fn a_new_disk_gets_its_class_while_the_pool_is_in_use_and_brings_room_to_it() {
         [class(&world, 2), class(&world, 3)],
         [Value::Null, Value::from("raid")]
     );
-    // Two of the class, of which the other one is too small for the file.
+    // Two members of the class; the other one is too small for the file.
     let output = world
         .command(&["drain", "0"], &[])
         .output()

@@ -2,8 +2,8 @@
 //! The disks of a pool when the power goes at a chosen instant: a copy of what the kernel has sent
 //! to a disk until then is mounted beside it.
 //!
-//! At random instants, of all disks at once, it goes in lab/tests/pool_power.rs, which found what
-//! is held here.
+//! lab/tests/pool_power.rs cuts the power of all disks at random instants; it found the faults that
+//! these tests keep away.
 
 use rushes_tests::disk::run;
 use rushes_tests::pattern;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 const UNIT: usize = 64 << 10;
 
-/// The bytes on the disk of this name at this instant, mounted.
+/// Mounts a copy of the disk of this name as it is at this instant.
 fn cut(world: &PoolWorld, name: &str, kind: &str) -> PathBuf {
     let image = world.scratch.path().join(format!("{name}.cut"));
     run(Command::new("cp")
@@ -70,8 +70,8 @@ fn fdatasync_makes_the_first_place_of_a_file_durable_that_had_its_length_before(
     assert_eq!(found.len(), 1);
 }
 
-/// A program that opens a file so is answered from stable storage: bytes, length and the record
-/// that leads to them.
+/// Writes to a file that is opened with these flags are durable when they return: bytes, length and
+/// the layout that leads to them.
 fn written_is_durable(flags: OFlags) {
     let Some(world) = PoolWorld::build(&[(EXT4, 100)]) else {
         return;
@@ -79,7 +79,7 @@ fn written_is_durable(flags: OFlags) {
     let path = world.path("log");
     let file = rustix::fs::open(&path, OFlags::CREATE | flags, Mode::RUSR | Mode::WUSR);
     let file = File::from(file.expect("made"));
-    // Aligned, as O_DIRECT wants it.
+    // Aligned, as O_DIRECT requires.
     let mut memory = vec![0; 3 * 4096];
     let start = memory.as_ptr().align_offset(4096);
     let bytes = &mut memory[start..start + 8192];
@@ -147,8 +147,8 @@ fn direct_write_that_is_sent_by_aio_is_durable_when_it_is_answered() {
     assert!(kept == fs::read(&path).expect("read"), "not all is there");
 }
 
-/// A stub goes when its objects are gone for good: no power cut brings back an object that nobody
-/// knows.
+/// A stub goes when its objects are gone for good: no power cut brings back an object without a
+/// stub.
 fn removed_objects_stay_removed(made: Made, kind: &str) {
     let Some(world) = PoolWorld::build(&[made]) else {
         return;
@@ -196,8 +196,8 @@ fn removed_file_takes_its_objects_with_it_for_good_on_btrfs() {
     removed_objects_stay_removed((BTRFS, 200), "btrfs");
 }
 
-/// A stripe of which a power cut has left a part, and its file not: the part gets a name, at its
-/// place in the file.
+/// A power cut has left a part of a stripe and not its file: the part gets a name, with its bytes
+/// at their places in the file.
 #[test]
 fn stripe_that_is_not_whole_is_put_aside_with_its_bytes_where_they_were() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 100), (EXT4, 100), (EXT4, 100)]) else {
@@ -238,7 +238,7 @@ fn stripe_that_is_not_whole_is_put_aside_with_its_bytes_where_they_were() {
         }
     }
     assert!(found.len() > 6 * UNIT);
-    // It is a file as any other.
+    // It can be removed as any other file.
     fs::remove_file(&lost[0]).expect("removed");
     world.end();
     let (report, code) = world.json(&["fsck", "--repair"], &[]);

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
-/// Of a file, of which two MiB are written.
+/// Length of a file, of which two MiB are written.
 const LENGTH: usize = 24 * MIB;
 const WRITTEN_AT: [usize; 2] = [0, 15 * MIB + 4096];
 
@@ -30,7 +30,7 @@ fn reserve(world: &PoolWorld, name: &str) {
     holds(world, name, "made");
 }
 
-/// Blocks for all of it, on whichever members, and its bytes.
+/// The file has blocks for its whole length, on any members, and its bytes.
 fn holds(world: &PoolWorld, name: &str, context: &str) {
     rustix::fs::sync();
     let report = world.where_is(name);
@@ -58,7 +58,7 @@ fn holds(world: &PoolWorld, name: &str, context: &str) {
     assert!(bytes == expected, "{context}: other bytes");
 }
 
-/// A file beside the pool that leaves so much room on a member.
+/// Makes a file beside the pool that leaves `free` bytes on a member.
 fn occupy(world: &PoolWorld, member: u64, free: usize) -> PathBuf {
     let path = world.member(member as usize).join("others");
     let found = rustix::fs::statvfs(world.member(member as usize)).expect("mounted");
@@ -157,7 +157,7 @@ fn what_a_client_reserved_of_a_stripe_is_reserved_in_the_wider_one() {
     done(&world, &["rebalance"]);
     holds(&world, "reels/f", "wider");
     world.end();
-    // A whole object of a stripe goes, too.
+    // A drain moves a whole object of a stripe, too.
     done(&world, &["drain", "0"]);
     let (report, _) = world.json(&["fsck"], &[]);
     assert_eq!(report["findings"], json!([]), "{report}");
@@ -171,7 +171,7 @@ fn what_a_client_reserved_of_a_stripe_is_reserved_in_the_wider_one() {
     }
 }
 
-/// The room that members have left for others than root, all together. Units: bytes.
+/// Free room for users other than root on all members together. Units: bytes.
 fn room(world: &PoolWorld, members: usize) -> u64 {
     let of = |number: usize| {
         let found = rustix::fs::statvfs(world.member(number)).expect("mounted");
@@ -218,7 +218,7 @@ fn what_is_behind_the_end_goes(members: &[Made], wish: Option<&str>) {
             "{context}: {before} bytes were free, {now} are"
         );
     };
-    // More than one member has; the file has no byte.
+    // More than the room of one member; the file has no byte.
     let empty = File::create(world.path("empty")).expect("made");
     let keep_size = FallocateFlags::KEEP_SIZE;
     fallocate(&empty, keep_size, 0, 280 * MIB_U64).expect("room");
@@ -226,8 +226,8 @@ fn what_is_behind_the_end_goes(members: &[Made], wish: Option<&str>) {
     rustix::fs::ftruncate(&empty, 0).expect("cut");
     gave_back("to its own length of 0");
 
-    // To the length that it has, and to a smaller one: the reservation within that, and the bytes,
-    // stay.
+    // Truncated to its own length, and to a smaller one, it keeps its bytes and the reservation
+    // within that.
     let file = File::create(world.path("file")).expect("made");
     file.write_all_at(&pattern::bytes(9, 0, MIB), 0)
         .expect("room");
@@ -260,7 +260,7 @@ fn a_reservation_that_does_not_fit_takes_no_room_beside_a_daemon_either() {
     what_does_not_fit_takes_no_room(true);
 }
 
-/// The daemon gives back what it reserved for writes and did not need.
+/// Waits until the daemon has given back room that it reserved for writes and did not need.
 fn is_settled(world: &PoolWorld, members: usize) {
     let now = || {
         rustix::fs::sync();
@@ -291,7 +291,7 @@ fn what_does_not_fit_takes_no_room(is_served: bool) {
         is_settled(&world, 2);
         file = File::options().write(true).open(&path).expect("there");
     }
-    // The client's own, behind the end, from before.
+    // An earlier reservation of the client, behind the end.
     let keep_size = FallocateFlags::KEEP_SIZE;
     fallocate(&file, keep_size, 2 * MIB_U64, 4 * MIB_U64).expect("room");
     rustix::fs::sync();
@@ -302,8 +302,8 @@ fn what_does_not_fit_takes_no_room(is_served: bool) {
         let found = rustix::fs::statvfs(world.member(number)).expect("mounted");
         found.f_bfree * found.f_frsize
     };
-    // Far too much; and what may just fit, as far as anybody can say before: ext4 keeps some blocks
-    // for itself.
+    // Far too much; and a length that may just fit by the free blocks, of which ext4 keeps some for
+    // itself.
     let just = unused(0) + unused(1) + 5 * MIB_U64;
     for (name, length) in [
         ("file", 1 << 30),
@@ -342,7 +342,7 @@ fn who_removes_a_file_finds_its_room_at_once() {
     };
     drop(world.fill("first", 3, 1 << 30));
     for turn in 0..3u64 {
-        // Another file takes all of its place.
+        // Another file takes all of the removed file's room.
         fs::remove_file(world.path(if turn == 0 { "first" } else { "next" })).expect("removed");
         let file = File::create(world.path("next")).expect("made");
         for at in 0..90 {
@@ -362,7 +362,7 @@ fn who_removes_a_file_finds_its_room_at_once() {
     }
 }
 
-/// Bytes in pieces of one MiB, none of which finds a full pool.
+/// Writes bytes in pieces of one MiB; none gets an error.
 fn write_all(file: &File, seed: u64, length: u64, context: &str) {
     for at in (0..length).step_by(MIB) {
         let piece = pattern::bytes(seed, at, MIB);
@@ -371,7 +371,8 @@ fn write_all(file: &File, seed: u64, length: u64, context: &str) {
     }
 }
 
-/// Until members have no room for `length` bytes, and a daemon keeps none for writes to come.
+/// Fills members until they have no room for `length` bytes, and the daemon keeps none for later
+/// writes.
 fn fill_up(world: &PoolWorld, members: usize, length: u64) {
     for number in 0..5 {
         drop(world.fill(&format!("rest{number}"), 4, 1 << 30));
@@ -383,7 +384,7 @@ fn fill_up(world: &PoolWorld, members: usize, length: u64) {
     panic!("{} bytes are still free", room(world, members));
 }
 
-/// The daemon has every object of a file open.
+/// Whether the daemon has every object of a file open.
 fn is_open_in(daemon: &Daemon, world: &PoolWorld, name: &str) -> bool {
     let all = fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("it runs");
     let links = all.flatten().map(|entry| fs::read_link(entry.path()));
@@ -437,8 +438,8 @@ fn the_next_write_finds_the_room_of_a_file_that_the_daemon_has_open() {
     }
 }
 
-/// Linux calls room data from which somebody has only read. Its zeroes are nobody's bytes: not a
-/// copy that somebody forgot, and least of all what a rescue takes for the file's. Found by
+/// Linux reports reserved room as data once a program has read it. Its zeroes are no bytes of a
+/// file: fsck does not take them for a forgotten copy, nor a rescue for the file's bytes. Found by
 /// torture, seed 5000, round 8.
 #[test]
 fn room_from_which_somebody_has_read_has_no_bytes() {
@@ -462,7 +463,7 @@ fn room_from_which_somebody_has_read_has_no_bytes() {
         let object = world.object_of(last.expect("one at least"));
         world.end();
 
-        // Where the record leads to the other member: beside zeroes, and beside bytes.
+        // Reserve where the layout leads to the other member: beside zeroes, and beside bytes.
         let object = File::options()
             .read(true)
             .write(true)
@@ -479,7 +480,7 @@ fn room_from_which_somebody_has_read_has_no_bytes() {
 
         let report = done(&world, &["fsck"]);
         assert_eq!(report["findings"], json!([]), "{name}");
-        // XFS keeps some more behind what was written.
+        // XFS keeps some more behind written bytes.
         let reserved = report["reserved_bytes"].as_u64();
         assert!(reserved >= Some(128 << 10), "{name}: {report}");
         world.lose_catalogue();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The words of a pool's commands, and what they leave alone when they refuse: the person who reads
-//! it stands at the rack at midnight.
+//! The messages of a pool's commands, and the files that they leave alone when they refuse: an
+//! operator reads them at the rack at midnight.
 
 use rushes_tests::disk::run;
 use rushes_tests::needs;
@@ -50,7 +50,7 @@ fn a_drain_that_cannot_be_begun_changes_nothing() {
         assert!(now == before, "the format file is another one");
         world.end();
     }
-    // One that went away while it was emptied may take bytes again, wherever it is.
+    // A member that goes away during its drain may be told to take bytes again, wherever it is.
     world.plug(1, "loop");
     world.start();
     let output = world.command(&["drain", "1"], &[]).output();
@@ -70,7 +70,7 @@ fn a_rebalance_says_why_it_goes_no_further_and_whom_it_left_out() {
     let Some(world) = PoolWorld::build(&[(EXT4, 60), (EXT4, 60), (EXT4, 60)]) else {
         return;
     };
-    // Wherever it goes it would fill that one as much.
+    // The large file would fill any other member as much.
     put(&world.path("large"), 1, 30 * MIB).expect("there is room");
     let home = world.members_of("large")[0];
     let (report, code) = world.json(&["rebalance"], &[]);
@@ -95,7 +95,7 @@ fn a_rebalance_says_why_it_goes_no_further_and_whom_it_left_out() {
     assert!(drained.status.success(), "{drained:?}");
     fs::remove_file(world.path("large")).expect("removed");
     let end = Instant::now() + Duration::from_secs(30);
-    // Its room is given back when the mount comes to it.
+    // The mount gives its room back some time later.
     let report = loop {
         let report = world.json(&["rebalance"], &[]).0;
         if report["is_even"] == true {
@@ -139,7 +139,7 @@ fn who_cancels_right_behind_an_interrupted_drain_is_not_told_to_wait() {
     let mut stderr = drain.stderr.take().expect("it is piped");
     stderr.read_to_string(&mut words).expect("read");
     let status = drain.wait().expect("it is ours");
-    // It was too fast for us, or says what is left behind.
+    // The drain ended before the signal, or says how to continue.
     if status.code() != Some(0) {
         assert_eq!(status.code(), None, "as the signal ends everybody: {words}");
         assert!(words.contains("continues and joins them"), "{words}");
@@ -162,7 +162,7 @@ fn a_mount_says_one_line_and_leaves_alone_what_is_on_its_folder_afterwards() {
     };
     world.end();
     assert!(!world.log().contains("nmount failed"), "{}", world.log());
-    // A path that would be several options, were it one.
+    // A path with a comma and a space: as an option of mount it would be several ones.
     let strange = world.scratch.folder("a, folder");
     let mut mount = Command::new(needs::path_of("rushes"))
         .args(["pool", "mount", "--json", "--runtime-dir"])
@@ -182,7 +182,7 @@ fn a_mount_says_one_line_and_leaves_alone_what_is_on_its_folder_afterwards() {
     put(&strange.join("f"), 1, MIB).expect("there is room");
     let shown = text(&world, &["ls"]);
     assert!(shown.contains("present"), "{shown}");
-    // It ends with its last file; by then the folder is somebody else's.
+    // The mount ends with its last open file; by then another file system is on its folder.
     let open = File::open(strange.join("f")).expect("opened");
     run(Command::new("umount").arg("--lazy").arg(&strange));
     run(Command::new("mount")
@@ -205,7 +205,7 @@ fn a_mount_says_one_line_and_leaves_alone_what_is_on_its_folder_afterwards() {
     assert_eq!(theirs.expect("it is mounted"), "theirs");
 }
 
-/// The mount's part of `status` once it is so.
+/// Waits until `is_so`. Returns  the mount's part of `status`
 fn mount_once(world: &PoolWorld, mut is_so: impl FnMut(&Value) -> bool) -> Value {
     let end = Instant::now() + Duration::from_secs(20);
     loop {
@@ -234,7 +234,7 @@ fn status_says_whether_a_mount_has_a_keeper_and_what_the_kernel_reads_itself() {
         (&mount["has_keeper"], &mount["can_pass"]),
         (&json!(false), &json!(true))
     );
-    // The mount is told of a writer's close a moment after it.
+    // The kernel tells the mount of a writer's close a moment after it.
     let mut open = Vec::new();
     let mount = mount_once(&world, |mount| {
         open.push(File::open(world.path("f")).expect("there"));
@@ -296,7 +296,7 @@ fn the_log_says_once_that_a_member_is_away_or_read_only_and_that_it_is_back() {
         until("is there again", turn);
         check(&world.path("f"), 1, MIB);
     }
-    // It may have been seen away between the two, and no more often.
+    // The mount may have seen it away between the two plugs, and no more often.
     assert!((2..=4).contains(&said("is missing")), "{}", world.log());
     assert!(!world.log().contains("file 1"), "{}", world.log());
 }

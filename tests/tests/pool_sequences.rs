@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Image sequences on a pool: frames of one sequence on several members are one stream, with one
-//! contract, and the next ones are fetched before they are opened (docs/decisions/0034).
+//! Frame sequences on a pool: frames of one sequence on several members are one stream, with one
+//! contract, and the daemon fetches the next ones before a player opens them (docs/decisions/0034).
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::pattern;
@@ -16,7 +16,7 @@ const FRAME_BYTES: usize = (1 << 20) + 4_321;
 const FRAME: Duration = Duration::from_micros(41_667);
 const RULE: &str = "[[rule]]\nmatch = \"shots/*/*.dpx\"\nframes_per_second = 24\n";
 
-/// A pool of three members that are served, and a folder whose frames go to one after the other.
+/// A pool of three members with a daemon, and a folder whose frames go to one after the other.
 fn spread() -> Option<(PoolWorld, Daemon)> {
     let world = PoolWorld::build(&[(EXT4, 200), (XFS, 300), (EXT4, 200)])?;
     let daemon = world.served(3, RULE);
@@ -46,7 +46,7 @@ fn shoot(world: &PoolWorld, shot: usize, numbers: impl Iterator<Item = usize>) {
     }
 }
 
-/// As a player does: opened, read whole, closed. None: there is none.
+/// Opens, reads and closes a frame, as a player does. None: there is no such frame.
 fn play(world: &PoolWorld, shot: usize, number: usize, seed: u64) -> Option<()> {
     let mut file = File::open(world.path(name(shot, number))).ok()?;
     let mut found = Vec::with_capacity(FRAME_BYTES);
@@ -76,7 +76,7 @@ fn count(stream: &Value, name: &str) -> u64 {
     stream[name].as_u64().expect("a count")
 }
 
-/// Files that a process has open though they have no name any more.
+/// Count of removed objects that a process has open.
 fn nameless_open(pid: u32) -> usize {
     let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("it is there");
     all.flatten()
@@ -126,14 +126,14 @@ fn sequences_over_members_are_one_stream_each_and_fetched_ahead() {
         assert_eq!(devices.split(", ").count(), 3, "{stream:#}");
         let (reads, hits) = (count(stream, "read_count"), count(stream, "hit_count"));
         assert!(reads >= FRAMES as u64, "{stream:#}");
-        // Of a frame that is not fetched ahead the first read is no hit.
+        // The first read of a frame that was not fetched ahead is no hit.
         let missed = reads - hits;
         assert!(
             missed <= FRAMES as u64 / 4,
             "{missed} of {reads}: {stream:#}"
         );
     }
-    // Each member has promised its part and no more.
+    // Each device has a contract for its part and no more.
     let promised: Vec<u64> = status["devices"]
         .as_array()
         .expect("a list")
@@ -158,14 +158,14 @@ fn gaps_ends_and_frames_that_change_or_go_are_what_they_are() {
     let begun = Instant::now();
     for number in 1..=FRAMES + 3 {
         let played = match number {
-            // Another one by then, which the daemon has not seen.
+            // Replaced by then by another frame, which the daemon has not seen.
             33 => play(&world, 0, number, 777),
             _ => play(&world, 0, number, seed(0, number)),
         };
         let is_gone = number == 42 || number > FRAMES || !is_there(number);
         assert_eq!(played.is_none(), is_gone, "frame {number}");
         if number == 30 {
-            // Both are fetched ahead already, or about to be.
+            // The daemon has fetched both frames ahead, or is about to.
             let other = world.path("other");
             put(&other, 777, FRAME_BYTES).expect("there is room");
             fs::rename(&other, world.path(name(0, 33))).expect("over it");
@@ -179,7 +179,7 @@ fn gaps_ends_and_frames_that_change_or_go_are_what_they_are() {
     let streams = sequences(&status, 0);
     assert_eq!(streams.len(), 1, "{streams:#?}");
     assert_eq!(streams[0]["standing"], "contract", "{:#}", streams[0]);
-    // A frame that is gone is not kept for a client that might have read it.
+    // The daemon does not keep a removed frame for a client that might have read it.
     let end = Instant::now() + Duration::from_secs(20);
     while nameless_open(daemon.pid()) > 0 {
         assert!(Instant::now() < end, "removed frames are kept");
@@ -224,7 +224,7 @@ fn frames_that_are_recorded_follow_each_other_unless_the_policy_says_otherwise()
         return;
     };
     fs::create_dir(world.path("shots")).expect("made");
-    // Two at once, in turns: each stays together, and they part.
+    // Two shots at once, in turns: the frames of each go to one member, another one for each.
     for shot in 0..2 {
         fs::create_dir(world.path(format!("shots/s{shot}"))).expect("made");
     }
@@ -244,7 +244,7 @@ fn frames_that_are_recorded_follow_each_other_unless_the_policy_says_otherwise()
     let (one, other) = (homes(0), homes(1));
     assert_eq!((one.len(), other.len()), (1, 1), "{one:?} {other:?}");
     assert_ne!(one, other, "begun at once");
-    // A user that wants frames on all members says so.
+    // A policy spreads frames over all members.
     wish(&world.path("shots"), "choose=round_robin");
     shoot(&world, 2, 1..=6);
     let mut spread: Vec<u64> = (1..=6)

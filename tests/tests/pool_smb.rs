@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool behind a real smbd: its share is the mount. Clients get what a model of the files says, a
-//! player gets its contract, and nobody reaches a layout.
+//! A pool behind a real smbd: its share is the mount. Clients get the bytes of a model of the
+//! files, a player gets its contract, and no client reaches a layout.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::fsx;
@@ -18,7 +18,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
 const BLOCK: usize = 65_536;
-/// Of a frame of 100 Mb/s at 25 a second, in whole blocks.
+/// Blocks of a frame of 100 Mb/s at 25 a second, rounded up.
 const FRAME_BLOCKS: u64 = 8;
 
 /// The pool, a daemon that serves its members, and smbd over the mount; stock, or with our module
@@ -40,7 +40,7 @@ fn shared_on(
     let members = (0..made.len()).map(|number| world.member(number).join("pool"));
     let mut spec = DaemonSpec::of_members(members);
     spec.write_buffer = write_buffer;
-    // By its path in the pool, which is nowhere below a share.
+    // A rule by the path in the pool, which no share has.
     spec.more += "[[rule]]\nmatch = \"reels/*.mov\"\nbitrate = \"100M\"\n";
     let daemon = Daemon::start(&world.scratch, &spec);
     daemon.wait_for_members(made.len());
@@ -183,7 +183,7 @@ fn a_player_of_a_pool_gets_a_contract_and_every_byte() {
         }
     }
     assert!(promised, "{:#}", daemon.status());
-    // By whatever name: an object cannot be reached.
+    // No name reaches an object.
     let member = world.members_of("reels/clip.mov");
     assert_eq!(member.len(), 1, "it fits one");
     for name in ["objects", "rushes-pool", "..\\m0\\pool\\rushes-pool"] {
@@ -204,7 +204,7 @@ fn whoever_has_a_file_of_a_pool_open_is_in_the_ledger() {
         fs::set_permissions(reels.join(name), fs::Permissions::from_mode(0o666)).expect("our own");
     }
     fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
-    // The client that has it open, by its line.
+    // Waits for a stream of this file, with this user and client.
     let stands = |what: &str, path: &str, user: &str, client: &str| {
         daemon.wait_for(what, |status| {
             status["streams"].as_array().is_some_and(|streams| {
@@ -231,11 +231,11 @@ fn whoever_has_a_file_of_a_pool_open_is_in_the_ledger() {
     pattern::check(9, 0, &other, "other.mov");
     stands("a local program", "reels/other.mov", "root", own);
     drop(mine);
-    // A program that is known by now is named although it does not stay.
+    // The ledger names a program that it knows by now although that does not stay.
     fs::read(reels.join("third.mov")).expect("read");
     stands("the same, in haste", "reels/third.mov", "root", own);
 
-    // Both at one file, then the one that is left.
+    // Both have one file open, then one of them.
     let mine = fs::File::open(reels.join("clip.mov")).expect("opened");
     let both = format!("127.0.0.1, {own}");
     stands("both of them", clip.1, "daemon, root", &both);
@@ -252,15 +252,15 @@ fn whoever_has_a_file_of_a_pool_open_is_in_the_ledger() {
     assert_eq!(numbers.len(), lines.len(), "{:#}", status["streams"]);
 }
 
-/// Units: 100 ns since 1601; some day in 2011.
+/// Some day in 2011. Units: 100 ns since 1601.
 const TIME: u64 = 129_400_000_000_000_000;
 /// The same in seconds since 1970.
 const TIME_S: i64 = (TIME / 10_000_000) as i64 - 11_644_473_600;
-/// Of a file that is written, and then has its time set. Units: bytes.
+/// Length of a file whose time is set. Units: bytes.
 const TIMED_BYTES: usize = 20_000;
 
-/// A file of which the time is set while its bytes are in the write buffer: by a client, before its
-/// last bytes or behind them, or by a program on the server.
+/// Writes a file and sets its time while its bytes are in the write buffer: by a client, after its
+/// last bytes or before them, or by a program on the server.
 fn record_with_time(world: &PoolWorld, client: &Connection, name: &str, way: usize) {
     let bytes = pattern::bytes(way as u64, 0, TIMED_BYTES);
     if way == 2 {
@@ -281,7 +281,7 @@ fn record_with_time(world: &PoolWorld, client: &Connection, name: &str, way: usi
     client.close(file).expect("closed");
 }
 
-/// As `rushes recover --list` says.
+/// Whether `rushes recover --list` finds nothing in lanes.
 fn is_nothing_left(world: &PoolWorld) -> bool {
     let output = Command::new(path_of("rushes"))
         .args(["recover", "--list", "--config"])
@@ -303,7 +303,7 @@ fn check_times(world: &PoolWorld, names: &[String], context: &str) {
 
 #[test]
 fn a_time_that_was_set_survives_the_daemon_whoever_writes_what_it_left() {
-    // Btrfs would have the bytes at once.
+    // No Btrfs, to which writes go at once.
     let shared = shared_on(&[(EXT4, 200), (XFS, 300)], None, Some("64MiB"));
     let Some((mut world, mut daemon, mut smbd)) = shared else {
         return;
@@ -333,7 +333,7 @@ fn a_time_that_was_set_survives_the_daemon_whoever_writes_what_it_left() {
         }
         all.push(names);
     }
-    // Nor is it only in the memory of a mount.
+    // Another mount has the times, too: not only the memory of the first one.
     drop(client);
     smbd.end();
     world.end();

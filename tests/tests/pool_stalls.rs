@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A member whose disk stalls: a program that needs it waits, and nobody else does.
+//! A member whose disk stalls: a program that needs it waits, and no other program does.
 //!
 //! It keeps time, so it runs alone (tests/programs.sh).
 
@@ -19,11 +19,11 @@ const FILE_BYTES: usize = 4 * MIB;
 /// Files on the disk that stalls. Each is read at four places at once: more requests than the mount
 /// has threads.
 const FILE_COUNT: usize = 48;
-/// Small files there that nobody has open before it stalls.
+/// Small files there that no program has open before it stalls.
 const CLOSED_COUNT: usize = 140;
 const QUICK_SEED: u64 = 99;
 const QUICK_BYTES: usize = 32 * MIB;
-/// Nobody who has nothing to do with the stalled disk waits so long.
+/// A program that does not use the stalled disk waits for less than this.
 const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// Which members are shares of a daemon.
@@ -80,7 +80,7 @@ fn others_go_on(served: Served) {
         fs::write(world.path(format!("closed{number}")), number.to_string()).expect("room");
     }
     let daemon = daemon(&world, served);
-    // Beside a writer nobody reads without the door.
+    // Beside a writer all reads go through the door.
     let open = |path: PathBuf| {
         File::options()
             .read(true)
@@ -93,7 +93,7 @@ fn others_go_on(served: Served) {
         .collect();
     let quick_file = open(quick);
     world.slow_disk().make_cold();
-    // Inodes, too.
+    // Make inodes cold, too.
     fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
     let answered = AtomicUsize::new(0);
     world.slow_disk().tell("timing on");
@@ -118,7 +118,7 @@ fn others_go_on(served: Served) {
                 assert_eq!(text, number.to_string());
             });
         }
-        // So that all of them wait.
+        // Until all of them wait.
         std::thread::sleep(Duration::from_millis(500));
         let mut slowest = Duration::ZERO;
         for round in 0..QUICK_BYTES / MIB {
@@ -168,7 +168,7 @@ fn who_waits_for_a_file_on_its_way_to_a_stalled_member_keeps_nobody_from_others(
     put(&world.path("moved.bin"), 1, FILE_BYTES).expect("there is room");
     put(&world.path("other.bin"), QUICK_SEED, QUICK_BYTES).expect("there is room");
     world.add_slow_disk(1 << 30);
-    // A file that is open is moved last.
+    // The mount moves an open file last.
     let other = File::options()
         .read(true)
         .write(true)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A mount that is told to end, and told again: first it waits for its users, then for nobody, and
-//! what was acknowledged stays.
+//! A mount that is told to end, and told again: first it waits for its users, then for none, and
+//! acknowledged bytes stay.
 
 use rushes_tests::mapper::Mapper;
 use rushes_tests::needs::{self, Need};
@@ -13,11 +13,11 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
-/// A mount that is told twice is gone by then.
+/// A mount that is told twice is gone within this time.
 const SOON: Duration = Duration::from_secs(12);
 const HURRIED: i32 = 1;
 
-/// It goes on being used after it was told once.
+/// Tells the mount to end once: it is unmounted, and programs keep using open files.
 fn told_once(world: &mut PoolWorld, open: &File) {
     world.tell_to_end();
     let end = Instant::now() + SOON;
@@ -33,7 +33,7 @@ fn told_once(world: &mut PoolWorld, open: &File) {
     pattern::check(1, MIB as u64, &bytes, "used.bin");
 }
 
-/// It ends at once when it is told again.
+/// Tells it again: it ends at once.
 fn told_again(world: &mut PoolWorld) {
     let begun = Instant::now();
     world.tell_to_end();
@@ -65,7 +65,7 @@ fn a_mount_that_is_told_twice_to_end_waits_for_nobody_and_loses_nothing() {
                 .open(world.path("late.bin"))
                 .expect("made");
             told_once(&mut world, &used);
-            // Acknowledged, and synced by nobody.
+            // Acknowledged, without a sync.
             for at in (0..5 * MIB).step_by(MIB) {
                 late.write_all_at(&pattern::bytes(2, at as u64, MIB), at as u64)
                     .expect("it is open");
@@ -81,7 +81,7 @@ fn a_mount_that_is_told_twice_to_end_waits_for_nobody_and_loses_nothing() {
             check(&world.path("late.bin"), 2, 5 * MIB);
             drop(daemon);
         }
-        // Told once, with nobody there.
+        // Told once, without users.
         world.end();
     }
 }

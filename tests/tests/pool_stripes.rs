@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that are striped over members, through the mount: every byte is where it was written,
-//! whatever fills, is emptied, is killed or is lost.
+//! Files that are striped over members, through the mount: every byte is where it was written, also
+//! when members fill, are drained or lost, and the mount is killed.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
@@ -20,7 +20,7 @@ use std::time::Duration;
 const MIB: usize = 1 << 20;
 const EIO: i32 = 5;
 
-/// A wish for all that is made in a folder from now on.
+/// Sets a policy for all files that are made in a folder from now on.
 fn wish(folder: &Path, words: &str) {
     setxattr(
         folder,
@@ -49,7 +49,7 @@ fn is_sound(world: &PoolWorld, context: &str) {
     assert_eq!(report["findings"], json!([]), "{context}");
 }
 
-/// From the members' disks, not from anybody's memory.
+/// Mounts anew, so that reads come from the members' disks.
 fn again(world: &mut PoolWorld) {
     world.end();
     is_sound(world, "after the mount has ended");
@@ -123,7 +123,7 @@ fn a_striped_file_is_spread_evenly_and_its_members_have_their_shares() {
     );
 }
 
-/// All that a program may do to a file, many times, beside a model in memory.
+/// All calls that a program may make on a file, many times, compared with a model in memory.
 #[test]
 fn whatever_is_done_to_a_striped_file_reads_back() {
     let members = [(EXT4, 100), (XFS, 300), (BTRFS, 200), (EXT4, 100)];
@@ -184,8 +184,8 @@ fn whatever_is_done_to_a_striped_file_reads_back() {
                     model.resize(model.len().max(end), 0);
                 }
                 7 => {
-                    // Data are where something was written; a range that is said to be a hole is
-                    // zero.
+                    // Written bytes are in ranges that the mount reports as data; a range that it
+                    // reports as a hole is zero.
                     if let Ok(hole) = seek(&file, SeekFrom::Hole(at)) {
                         let data = seek(&file, SeekFrom::Data(hole));
                         let end = data.map_or(model.len(), |data| data as usize);
@@ -267,7 +267,7 @@ fn a_stripe_goes_on_over_the_members_that_have_room() {
     }
     again(&mut world);
     check(&world.path("long.mov"), 3, length as usize);
-    // Overwritten where it is, cut in the middle of the first stripe, and longer again.
+    // Overwrite in place, then truncate in the middle of the first stripe.
     let file = File::options()
         .write(true)
         .open(world.path("long.mov"))
@@ -304,7 +304,7 @@ fn a_member_that_is_away_costs_its_units_and_no_others() {
     again(&mut world);
     world.unplug(away);
     let file = open(&world.path("f"), false);
-    // A file that cannot be cut everywhere is cut nowhere.
+    // A file that cannot be truncated on all its members is truncated on none.
     let cut = file.set_len(10).expect_err("a part of it is away");
     assert_eq!(cut.raw_os_error(), Some(EIO));
     let mut unit = vec![0; UNIT];
@@ -314,10 +314,10 @@ fn a_member_that_is_away_costs_its_units_and_no_others() {
     let read = file.read_exact_at(&mut unit, 4 * UNIT as u64);
     assert_eq!(read.expect_err("away").raw_os_error(), Some(EIO));
     let end = 6 * UNIT as u64;
-    // With a hole before it: the bytes behind the end would have to be zero everywhere.
+    // With a hole before it: bytes behind the end would have to be zero on all members.
     let hole = file.write_all_at(&unit, end + 2 * UNIT as u64);
     assert_eq!(hole.expect_err("away").raw_os_error(), Some(EIO));
-    // Behind the end the others take what it cannot.
+    // Behind the end the other members take its bytes.
     let behind = pattern::bytes(1, end, 7 * UNIT);
     file.write_all_at(&behind, end)
         .expect("the others have room");
@@ -377,7 +377,7 @@ fn a_member_with_stripes_is_emptied_and_removed() {
     assert_eq!(there(&world), 0);
     for seed in 0..6 {
         check(&world.path(format!("f{seed}")), seed, length);
-        // Still on three disks: the one that was in none of its places took it.
+        // Still on three disks: the member that had no object of the file took the drained one.
         assert_eq!(world.members_of(&format!("f{seed}")), [0, 2, 3]);
     }
 }
@@ -401,7 +401,7 @@ fn a_damaged_record_and_a_lost_catalogue_cost_no_byte_of_a_stripe() {
     is_sound(&world, "after the record was written anew");
     world.start();
     check(&world.path("f1"), 1, length);
-    // Without one of its objects nobody can say where which byte is, and nobody does.
+    // Without one of its objects fsck cannot know which byte is where, and mends nothing.
     let report = world.where_is("f2");
     let object = report["segments"][0]["objects"][1]["path"]
         .as_str()
@@ -423,7 +423,7 @@ fn a_damaged_record_and_a_lost_catalogue_cost_no_byte_of_a_stripe() {
     let (report, code) = world.json(&["fsck", "--repair"], &[]);
     assert_eq!(code, Some(0), "{report}");
     is_sound(&world, "after the object came back");
-    // The catalogue is gone, and with it a file that no log of names has; most of its stripe is
+    // The catalogue is lost, and with it a file that no log of names has; most of its stripe is
     // empty.
     world.start();
     put(&world.path("late"), 9, 90_001).expect("room");
@@ -470,7 +470,7 @@ fn damage_record(stub: &Path) {
 
 #[test]
 fn a_mount_that_is_killed_while_it_stripes_leaves_nothing_that_cannot_be_mended() {
-    // A fast writer leaves each more than 64 MiB: a stripe leaves out a member that has less.
+    // A fast writer leaves each member more than 64 MiB: a stripe leaves out one that has less.
     let Some(mut world) = PoolWorld::build(&[(EXT4, 400), (EXT4, 406), (EXT4, 400)]) else {
         return;
     };
@@ -488,7 +488,7 @@ fn a_mount_that_is_killed_while_it_stripes_leaves_nothing_that_cannot_be_mended(
             for number in 0.. {
                 let (seed, length) = (round * 100 + number, next.below(2 << 20) as usize);
                 let path = folder.join(format!("f{seed}"));
-                // Every other one is gone again at once: a removal is under way as often as a file.
+                // Remove every other file at once: a kill finds a removal as often as a file.
                 if put(&path, seed, length).is_err() {
                     return (done, seed);
                 }
@@ -503,7 +503,7 @@ fn a_mount_that_is_killed_while_it_stripes_leaves_nothing_that_cannot_be_mended(
             }
             unreachable!("it ends with the mount")
         });
-        // However slow the machine is.
+        // Kill after three files at least, however slow the machine is.
         while put_count.load(Ordering::Relaxed) < 3 && !writer.is_finished() {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -528,7 +528,7 @@ fn a_mount_that_is_killed_while_it_stripes_leaves_nothing_that_cannot_be_mended(
                 assert_eq!(shapes(&world, &format!("f{seed}")), [shape]);
             }
         }
-        // Room for the next round.
+        // Make room for the next round.
         for (seed, _) in whole.drain(..) {
             fs::remove_file(world.path(format!("f{seed}"))).expect("removed");
         }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool that is tidied: files in several places come together, scattered ones are written anew,
-//! stripes grow with the members, also by itself when nobody asks for anything; killed at every
-//! step, and beside those who read and write.
+//! Defrag of a pool, and its tidying when idle: files in several segments come together, scattered
+//! ones are written anew, stripes grow with the members. The tests kill it at every step, and run
+//! it beside programs that read and write.
 
 use rushes_tests::local::Model;
 use rushes_tests::needs::{self, Need};
@@ -25,7 +25,7 @@ fn build(members: &[Made]) -> Option<PoolWorld> {
     PoolWorld::build(members)
 }
 
-/// The remains of a kill are mended, and none of them needed a name in lost+found.
+/// fsck mends the remains of a kill, and puts none of them into lost+found.
 fn mended(world: &PoolWorld, context: &str) {
     let (report, code) = world.json(&["fsck", "--repair"], &[]);
     assert_eq!(code, Some(0), "{context}: {report}");
@@ -36,7 +36,7 @@ fn mended(world: &PoolWorld, context: &str) {
     assert_eq!(report["findings"], json!([]), "{context}");
 }
 
-/// A file beside the pool that leaves so much room on a member.
+/// Makes a file beside the pool that leaves `free` bytes on a member.
 fn occupy(world: &PoolWorld, member: usize, free: usize) -> PathBuf {
     let path = world.member(member).join("others");
     let found = rustix::fs::statvfs(world.member(member)).expect("mounted");
@@ -46,7 +46,7 @@ fn occupy(world: &PoolWorld, member: usize, free: usize) -> PathBuf {
     path
 }
 
-/// Files `s0`, `s1`, …, each on two members although any has room for the whole.
+/// Makes files `s0`, `s1`, …, each on two members although any has room for the whole.
 fn split_files(world: &PoolWorld, members: usize, count: u64, length: usize) {
     for seed in 0..count {
         let free = length * 2 / 3;
@@ -60,8 +60,7 @@ fn split_files(world: &PoolWorld, members: usize, count: u64, length: usize) {
     }
 }
 
-/// Files that are put while these members have no room in one piece have few bytes side by side on
-/// them.
+/// Calls `put` while these members have free room only in small pieces: its files get many extents.
 fn scattered(world: &PoolWorld, members: usize, put: impl FnOnce()) {
     let folders = in_pieces(world, members);
     put();
@@ -71,7 +70,7 @@ fn scattered(world: &PoolWorld, members: usize, put: impl FnOnce()) {
     rustix::fs::sync();
 }
 
-/// Folders beside the pool with files between which there is room for few bytes side by side.
+/// Makes folders beside the pool whose files leave free room only in small pieces between them.
 fn in_pieces(world: &PoolWorld, members: usize) -> Vec<PathBuf> {
     let folders: Vec<PathBuf> = (0..members)
         .map(|number| world.member(number).join("others"))
@@ -107,7 +106,7 @@ fn defragged(world: &PoolWorld, paths: &[PathBuf]) -> Value {
     report
 }
 
-/// Calls at which a program is killed: all that change something for good.
+/// System calls at which a program is killed: all that change a file system.
 const STEPS: [&str; 6] = [
     "fsetxattr",
     "pwrite64",
@@ -117,7 +116,7 @@ const STEPS: [&str; 6] = [
     "openat",
 ];
 
-/// Kill a command at more and more of its steps, until it has nothing left to do.
+/// Kills a command at later and later steps, until it has nothing left to do. Returns  the kills
 fn kill_at_steps(world: &PoolWorld, words: &[&str], counts: &[usize]) -> usize {
     let mut kill_count = 0;
     for count in counts {
@@ -130,7 +129,7 @@ fn kill_at_steps(world: &PoolWorld, words: &[&str], counts: &[usize]) -> usize {
     kill_count
 }
 
-/// A defrag has something to write anew: it asks for room for it first.
+/// A defrag has a file to write anew: its first step is to reserve room.
 fn reserves(world: &PoolWorld) {
     let is_killed = killed_at(&world.command(&["defrag"], &[]), "fallocate", 1);
     assert!(is_killed, "nothing is scattered");
@@ -244,7 +243,7 @@ fn a_file_that_comes_together_where_nothing_of_it_was_is_begun_afresh_when_that_
         occupy(&world, member, 4 * MIB);
     }
     world.end();
-    // Before the new object has a name in the record, as it gets one, and while it is filled.
+    // Before the new object is in the layout, as it gets there, and while it is filled.
     let begins = [
         ("openat", 35),
         ("fsetxattr", 1),
@@ -283,7 +282,7 @@ fn a_file_that_comes_together_where_nothing_of_it_was_is_begun_afresh_when_that_
     assert_eq!(world.members_of("s0"), [0, 1, 2], "it is on its way");
     check(&world.path("s0"), 0, length);
     world.end();
-    // The member that it goes to fills: the bytes there stay there, and nothing is lost.
+    // The member that it goes to is full: bytes there stay there, and nothing is lost.
     let filled = occupy(&world, 2, MIB);
     let report = defragged(&world, &[]);
     assert_eq!(report["failed_count"], 0, "{report}");
@@ -293,7 +292,7 @@ fn a_file_that_comes_together_where_nothing_of_it_was_is_begun_afresh_when_that_
     check(&world.path("s0"), 0, length);
     world.end();
     fs::remove_file(filled).expect("ours");
-    // Or it is full as something is written to it.
+    // Or it becomes full at a write.
     let mut vain_count = 0;
     for (call, count) in [
         ("pwrite64", 1),
@@ -323,7 +322,7 @@ fn an_object_that_is_made_anew_is_later_than_all_that_the_file_has() {
     split_files(&world, 2, 1, length);
     fs::remove_file(others).expect("ours");
     world.end();
-    // The first of its two objects goes to a third one: fewer objects than were ever made.
+    // The drain moves the first of two objects to a third one: fewer are left than were ever made.
     let others = occupy(&world, 1, 4 * MIB);
     let (report, code) = world.json(&["drain", "0"], &[]);
     assert_eq!(code, Some(0), "{report}");
@@ -349,7 +348,7 @@ fn an_object_that_is_made_anew_is_later_than_all_that_the_file_has() {
     drop(others);
 }
 
-/// The room that all objects of all members have on their disks. Units: bytes.
+/// Room of all objects of all members on their disks. Units: bytes.
 fn held_by_objects(world: &PoolWorld, members: usize) -> u64 {
     let folders = (0..members).map(|number| world.member(number).join("pool/objects"));
     let below = folders.flat_map(|path| fs::read_dir(path).expect("listed"));
@@ -360,7 +359,7 @@ fn held_by_objects(world: &PoolWorld, members: usize) -> u64 {
         .sum()
 }
 
-/// Kinds of what fsck finds, each once; nothing is changed.
+/// Kinds of the findings of fsck, each once; it changes nothing.
 fn kinds(world: &PoolWorld) -> Vec<String> {
     let (report, _) = world.json(&["fsck"], &[]);
     let all = report["findings"].as_array().expect("a list");
@@ -373,7 +372,7 @@ fn kinds(world: &PoolWorld) -> Vec<String> {
     kinds
 }
 
-/// Kill the mending at more and more of its steps; each time something is left, or all is mended.
+/// Kills the repair at later and later steps. Returns  the count of kills
 fn mend_killed(world: &PoolWorld) -> usize {
     let mut kill_count = 0;
     for call in ["fallocate", "ftruncate", "utimensat"] {
@@ -401,15 +400,15 @@ fn what_a_killed_defrag_had_reserved_and_copied_is_given_back() {
         });
         world.end();
         let (mut at, mut is_killed) = (count, false);
-        // Later and later, back from where there is none: as many blocks were asked for singly as
-        // the old object has extents.
+        // At the latest such call, or an earlier one if there are fewer: the defrag reserves room
+        // once for each extent of the old object.
         while !is_killed && at > 2 {
             is_killed = killed_at(&world.command(&["defrag"], &[]), call, at);
             at -= 1;
         }
         let held = held_by_objects(&world, 1);
         if !is_killed || held < (length + 8 * MIB) as u64 {
-            // Done before that, or killed before anything had a name.
+            // The defrag ended before, or was killed before a new object was in the layout.
             mended(&world, "killed elsewhere");
             assert_eq!(call, "fallocate", "{made:?} {held}");
             continue;
@@ -417,7 +416,7 @@ fn what_a_killed_defrag_had_reserved_and_copied_is_given_back() {
         let (report, _) = world.json(&["fsck"], &[]);
         let reserved = number(&report, &["reserved_bytes"]);
         if call == "fsetxattr" {
-            // The second piece is copied and not named, room for the third one is there.
+            // The second piece is copied and not in the layout, room for the third is reserved.
             assert_eq!(kinds(&world), ["copied"], "{made:?}");
             assert!(reserved > 4 << 20, "{report}");
         }
@@ -429,7 +428,7 @@ fn what_a_killed_defrag_had_reserved_and_copied_is_given_back() {
         assert!(held < (length + MIB) as u64, "{made:?}: {held}");
         world.start();
         check(&world.path("scattered"), 1, length);
-        // And it goes on.
+        // The next defrag goes on.
         let report = defragged(&world, &[]);
         let after = number(&report, &["after", "extent_count"]);
         assert!(
@@ -465,8 +464,8 @@ fn what_is_left_in_objects_of_a_stripe_that_are_named_is_given_back() {
         held_by_objects(world, 4) + objects.map(held).sum::<u64>()
     };
     let (mut found_count, mut more) = (0, 0);
-    // Six marks and a record, then a record for each piece; holes in the new objects come before
-    // it, in the old ones behind it.
+    // fsetxattr sets six marks and a layout, then a layout for each piece; fallocate punches holes
+    // in the new objects before it, in the old ones after it.
     for (call, count) in [
         ("fsetxattr", 8),
         ("fallocate", 6),
@@ -500,10 +499,10 @@ fn the_mount_gives_back_what_a_move_had_reserved_and_keeps_what_clients_have() {
     let Some(mut world) = idle_soon(1, length) else {
         return;
     };
-    // Room that a client asks for is its own: within its file's length for good, behind it until
-    // somebody looks through the pool.
+    // Room that a client reserves stays its own: within its file's length for good, behind it until
+    // fsck repairs the pool.
     let file = File::create(world.path("recorded")).expect("made");
-    // More than there will be room for elsewhere, so that nothing moves it.
+    // More than the room elsewhere later, so that nothing moves it.
     file.write_all_at(&pattern::bytes(7, 0, 12 * MIB), 0)
         .expect("room");
     fallocate(&file, FallocateFlags::empty(), 0, 16 << 20).expect("room");
@@ -514,7 +513,7 @@ fn the_mount_gives_back_what_a_move_had_reserved_and_keeps_what_clients_have() {
     world.end();
     let blocks = |path: &PathBuf| fs::metadata(path).expect("there").blocks() * 512;
     let first = world.object_of(&segments[0]);
-    // Nowhere is room for the whole file, so that nothing of it is to be moved.
+    // No member has room for the whole file, so that nothing of it is moved.
     let others: Vec<PathBuf> = (0..3).map(|at| occupy(&world, at, 11 * MIB)).collect();
     let end = segments[0]["end"].as_u64().expect("not the last one") + (1 << 20);
     let reserve = |path: &PathBuf| {
@@ -541,7 +540,7 @@ fn the_mount_gives_back_what_a_move_had_reserved_and_keeps_what_clients_have() {
     assert!(held >= 32 << 20, "{held}: a client's room is taken away");
     check(&world.path("s0"), 0, length);
     world.end();
-    // Nobody has it open: the room behind its end is room for all, the room within stays, and no
+    // No program has it open: fsck frees the room behind its end and keeps the room within, and no
     // byte goes.
     let (report, code) = world.json(&["fsck"], &[]);
     assert_eq!(
@@ -571,7 +570,7 @@ fn a_mounted_pool_is_defragmented_beside_those_who_use_its_files() {
     split_files(&world, 2, count, length);
     let grows = File::create(world.path("grows")).expect("made");
     fs::create_dir(world.path("empty")).expect("made");
-    // Only what is named.
+    // Only the named folder.
     let report = defragged(&world, &[world.path("empty")]);
     assert_eq!(report["file_count"], 0, "{report}");
     let split = (0..count)
@@ -613,7 +612,7 @@ fn a_mounted_pool_is_defragmented_beside_those_who_use_its_files() {
         reader.join().expect("every byte is right");
         writer.join().expect("written")
     });
-    // The kernel tells of a close a moment later, and what somebody has open stays.
+    // The kernel tells the mount of a close a moment later, and open files stay.
     let end = Instant::now() + Duration::from_secs(60);
     while (0..count).any(|seed| world.members_of(&format!("s{seed}")).len() > 1) {
         let report = defragged(&world, &[]);
@@ -631,13 +630,13 @@ fn a_mounted_pool_is_defragmented_beside_those_who_use_its_files() {
     pattern::check(99, 0, &grown, "grows");
 }
 
-/// The policy of a file, or of the files that are made in a folder from now on.
+/// Sets the policy of a file, or of the files that are made in a folder from now on.
 fn wish(world: &PoolWorld, name: &str, words: &str) {
     let (path, words) = (world.path(name), words.as_bytes());
     setxattr(path, "user.rushes.policy", words, XattrFlags::empty()).expect("a wish");
 }
 
-/// Shape of each segment of a file, and on how many members it is.
+/// Shape of each segment of a file, and the count of its members.
 fn stripes(world: &PoolWorld, name: &str) -> Vec<(String, usize)> {
     let report = world.where_is(name);
     let segments = report["segments"].as_array().expect("a list");
@@ -649,8 +648,8 @@ fn stripes(world: &PoolWorld, name: &str) -> Vec<(String, usize)> {
     segments.iter().map(shape).collect()
 }
 
-/// Two groups of two members, a folder whose files go over three groups when there are as many, and
-/// members for a third.
+/// Two groups of two members, a folder whose files go over up to three groups, and disks for the
+/// third one.
 fn two_groups_of_three() -> Option<(PoolWorld, [PathBuf; 2])> {
     let world = build(&[(EXT4, 100), (EXT4, 100), (EXT4, 100), (EXT4, 100)])?;
     fs::create_dir(world.path("reels")).expect("made");
@@ -673,7 +672,7 @@ fn stripes_become_wider_by_a_group_also_when_that_is_killed() {
         put(&world.path(format!("reels/f{seed}")), seed as u64, length).expect("room");
         assert_eq!(stripes(&world, &format!("reels/f{seed}")), [twice(4)]);
     }
-    // One with a hole longer than a piece, and bytes behind it.
+    // A file with a hole longer than a piece, and bytes behind it.
     let hole = File::create(world.path("reels/hole")).expect("made");
     hole.write_all_at(b"start", 0).expect("room");
     hole.write_all_at(b"end", 70 << 20).expect("room");
@@ -701,7 +700,7 @@ fn stripes_become_wider_by_a_group_also_when_that_is_killed() {
     assert_eq!(stripes(&world, "reels/hole"), [twice(6)], "{blocks:?}");
 }
 
-/// Until it is so; if it never is, the test prints what `status` says.
+/// Waits until `status` is so; otherwise the test fails with it.
 fn until(world: &PoolWorld, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
     let end = Instant::now() + Duration::from_secs(120);
     loop {
@@ -723,7 +722,7 @@ fn schedule(world: &PoolWorld, when: &str) {
     assert_eq!((&report["tidy"], code), (&json!(when), Some(0)), "{report}");
 }
 
-/// A pool that counts as idle after a second, with files in two places.
+/// A pool that counts as idle after a second, with files in two segments.
 fn idle_soon(count: u64, length: usize) -> Option<PoolWorld> {
     let mut world = PoolWorld::build(&[(EXT4, 300), (EXT4, 300), (EXT4, 300)])?;
     split_files(&world, 3, count, length);
@@ -747,7 +746,7 @@ fn a_pool_tidies_itself_when_nobody_asks_for_anything_and_says_what_it_did() {
         "nobody has said that it may"
     );
     assert_eq!(status["tidy"]["last"], Value::Null);
-    // As long as somebody reads nothing is moved.
+    // While a program reads, nothing is moved.
     let name = world.path("s0");
     let is_done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -782,14 +781,14 @@ fn a_pool_tidies_itself_when_nobody_asks_for_anything_and_says_what_it_did() {
     for seed in 0..count {
         assert_eq!(world.members_of(&format!("s{seed}")).len(), 1, "{seed}");
     }
-    // Members that come are a reason to begin anew.
+    // A new member is a reason to begin anew.
     let new = world.disk("new", (EXT4, 300));
     let (report, code) = world.json(&["add"], &[new]);
     assert_eq!(code, Some(0), "{report}");
     until(&world, "tidied again", |status| {
         status["tidy"]["last"]["defrag"]["moved_count"] == 0
     });
-    // It is remembered, by the pool and its next mount.
+    // The pool and its next mount keep the schedule and the last pass.
     world.end();
     mended(&world, "after the end");
     let (report, _) = world.json(&["status"], &[]);
@@ -819,7 +818,7 @@ fn tidying_stops_for_whoever_asks_gives_way_to_commands_and_goes_on_after_a_kill
     let tidies = |status: &Value| status["work"]["is_tidying"] == true;
     schedule(&world, "idle");
     until(&world, "tidying", tidies);
-    // Somebody reads.
+    // A program reads.
     let bytes = fs::read(world.path("s4")).expect("read");
     pattern::check(4, 0, &bytes, "s4");
     let status = until(&world, "stopped", |status| !tidies(status));
@@ -827,7 +826,7 @@ fn tidying_stops_for_whoever_asks_gives_way_to_commands_and_goes_on_after_a_kill
         status["tidy"]["last"]["is_whole"], true,
         "it was at work: {status}"
     );
-    // A command goes first, and is not told that the pool is busy.
+    // A command goes first, and gets no error that the pool is busy.
     until(&world, "tidying again", |status| {
         tidies(status) || status["tidy"]["last"]["is_whole"] == true
     });
@@ -838,7 +837,7 @@ fn tidying_stops_for_whoever_asks_gives_way_to_commands_and_goes_on_after_a_kill
         "{report}"
     );
     assert_eq!(world.members_of("s3").len(), 1, "{report}");
-    // Killed at work, it leaves what a move leaves, and the next mount goes on.
+    // Killed at work, it leaves no more than a killed move does, and the next mount goes on.
     until(&world, "tidying once more", |status| {
         tidies(status) || status["tidy"]["last"]["is_whole"] == true
     });
@@ -889,13 +888,13 @@ fn files_that_cannot_be_read_are_named_and_keep_nobody_from_the_others() {
     fs::remove_file(others).expect("ours");
     let object = world.object_of(&world.where_is("s1")["segments"][1]);
     world.end();
-    // One has a damaged record, one an object that does not say whose it is, one is on a member
+    // One file has a damaged layout, one an object without the mark of its file, one is on a member
     // that is away.
     damage_record(&world, "damaged");
     rustix::fs::removexattr(object, "trusted.rushes.object").expect("our own disk");
     world.unplug(2);
     let broken = ["away", "damaged", "s1"];
-    // A disk that fails at one moment: that file is left, and is as it was.
+    // A disk fails at one moment: the file stays as it was.
     let strace = std::process::Command::new(needs::path_of("strace"))
         .args(["-f", "-qq", "-o", "/dev/null", "-e"])
         .arg("inject=pwrite64:error=EIO:when=1")
@@ -962,9 +961,9 @@ fn files_that_cannot_be_read_are_named_and_keep_nobody_from_the_others() {
     check(&world.path("damaged"), 8, length);
 }
 
-/// A file that goes on elsewhere inside a block: the first object has the block's first bytes, the
-/// second one the others behind zeroes. Only the record says whose bytes are whose, and that is
-/// damaged.
+/// A file that continues on another member inside a block: the first object has the block's first
+/// bytes, the second one the others behind zeroes. Only the layout says which object has which
+/// bytes, and that is damaged.
 #[test]
 fn a_record_from_objects_alone_parts_them_inside_a_block() {
     let Some(mut world) = build(&[(EXT4, 300), (XFS, 300)]) else {
@@ -979,7 +978,7 @@ fn a_record_from_objects_alone_parts_them_inside_a_block() {
     let mut moved = 0;
     for (seed, segments) in (0..).zip(&segments) {
         let end = segments[0]["end"].as_u64().expect("there is another");
-        // As if there had been so much more room.
+        // As if the first member had had room for so many more bytes.
         let bytes = pattern::bytes(seed, end, 925);
         let write = |segment: &Value, bytes: &[u8]| {
             let object = File::options()
@@ -1005,7 +1004,7 @@ fn a_record_from_objects_alone_parts_them_inside_a_block() {
     }
 }
 
-/// Some byte of a file's layout record is another one.
+/// Changes a byte of a file's layout.
 fn damage_record(world: &PoolWorld, file: &str) {
     let stub = world.catalogue().join("tree").join(file);
     let name = "trusted.rushes.layout";
@@ -1015,7 +1014,7 @@ fn damage_record(world: &PoolWorld, file: &str) {
     setxattr(&stub, name, &record[..length], XattrFlags::empty()).expect("our own disk");
 }
 
-/// When a name came to a member's folders of objects last, or went.
+/// The time at which a member's folders of objects last got or lost a name.
 fn named_last(world: &PoolWorld, member: usize) -> (i64, i64) {
     let folders = fs::read_dir(world.member(member).join("pool/objects")).expect("listed");
     let seen = folders.map(|folder| folder.expect("listed").metadata().expect("known"));
@@ -1029,7 +1028,7 @@ fn what_was_tried_in_vain_is_not_tried_again_until_the_file_or_the_room_is_anoth
         return;
     };
     world.end();
-    // It is to stay where it is when members come.
+    // The policy keeps the file on its member when others come.
     let (report, code) = world.json(&["policy", "--set", "class=a", "--class", "0=a"], &[]);
     assert_eq!(code, Some(0), "{report}");
     world.mount_options = vec!["--tidy-after", "1"];
@@ -1038,13 +1037,13 @@ fn what_was_tried_in_vain_is_not_tried_again_until_the_file_or_the_room_is_anoth
     let folders = in_pieces(&world, 1);
     put(&world.path("scattered"), 1, length).expect("there is room");
     let mut disks = 0;
-    // A member that comes is a reason for a pass.
+    // A new member is a reason for a pass.
     let mut pass = |world: &PoolWorld, files: u64| {
         disks += 1;
         let new = world.disk(&format!("new{disks}"), (EXT4, 32));
         let (before, _) = world.json(&["status"], &[]);
         let before = before[0]["tidy"]["last"]["ended_unix_s"].as_u64();
-        // The end of a pass is told in seconds.
+        // `status` has the end of a pass in seconds.
         std::thread::sleep(Duration::from_millis(1100));
         let (report, code) = world.json(&["add"], &[new]);
         assert_eq!(code, Some(0), "{report}");
@@ -1069,7 +1068,7 @@ fn what_was_tried_in_vain_is_not_tried_again_until_the_file_or_the_room_is_anoth
         assert_eq!(pass(&world, 1), 0);
         assert_eq!(named_last(&world, 0), tried, "tried again, in vain");
     }
-    // Another file: it may be worth it now.
+    // The file has changed: it may be worth another try.
     let file = File::options().write(true).open(world.path("scattered"));
     let more = pattern::bytes(1, length as u64, MIB);
     let written = file.and_then(|file| {
@@ -1081,7 +1080,7 @@ fn what_was_tried_in_vain_is_not_tried_again_until_the_file_or_the_room_is_anoth
     assert_eq!(pass(&world, 1), 0);
     let again = named_last(&world, 0);
     assert!(again > tried, "it changed, and was not tried");
-    // A command that asks for it has it tried.
+    // A command tries it in any case.
     assert_eq!(defragged(&world, &[])["moved_count"], 0);
     let by_command = named_last(&world, 0);
     assert!(by_command > again, "a command did not try");
@@ -1210,7 +1209,7 @@ fn a_pool_does_not_tidy_itself_while_a_stream_has_a_contract() {
         assert_eq!(report[0]["tidy"]["last"], Value::Null, "{report}");
         report[0]["tidy"]["waits_for"].clone()
     };
-    // From its beginning on again and again: it is played as long as it takes.
+    // Play its beginning again and again, until tidying waits for the contract.
     let mut frame = vec![0; FRAME_BYTES];
     let end = Instant::now() + Duration::from_secs(60);
     while waits_for(&world) != "promised" {
@@ -1234,7 +1233,7 @@ fn a_pool_does_not_tidy_itself_while_a_stream_has_a_contract() {
     drop(daemon);
 }
 
-/// Says that it is done when it goes, also by a panic.
+/// Sets the flag when it is dropped, also by a panic.
 struct Ended<'a>(&'a AtomicBool);
 
 impl Drop for Ended<'_> {
@@ -1243,8 +1242,8 @@ impl Drop for Ended<'_> {
     }
 }
 
-/// All that a program may do to a file, many times, beside a model in memory, while it is gathered,
-/// drained and striped over more and more members.
+/// All calls that a program may make on a file, many times, compared with a model in memory, while
+/// it is defragged, drained and striped over more and more members.
 #[test]
 fn random_operations_beside_tidying_are_what_a_model_says() {
     let members = [
@@ -1292,7 +1291,7 @@ fn random_operations_beside_tidying_are_what_a_model_says() {
                 }
             });
         }
-        // They end, whatever happens here.
+        // Ends the programs, also by a panic.
         let _ended = Ended(&is_done);
         let (mut widened, mut gathered) = (0, 0);
         for width in 2..=5 {
@@ -1300,8 +1299,8 @@ fn random_operations_beside_tidying_are_what_a_model_says() {
                 wishes(file, &format!("striped={width} unit=64KiB"));
             }
             widened += done(&["rebalance"]);
-            // A drain that is interrupted leaves files in two places. A file that was cut to
-            // nothing at this moment is on none.
+            // A drain that is interrupted leaves files in two segments. A file that was truncated
+            // to nothing at this moment is on no member.
             let member = world.members_of("f2").first().map_or(0, |one| *one);
             let member = member.to_string();
             let mut drain = world.command(&["drain", &member], &[]);

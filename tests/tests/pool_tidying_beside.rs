@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool that tidies itself beside those who use it (`--tidy always`): something is moved, every
-//! byte is right, and the lab that measures whether anybody is late says what it must. How late
-//! frames are is measured elsewhere; machines that test are busy.
+//! A pool with `--tidy always` tidies itself beside its users: files are moved, every byte is
+//! right, and so is the report of the lab that measures lateness. Lateness itself is measured
+//! elsewhere: machines that test are busy.
 
 use rushes_tests::needs::{self, Need, all_there};
 use rushes_tests::pattern;
@@ -35,7 +35,7 @@ fn a_pool_that_is_never_idle_is_tidied_all_the_same() {
     let status = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             for seed in (0..count).cycle() {
-                // A reader that waits for it in vain is to end as well.
+                // The reader ends also if the tidying never does.
                 if is_done.load(Ordering::Acquire) || Instant::now() > end {
                     return;
                 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Files that nobody has synced: making them waits for no disk, and a power cut that takes their
-//! objects alone takes nothing that was promised.
+//! Files without a sync: making them waits for no disk, and a power cut that takes their objects
+//! alone takes no byte that was promised.
 
 use rushes_tests::disk::run;
 use rushes_tests::needs::{self, Need};
@@ -18,11 +18,11 @@ use std::time::{Duration, Instant};
 
 const LENGTH: usize = 1 << 20;
 const EIO: i32 = 5;
-/// By then a mount has settled by itself what nobody synced, with room for a slow machine.
+/// Within this time a mount settles files without a sync by itself, also on a slow machine.
 const SETTLED_BY: Duration = Duration::from_secs(110);
-/// In a layout record: the flags, of which 1 says that it is unsettled.
+/// Offset of the flags in a layout; flag 1 marks an unsettled file.
 const FLAGS: usize = 22;
-/// Of /sys/dev/block/…/stat: flushes that were asked of the device.
+/// Field of /sys/dev/block/…/stat: flush requests of the device.
 const FLUSHES: usize = 15;
 
 fn make(world: &PoolWorld, name: &str, seed: u64) -> File {
@@ -38,7 +38,7 @@ fn read(world: &PoolWorld, name: &str) -> std::io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The objects of the one member, as they lie there.
+/// Paths of all objects on member 0.
 fn objects(world: &PoolWorld) -> Vec<PathBuf> {
     let folders = fs::read_dir(world.member(0).join("pool/objects")).expect("listed");
     let names =
@@ -55,7 +55,7 @@ fn flush_count(folder: &Path) -> u64 {
     count.parse().expect("a number")
 }
 
-/// The remains of a power cut, by hand: the record, and no object.
+/// Removes objects by hand, as a power cut would, and keeps the layouts.
 fn lose_objects(world: &PoolWorld, but: &[PathBuf]) {
     for object in objects(world) {
         if !but.contains(&object) {
@@ -78,11 +78,11 @@ fn what_nobody_synced_reads_as_zeroes_when_its_object_is_gone_and_what_was_synce
     assert_eq!(read(&world, "never").expect("no loss"), vec![0; LENGTH]);
     pattern::check(1, 0, &read(&world, "synced").expect("there"), "synced");
     assert!(world.log().contains("never synced"), "{}", world.log());
-    // It is a file as any other from then on.
+    // From then on it is a file as any other.
     drop(make(&world, "never", 3));
     pattern::check(3, 0, &read(&world, "never").expect("there"), "never");
 
-    // An end of the mount in order has settled all.
+    // A clean end of the mount settles all files.
     world.end();
     let (report, code) = world.json(&["fsck"], &[]);
     assert_eq!(code, Some(0), "{report}");
@@ -118,7 +118,7 @@ fn making_files_flushes_no_disk_and_syncing_them_does() {
     assert!(synced >= count, "{synced} flushes");
 }
 
-/// The flag in the record of a file now.
+/// The flag in the layout of a file now.
 fn is_unsettled(world: &PoolWorld, name: &str) -> bool {
     let path = world.catalogue().join("tree").join(name);
     let mut record = [0; 256];
@@ -135,7 +135,7 @@ fn wait_until_settled(world: &PoolWorld, name: &str) {
     }
 }
 
-/// The flag in the newest log of names, in its last word on the one file.
+/// The flag in the newest log of names, in the last entry of the only file.
 fn is_unsettled_in_the_log(world: &PoolWorld) -> bool {
     let folder = world.member(0).join("pool/names");
     let logs = fs::read_dir(folder).expect("it has logs");
@@ -172,7 +172,7 @@ fn what_a_killed_mount_left_unsettled_is_settled_by_the_next_one_though_nobody_o
     world.start();
     wait_until_settled(&world, "f");
     pattern::check(1, 0, &read(&world, "f").expect("there"), "f");
-    // Members know that, too.
+    // The member's log of names says so, too.
     std::thread::sleep(Duration::from_millis(2500));
     assert!(!is_unsettled_in_the_log(&world));
 }
@@ -187,7 +187,7 @@ fn a_disk_that_stalls_keeps_no_file_of_another_unsettled() {
     };
     world.add_slow_disk(120 << 20);
     drop(make(&world, "one", 1));
-    // So that the other disk has more room.
+    // Give the other disk more room.
     let mut filler = File::create(world.path("filler")).expect("made");
     filler
         .write_all(&vec![1; 130 * LENGTH])
@@ -209,8 +209,8 @@ fn a_disk_that_stalls_keeps_no_file_of_another_unsettled() {
     wait_until_settled(&world, slow);
 }
 
-/// As Samba opens: it has a file as a path first, and opens it by that. A file that has replaced
-/// the name meanwhile is another file. Torture seed 12100, round 64, read zeroes.
+/// As Samba opens: it first opens a file with O_PATH, and then by that descriptor. A file that has
+/// taken the name meanwhile is another file. Torture seed 12100, round 64, read zeroes.
 #[test]
 fn a_replaced_file_is_opened_whole_by_a_program_that_has_it_as_a_path() {
     let Some(world) = PoolWorld::build(&[(EXT4, 64)]) else {
@@ -223,7 +223,7 @@ fn a_replaced_file_is_opened_whole_by_a_program_that_has_it_as_a_path() {
     fs::rename(world.path("new.mov"), world.path("clip.mov")).expect("renamed");
     make(&world, "removed.mov", 3);
     fs::remove_file(world.path("removed.mov")).expect("removed");
-    // Removed files go within half a second, or five behind the last ones.
+    // The mount deletes removed files within half a second, or five after the last ones.
     let until = |count: usize| {
         let end = Instant::now() + Duration::from_secs(30);
         while objects(&world).len() != count {
@@ -246,7 +246,7 @@ fn a_replaced_file_is_opened_whole_by_a_program_that_has_it_as_a_path() {
     assert!(!world.log().contains("zero"), "{}", world.log());
 }
 
-/// Its room is wanted, and a member that has a part of it is away: the rest of it is no file any
+/// A write needs its room while a member that has a part of it is away: the rest is no file any
 /// more.
 #[test]
 fn a_removed_file_of_which_a_part_has_gone_is_opened_by_nobody() {
@@ -271,13 +271,13 @@ fn a_removed_file_of_which_a_part_has_gone_is_opened_by_nobody() {
     };
     nobody_opens_it();
     world.plug(1, "rw");
-    // The kernel knows it still, and nobody wants its room any more: that takes a minute.
+    // The kernel still knows the file, and no write needs its room any more: that takes a minute.
     until("its room is free", Duration::from_secs(180), || {
         nobody_opens_it();
         world.used(1) <= 20 << 20
     });
     nobody_opens_it();
-    // It keeps the mount busy.
+    // This descriptor keeps the mount busy.
     drop(path);
     world.end();
 }

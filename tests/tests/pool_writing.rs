@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes to a pool go through the daemon's lanes: each byte that a program was told is written can
-//! be read, whichever process dies, and a sync means the disk.
+//! Writes to a pool go through the daemon's lanes: each acknowledged byte can be read, whichever
+//! process dies, and after a sync the disk has it.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::local::{Model, open};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
-/// A pool of these members, and a daemon that takes what is written to them.
+/// A pool of these members, and a daemon with a write buffer that serves them.
 fn served(members: &[Made]) -> Option<(PoolWorld, Daemon)> {
     let world = PoolWorld::build(members)?;
     let member = |number: usize| world.member(number).join("pool");
@@ -62,7 +62,7 @@ fn is_sound(world: &PoolWorld) {
     assert_eq!(report["findings"], json!([]));
 }
 
-/// The bytes of a file of one object, from its member.
+/// The only object of a file.
 fn object(world: &PoolWorld, name: &str) -> PathBuf {
     let report = world.where_is(name);
     let path = report["segments"][0]["objects"][0]["path"].as_str();
@@ -92,7 +92,7 @@ fn what_is_written_waits_in_a_lane_and_a_sync_brings_it_to_its_object() {
         check(&object(&world, name), 5, length);
     }
     assert_ne!(world.members_of("a.mov"), world.members_of("b.mov"));
-    // Over what is there, across its end, and far behind it.
+    // Over existing bytes, across the end, and far behind it.
     let file = open(&world.path("a.mov"), false);
     for at in [1000, length as u64 - 100, 30 << 20] {
         file.write_all_at(&pattern::bytes(6, at, 5000), at)
@@ -106,7 +106,7 @@ fn what_is_written_waits_in_a_lane_and_a_sync_brings_it_to_its_object() {
     }
     pattern::check(5, 6000, &found[6000..length - 100], "a.mov");
     assert!(found[length + 4900..30 << 20].iter().all(|&byte| byte == 0));
-    // Nothing is left behind by what is cut while it waits.
+    // Bytes that are truncated before they are on the disk leave nothing behind.
     file.write_all_at(&pattern::bytes(7, 0, 3 * MIB), 0)
         .expect("room");
     file.set_len(MIB as u64 + 5).expect("cut");
@@ -186,7 +186,7 @@ fn each_byte_is_what_was_written_whichever_daemons_die() {
     world.end();
     wait_until_written(&daemon);
     is_sound(&world);
-    // Without anybody's memory.
+    // Without the memory of a daemon or a mount.
     daemon.end();
     world.start();
     for (path, bytes) in files {
@@ -222,9 +222,9 @@ fn a_mount_that_dies_leaves_what_it_was_told_is_written() {
     }
 }
 
-/// It may have older bytes of any object in its cache, and write those that lie between newer ones.
-/// Real torture, seed 200 round 41: a new mount wrote to a member before it had a session for it,
-/// and the bytes were never seen.
+/// The daemon may have older bytes of any object in its cache, and write those that lie between
+/// newer ones. Real torture, seed 200 round 41: a new mount wrote to a member before it had a
+/// session for it, and the bytes were never seen.
 #[test]
 fn a_mount_that_begins_changes_nothing_past_a_daemon_that_has_not_let_it_in_yet() {
     let Some((mut world, mut daemon)) = served(&[(EXT4, 100)]) else {
@@ -269,7 +269,7 @@ fn what_a_daemon_left_is_written_when_none_comes_back_and_writing_goes_on() {
     file.write_all(&pattern::bytes(1, 0, length)).expect("room");
     assert!(unwritten(&daemon.status()) > 0);
     daemon.kill();
-    // Waits for the bytes, which somebody has to write first.
+    // The read waits for the bytes, which a recovery has to write first.
     let begun = Instant::now();
     check(&world.path("a.mov"), 1, length);
     assert!(
@@ -295,7 +295,7 @@ fn what_a_daemon_left_is_written_when_none_comes_back_and_writing_goes_on() {
     check(&world.path("c.mov"), 3, MIB);
 }
 
-/// Also of a file that was opened anew, by a daemon that does not know it yet.
+/// Also a sync of a file that was opened anew, by a daemon that does not know it yet.
 #[test]
 fn a_sync_means_the_disk_whoever_wrote_and_whichever_daemon_is_there() {
     let Some((world, mut daemon)) = served(&[(EXT4, 100), (XFS, 300)]) else {
@@ -324,7 +324,7 @@ fn a_sync_means_the_disk_whoever_wrote_and_whichever_daemon_is_there() {
     }
 }
 
-/// A tool does not look at objects that lack bytes.
+/// fsck waits while objects lack bytes.
 #[test]
 fn a_tool_waits_for_what_only_a_daemon_has() {
     let Some((mut world, mut daemon)) = served(&[(EXT4, 100), (XFS, 300)]) else {

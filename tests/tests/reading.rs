@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Bytes that come out of SMB are the bytes of the file, on every path that smbd has for reading,
-//! and they come through the daemon (else these tests would pass on plain Samba).
+//! and they come through the daemon: otherwise these tests would pass on plain Samba.
 
 use rushes_tests::disk::run;
 use rushes_tests::hand::Hand;
@@ -82,7 +82,7 @@ fn who_jumps_about_and_then_plays_is_followed_at_once() {
         let offset = 50_000_000 + frame * 500_000;
         pattern::check(1, offset, &hand.read(file, offset, 500_000), "playing");
     }
-    // All but the first few, in which the player might still be jumping.
+    // All but the first few, which still might be jumps for the daemon.
     let after = served_count(&mut world);
     assert!(
         after >= before + 15,
@@ -203,7 +203,7 @@ fn frames_of_a_sequence_are_right_in_order_and_out_of_order() {
         hand.close(file);
     };
     (1..=20).for_each(&mut play);
-    // Somebody renders a frame again that was fetched ahead but not yet played.
+    // A program renders a frame again that was fetched ahead but not yet played.
     world.put(&name(25), 925, 200_025);
     (21..=24).for_each(&mut play);
     let mut other = Hand::connect(HAND, world.smbd.port());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A process that mends what a daemon left may be killed as well, at any moment and again and
-//! again: acknowledged bytes reach the disk, and clients see a pause.
+//! A process that recovers the data of a dead daemon may be killed as well, at any moment and again
+//! and again: acknowledged bytes reach the disk, and clients see a pause.
 
 use rushes_tests::fsx::{self, client};
 use rushes_tests::pattern;
@@ -21,7 +21,7 @@ fn number_from(variable: &str) -> Option<u64> {
     Some(text.parse().expect("a number"))
 }
 
-/// Smbd starts nobody: the test does.
+/// Only the test starts a recovery, not smbd.
 fn setup(backing: Backing) -> Setup {
     let mut setup = Setup {
         backing,
@@ -35,7 +35,8 @@ fn rushes(world: &World, args: &[&str]) -> Output {
     world.rushes(args).output().expect("rushes was built")
 }
 
-/// `rushes recover` or `rushes serve`, which writes what is left; its words go to the daemon's log.
+/// Starts `rushes recover` or `rushes serve`, which writes the data in lanes. Its messages go to
+/// the daemon's log.
 fn start(world: &World, what: &str) -> Child {
     let log = File::options()
         .append(true)
@@ -50,7 +51,7 @@ fn start(world: &World, what: &str) -> Child {
         .expect("rushes was built")
 }
 
-/// True: it had not ended by itself.
+/// Returns  whether it had not ended by itself
 fn kill_after(mut child: Child, wait: Duration) -> bool {
     std::thread::sleep(wait);
     let was_alive = child.try_wait().expect("it is our child").is_none();
@@ -59,7 +60,7 @@ fn kill_after(mut child: Child, wait: Duration) -> bool {
     was_alive
 }
 
-/// The count that is left, by `rushes recover --list`. Units: writes.
+/// Writes that are left in lanes, by `rushes recover --list`.
 fn left(world: &World) -> u64 {
     let output = rushes(world, &["recover", "--list", "--json"]);
     let text = String::from_utf8_lossy(&output.stdout);
@@ -73,7 +74,7 @@ fn left(world: &World) -> u64 {
         .sum()
 }
 
-/// Some files as they must be.
+/// Some files, and the bytes that they must have.
 struct Files {
     client: Connection,
     files: Vec<(Handle, Vec<u8>)>,
@@ -177,7 +178,7 @@ fn a_recovery_that_is_killed_again_and_again_loses_nothing() {
     let kills = number_from("RUSHES_TEST_KILLS").unwrap_or(25);
     let mut files = Files::put(&world, 7);
     world.disk.tell("timing on");
-    // Meanwhile the disk is busy, so that most of it is only in memory.
+    // The disk is busy, so that most writes are only in memory.
     files.write(600);
     world.daemon().kill();
     let mut lefts = vec![left(&world)];
@@ -195,7 +196,7 @@ fn a_recovery_that_is_killed_again_and_again_loses_nothing() {
         midway += u64::from(killed && now > 0 && now < before);
         lefts.push(now);
         if now < 20 {
-            // Nobody but a daemon gives more; and a kill of it is as good.
+            // Only a daemon takes more writes, and killing it is as good.
             let mut daemon = world.daemon.take().expect("a daemon");
             daemon.start_again();
             files.read(3);
@@ -242,8 +243,8 @@ fn daemons_that_are_killed_while_they_take_over_lose_nothing() {
                 "serve"
             };
             with_dirt += u64::from(left(&world) > 0);
-            // Most of what is to be hit happens early: half of them live for a hundredth of a
-            // second or less.
+            // Most moments worth a kill come early: half of the processes live for a hundredth
+            // of a second or less.
             let span = if random.below(2) == 0 {
                 10_000
             } else {

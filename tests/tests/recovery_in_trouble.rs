@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The data of a dead daemon when the next one, or `rushes recover`, cannot write them yet: none of
-//! them are thrown away, those that can be written are, the rest is named with its reason, and
-//! written when that is over. Only of a file that is proved gone the bytes go.
+//! The data of a dead daemon when the next one, or `rushes recover`, cannot write all of them yet:
+//! none are thrown away; the rest is named with its reason, and written when that is over. Only the
+//! bytes of a file that is proved gone are deleted.
 //!
-//! It keeps time, so it runs alone (tests/programs.sh): the bytes that are left must not be old
-//! enough to have been written.
+//! It keeps time, so it runs alone (tests/programs.sh): a kill must come before the daemon has
+//! written the bytes by itself.
 
 use rushes_tests::disk::{run, said};
 use rushes_tests::fsx::{self, client};
@@ -27,7 +27,7 @@ fn name_of(index: u64) -> String {
     format!("{index}.mov")
 }
 
-/// Smbd starts nobody: the test does.
+/// Only the test starts a recovery, not smbd.
 fn world() -> Option<World> {
     let mut setup = fsx::setup("64MiB");
     setup.backing = Backing::Ext4;
@@ -42,7 +42,7 @@ fn record(client: &Connection, name: &str, seed: u64) {
     client.close(file).expect("closed");
 }
 
-/// So many files of which the disk has nothing, and a daemon that is dead.
+/// Makes `count` files whose bytes are in a lane alone, and kills the daemon.
 fn left(count: u64) -> Option<(World, Connection)> {
     let mut world = world()?;
     let client = client(&world);
@@ -116,7 +116,7 @@ fn a_file_system_that_is_read_only_costs_no_byte() {
         &["60 files", "inode", "Read-only file system", "remount"],
     );
     assert_eq!(world.left_count(), before);
-    // Again and again.
+    // The same once more.
     world.recover_fails(&[], &["Read-only file system"]);
     remount(&world, "rw");
     world.recover_works();
@@ -156,7 +156,7 @@ fn a_daemon_that_is_starting_is_not_taken_for_a_hung_one() {
         return;
     };
     let runtime = world.scratch.folder("run");
-    // A door changes a file on its own descriptor: the daemon waits for it.
+    // As a door does that changes a file on its own descriptor: the daemon waits for it.
     let change = File::open(runtime.join("lanes/facts")).expect("a daemon was there");
     change.lock_shared().expect("nobody serves");
     let mut daemon = world.daemon.take().expect("one that is dead");
@@ -253,7 +253,7 @@ fn a_file_system_that_is_not_mounted_costs_no_byte() {
     world.daemon().start_again();
     let told = notes(&world.daemon().status());
     assert!(told.contains("is not mounted"), "{told}");
-    // Its clients wait for what they were told is written, or are told that it fails.
+    // Its clients wait for their acknowledged bytes, or get an error.
     let opened = client.open("0.mov", Disposition::Open);
     if let Ok((file, info)) = opened {
         let found = client.read(file, 0, LENGTH);
@@ -280,7 +280,7 @@ fn what_cannot_be_written_keeps_nobody_from_what_can() {
     world.recover_fails(&[], &["3.mov", "Operation not permitted", "chattr -i"]);
     all_have_their_bytes(&world, (0..6).filter(|&index| index != 3));
     assert_eq!(world.left_count(), 1);
-    // Nobody waits for it but a client that wants that file.
+    // Only a client that wants that file waits for it.
     record(&client, "other.mov", 9);
     record(&client, "5.mov", 5);
     assert!(has_its_bytes(&world, "other.mov", 9));
@@ -305,10 +305,11 @@ fn a_file_that_is_gone_keeps_nobody_and_one_that_somebody_has_open_gets_its_byte
     assert!(found == pattern::bytes(2, 0, LENGTH));
 }
 
-/// Units: 100 ns since 1601; some day in 2011.
+/// Some day in 2011. Units: 100 ns since 1601.
 const TIME: u64 = 129_400_000_000_000_000;
 
-/// As copiers do it: bytes, time, and no more. Of the second file the time first.
+/// Writes bytes and sets the time, as programs that copy do. `is_timed_first`: most bytes come
+/// after the time.
 fn record_with_time(client: &Connection, name: &str, seed: u64, is_timed_first: bool) {
     let (file, _) = client.open(name, Disposition::OpenIf).expect("made");
     let bytes = pattern::bytes(seed, 0, LENGTH);
@@ -350,7 +351,7 @@ fn a_time_that_was_set_survives_the_daemon_whoever_writes_what_it_left() {
         } else {
             world.daemon().start_again();
             wait_until_written(&mut world);
-            // The time comes after the bytes.
+            // The daemon sets the time after it has written the bytes.
             let end = Instant::now() + Duration::from_secs(10);
             while !names.iter().all(|name| seconds_of(&world, name) == TIME_S) {
                 assert!(Instant::now() < end, "{:?}", seconds_of(&world, &names[0]));
@@ -398,7 +399,7 @@ fn a_journal_fails(end: impl FnOnce(&mut World)) {
         client.write(*file, 0, &bytes).expect("it is in memory");
     }
     assert!(client.flush(files[0]).is_err(), "its disk has failed");
-    // The kernel finds that out when it writes what it has by itself.
+    // The kernel finds that out when it writes back its own cache.
     let _ = Command::new("sync")
         .arg("-f")
         .arg(world.disk.path())
@@ -431,8 +432,8 @@ fn a_journal_fails(end: impl FnOnce(&mut World)) {
     all_have_their_bytes(&world, 0..6);
 }
 
-/// A piece of less than a page goes through the kernel's cache, which takes it each time, and says
-/// afterwards that the disk does not.
+/// A piece of less than a page goes through the kernel's cache, which takes it each time, and
+/// returns the disk's error afterwards.
 #[test]
 fn a_disk_that_refuses_what_the_kernel_took_ends_a_recovery_and_newer_bytes_stay() {
     let mut setup = fsx::setup("64MiB");
@@ -455,7 +456,7 @@ fn a_disk_that_refuses_what_the_kernel_took_ends_a_recovery_and_newer_bytes_stay
     let newer = pattern::bytes(3, offset, 50);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
-            // Over part of it, while somebody else tries to bring it to the disk.
+            // Over a part of it, while the recovery tries to write it to the disk.
             std::thread::sleep(Duration::from_secs(3));
             client.write(file, offset + 500, &newer)
         });

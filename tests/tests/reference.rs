@@ -73,7 +73,7 @@ fn every_field_of_a_lab_report_is_described() {
             .find("\n}")
             .map_or(source.len(), |end| start + end);
         let mut fields = public_fields(&source[start..end]);
-        // Its fields stand among those of the violation.
+        // The fields of the finding stand among those of the violation.
         fields.remove("finding");
         assert!(!fields.is_empty(), "no field of {name} found");
         let missing: Vec<_> = fields.difference(&described).collect();
@@ -84,7 +84,7 @@ fn every_field_of_a_lab_report_is_described() {
     }
 }
 
-/// Structs that are printed as JSON, each with its fields, whoever may see them.
+/// Structs that are printed as JSON, each with all its fields, public or not.
 fn printed(source: &str) -> Vec<(String, BTreeSet<String>)> {
     let mut found = Vec::new();
     let derives = source.match_indices("#[derive(").map(|(at, _)| at);
@@ -195,7 +195,7 @@ fn every_promise_can_be_measured() {
         seen += 1;
     }
     assert!(seen > 10, "only {seen} figures found in bench/PROMISES.md");
-    // And what can be measured is promised there, or said to be only reported.
+    // And PROMISES.md names each figure that can be measured, as a promise or as only reported.
     let functions = figures.split("\ndef figure_").skip(1);
     for name in functions.filter_map(|text| text.split('(').next()) {
         let name = name.replace('_', "-");

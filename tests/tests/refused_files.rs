@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Obstacles that keep a daemon from writing a file whose bytes it has acknowledged: for as long as
-//! one lasts, the file is kept and named with the reason, `rushes recover` fails, all other files
-//! get on, and when it is over the file gets its bytes. A file made immutable is in pieces.rs.
+//! Obstacles that keep a daemon from writing a file whose bytes it has acknowledged: while one
+//! lasts, the daemon keeps the bytes and names the file with the reason, `rushes recover` fails,
+//! all other files are written, and afterwards the file gets its bytes. For immutable files see
+//! pieces.rs.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::{run, said};
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 const LENGTH: usize = 60_000;
 const MIB: u64 = 1 << 20;
 
-/// Nobody recovers but the test.
+/// Only the test starts a recovery.
 fn world() -> Option<World> {
     let mut setup = setup("64MiB");
     setup.backing = Backing::Ext4;
@@ -28,7 +29,7 @@ fn world() -> Option<World> {
     World::build(&setup)
 }
 
-/// Acknowledged, and no more.
+/// Writes a file; its bytes are acknowledged, not flushed.
 fn record(client: &Connection, name: &str, seed: u64) -> Handle {
     let (file, _) = client.open(name, Disposition::OpenIf).expect("made");
     let bytes = pattern::bytes(seed, 0, LENGTH);
@@ -42,7 +43,7 @@ fn has_bytes_at(world: &World, name: &str, seed: u64, at: u64) -> bool {
     file.read_exact_at(&mut found, at).is_ok() && found == pattern::bytes(seed, 0, LENGTH)
 }
 
-/// Until the log has this.
+/// Waits until the daemon's log has these words.
 fn wait_for_log(world: &mut World, words: &str) {
     let end = Instant::now() + Duration::from_secs(20);
     while !world.daemon().log().contains(words) {
@@ -51,8 +52,8 @@ fn wait_for_log(world: &mut World, words: &str) {
     }
 }
 
-/// Keeps no other file of any client, neither while the daemon lives nor when `rushes recover`
-/// writes what it left, which names this one.
+/// Other files of any client are written, while the daemon lives and by `rushes recover` after its
+/// death, which fails and names this file.
 fn nobody_else_suffers(world: &mut World, client: &Connection, name: &str, words: &[&str]) {
     let other = record(client, "other.mov", 7);
     client.flush(other).expect("another file gets on");
@@ -76,7 +77,7 @@ fn a_file_that_is_swap_is_kept_until_it_is_not() {
     let path = world.path("swap.mov");
     fs::write(&path, vec![0; 8 << 20]).expect("there is room");
     fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("ours");
-    // The kernel's part is its first mebibyte.
+    // The kernel uses its first mebibyte as swap.
     run(Command::new("mkswap").arg(&path).arg("1024"));
     world.disk.make_cold();
     let (file, _) = client.open("swap.mov", Disposition::Open).expect("opened");
@@ -103,7 +104,7 @@ fn a_file_that_is_swap_is_kept_until_it_is_not() {
     assert!(has_bytes_at(&world, "swap.mov", 1, 4 * MIB));
 }
 
-/// A daemon tries again each second.
+/// Flushes until that succeeds: a daemon retries each second.
 fn client_flushes(client: &Connection, file: Handle) {
     let end = Instant::now() + Duration::from_secs(20);
     while let Err(status) = client.flush(file) {
@@ -112,7 +113,7 @@ fn client_flushes(client: &Connection, file: Handle) {
     }
 }
 
-/// Is given back to the machine, whatever becomes of the test.
+/// Runs swapoff when it is dropped, also if the test fails.
 struct Swap(std::path::PathBuf);
 
 impl Drop for Swap {
@@ -128,7 +129,7 @@ fn a_file_that_the_limit_of_the_process_refuses_is_kept_until_it_is_lifted() {
     };
     let client = client(&world);
     let (file, _) = client.open("a.mov", Disposition::OpenIf).expect("made");
-    // The first one has the blocks that the second one needs.
+    // The first write gets the blocks that the second one needs.
     let bytes = pattern::bytes(1, 0, LENGTH);
     client.write(file, 300 * MIB, &bytes).expect("acknowledged");
     client.flush(file).expect("flushed");
@@ -152,7 +153,7 @@ fn a_file_that_the_limit_of_the_process_refuses_is_kept_until_it_is_lifted() {
     client_flushes(&client, file);
     assert!(has_bytes_at(&world, "a.mov", 2, 300 * MIB));
 
-    // One that may not lift it, and writes what a daemon has left.
+    // A recovery that may not lift the limit.
     let bytes = pattern::bytes(3, 0, LENGTH);
     client.write(file, 300 * MIB, &bytes).expect("acknowledged");
     record(&client, "left.mov", 8);
@@ -163,7 +164,7 @@ fn a_file_that_the_limit_of_the_process_refuses_is_kept_until_it_is_lifted() {
     world.recover_fails(&limited, &words);
     assert!(has_bytes_at(&world, "left.mov", 8, 0), "it can be written");
     assert!(has_bytes_at(&world, "a.mov", 2, 300 * MIB), "as it was");
-    // One that may lifts it.
+    // A recovery that may lift it does so.
     world.recover_works();
     assert!(has_bytes_at(&world, "a.mov", 3, 300 * MIB));
 }
@@ -215,7 +216,7 @@ fn a_file_made_append_only_is_kept_by_the_next_daemon_until_it_is_not() {
     world.daemon().start_again();
     let notes = world.daemon().status()["daemon"]["notes"].to_string();
     assert!(notes.contains("Operation not permitted"), "{notes}");
-    // Clients see what was acknowledged, and others get on.
+    // Clients read the acknowledged bytes, and other files are written.
     let (again, _) = client.open_to_read("a.mov").expect("opened");
     assert!(client.read(again, 0, LENGTH) == Ok(bytes));
     let other = record(&client, "again.mov", 9);
@@ -228,8 +229,8 @@ fn a_file_made_append_only_is_kept_by_the_next_daemon_until_it_is_not() {
     assert!(has_bytes_at(&world, "a.mov", 2, 0));
 }
 
-/// A daemon over two pools has bytes for the one that it cannot write: the other one is looked
-/// through all the same.
+/// A daemon of two pools has bytes for one of them that it cannot write: fsck checks the other one
+/// all the same.
 #[test]
 fn a_pool_that_is_not_concerned_is_looked_through_meanwhile() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 100)]) else {

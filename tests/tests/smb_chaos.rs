@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The Samba module against a client library that does everything its header allows, as nastily as
-//! it may (`doors/smb/test/chaos_client.c`): its cache forgets only what the module tells it to
-//! forget, its answers come late and in any order, and its daemon dies and returns several times a
-//! second.
+//! The Samba module against `doors/smb/test/chaos_client.c`, a client library that does everything
+//! its header allows, as nastily as it may: its cache drops bytes only when the module tells it to,
+//! its answers come late and in any order, and its daemon dies and returns several times a second.
 
 use rushes_tests::disk::run;
 use rushes_tests::hand::{Hand, Held};
@@ -24,10 +23,10 @@ const HAND: &str = env!("CARGO_BIN_EXE_smb-hand");
 const NAMES: [&str; 3] = ["a.mov", "b.mov", "c.mov"];
 const LENGTH_MAX: u64 = 3_000_000;
 
-/// How the daemon fares.
+/// The life of the daemon.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// It lives for ever, so that nothing but the module's word changes its cache.
+    /// It lives for ever, so that only messages of the module change its cache.
     Immortal,
     /// It dies and returns several times a second.
     Mortal,
@@ -35,7 +34,7 @@ enum Fate {
     Unborn,
 }
 
-/// A daemon that dies and returns: a file that is another one, or not there, every now and then.
+/// A daemon that dies and returns: a file that is replaced or missing every now and then.
 struct Mortal {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -206,7 +205,7 @@ fn write(player: &mut Player, which: usize, model: &mut Vec<u8>, step: u64, chan
     player.hand.write(player.files[which], offset, &bytes);
 }
 
-/// Another file of the same name, or the same one cut to nothing.
+/// Makes another file of the same name, or truncates the same one to nothing.
 fn replace(players: &mut [Player], by: usize, which: usize, unlink: bool) {
     let name = NAMES[which];
     if unlink {
@@ -252,7 +251,7 @@ fn read_together(players: &mut [Player], models: &[Vec<u8>], step: u64, chance: 
     }
 }
 
-/// Three clients do what they like; every byte is as a model has it.
+/// Three clients act at random; every byte is as a model has it.
 fn check(global: &[&str], fate: Fate, seed: u64) {
     let Some(chaos) = Chaos::build(global, fate) else {
         return;
@@ -279,7 +278,7 @@ fn check(global: &[&str], fate: Fate, seed: u64) {
             ),
             25..29 => players[by].reopen(which),
             29..31 => {
-                // sendfile fills up with zeros what another client has cut off: smbd trusts the
+                // sendfile sends zeros for bytes that another client has cut off: smbd trusts the
                 // size it saw last.
                 let unlink = sendfile || step % 2 == 0;
                 replace(&mut players, by, which, unlink);
@@ -389,7 +388,8 @@ fn a_writer_that_found_no_daemon_tells_the_one_that_came_since() {
     let mut reader = Player::connect(chaos.smbd.port());
     let before = reader.hand.read(reader.files[0], 300_000, 200_000);
     pattern::check(1, 300_000, &before, "before the write");
-    // Less than a second after it found none: the writer may not wait for its next look.
+    // Less than a second after the writer's smbd found no daemon: it must tell the new one now, not
+    // after its next look.
     let bytes = pattern::bytes(2, 300_000, 200_000);
     writer.hand.write(writer.files[0], 300_000, &bytes);
     let after = reader.hand.read(reader.files[0], 300_000, 200_000);

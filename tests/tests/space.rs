@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Blocks before bytes: which way a share goes and how one knows it, what a daemon that is killed
-//! leaves reserved, and what clients see of all that.
+//! Blocks before bytes: the way of a share's writes and the places that name it, room that a killed
+//! daemon leaves reserved, and the sizes that clients see.
 
 use rushes_tests::disk::run;
 use rushes_tests::fsx::{self, client, world};
@@ -28,7 +28,7 @@ fn rushes(world: &World, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Log, check and status say the same of a share's way; writes go it.
+/// Log, check and status name the same way of a share, and writes go it.
 fn check_way(backing: Backing, way: &str, reason: &str) {
     let Some(mut world) = world(backing) else {
         return;
@@ -59,7 +59,7 @@ fn check_way(backing: Backing, way: &str, reason: &str) {
     let table = rushes(&world, &["status"]);
     assert!(table.contains(way), "{table}");
     assert!(way == "extents" || table.contains(reason), "{table}");
-    // Nothing of the trial is left.
+    // No file of the trial is left.
     let names = std::fs::read_dir(world.disk.path()).expect("our own disk");
     let trial = |name: &std::ffi::OsString| name.to_string_lossy().contains("rushes-trial");
     assert!(!names.flatten().any(|entry| trial(&entry.file_name())));
@@ -119,7 +119,7 @@ fn taken(world: &World, name: &str) -> u64 {
     found.blocks() * 512
 }
 
-/// Wait until the file takes what its size needs, and no more.
+/// Waits until the file takes no more blocks than its size needs.
 fn wait_for_trim(world: &World, name: &str) {
     let size = std::fs::metadata(world.path(name)).expect("there").len();
     let end = Instant::now() + Duration::from_secs(40);
@@ -177,7 +177,7 @@ fn what_a_killed_daemon_reserved_is_given_back_when_its_writer_closes() {
     let file = reserved(&client, &mut world, "take.mov");
     world.daemon().kill();
     world.daemon().start_again();
-    // Its writer has it open: a cut now could cut off what it writes.
+    // Its writer has it open: a trim now could cut off newly written bytes.
     client
         .write(file, 0, &pattern::bytes(5, 0, BLOCK))
         .expect("written");
@@ -282,7 +282,7 @@ fn nothing_is_cut_off_while_daemons_come_and_go() {
     pattern::check(5, 0, &found, "take.mov");
 }
 
-/// The setup of a share in which an allocation size that a client asks for is one.
+/// A world whose share reserves the allocation size that a client asks for.
 fn strict() -> Option<World> {
     let mut setup = fsx::setup("64MiB");
     setup.share.push(String::from("strict allocate = yes"));
@@ -309,7 +309,7 @@ fn clients_see_what_a_file_needs_and_not_what_is_reserved_for_it() {
     };
     check("written back");
     assert!(taken(&world, "take.mov") > 2 * size);
-    // Also while bytes are on their way, and without a daemon.
+    // Also while bytes are in the write buffer, and without a daemon.
     client
         .write(file, 0, &pattern::bytes(5, 0, BLOCK))
         .expect("written");
@@ -346,7 +346,7 @@ fn clients_see_the_allocation_that_they_asked_for() {
         (ASKED..=ASKED + SLACK).contains(&info.allocated),
         "{info:?}"
     );
-    // As on NTFS, what nobody has written by the last close is nobody's.
+    // As on NTFS, room without written bytes is free after the last close.
     client.close(file).expect("closed");
     wait_for_trim(&world, "take.mov");
 }

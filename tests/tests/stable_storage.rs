@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client that asks for stable storage is answered when the bytes are there: the disk loses its
-//! power at once after the answer, with what its write cache holds, and the medium has every byte
-//! and the length.
+//! A client that asks for stable storage gets its answer when the bytes are there: the disk loses
+//! its power at once after the answer, with the contents of its write cache, and the medium has
+//! every byte and the length.
 
 use rushes_tests::fsx::{self, client};
 use rushes_tests::pattern;
@@ -12,7 +12,7 @@ use std::path::Path;
 
 const BLOCK: usize = 65_536;
 
-/// How a client says that it wants its bytes kept.
+/// How a client asks for stable storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asks {
     /// The server's `sync always = yes`.
@@ -87,7 +87,7 @@ fn write_all(client: &Connection, asks: Asks) -> (Vec<u8>, Vec<u8>) {
     (new_model, old_model)
 }
 
-/// None: the medium has it all; else what of it is missing.
+/// Bytes that the medium lacks, as a sentence; None: it has all of them.
 fn missing(medium: &Path, name: &str, model: &[u8]) -> Option<String> {
     let Ok(found) = fs::read(medium.join(name)) else {
         return Some(format!("{name} is not there"));
@@ -116,7 +116,7 @@ fn check(asks: Asks) {
         .filter_map(|(name, model)| missing(&medium, name, model))
         .collect();
     if asks == Asks::Nobody {
-        // The bytes of the other cases are not such as any disk would have had anyway.
+        // Without a request the medium lacks bytes: the other cases do test something.
         assert_eq!(faults.len(), 2, "{faults:?}");
     } else {
         assert!(faults.is_empty(), "{asks:?}: {faults:?}");
@@ -149,8 +149,8 @@ fn who_asks_for_nothing_may_lose_it() {
     check(Asks::Nobody);
 }
 
-/// A device that fails is the answer to a write that asks for stable storage, and not something for
-/// a later one.
+/// A write that asks for stable storage returns the error of a failing device itself, and a later
+/// one does not.
 fn check_failure(asks: Asks) {
     let Some(mut world) = World::build(&setup(Backing::Slow, asks)) else {
         return;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The module stands at the end of a stack: modules before it translate names, streams and rights,
-//! and nothing of what they do is lost or doubled.
+//! and none of their work is lost or doubled.
 
 use rushes_tests::disk::run;
 use rushes_tests::hand::Hand;
@@ -37,7 +37,7 @@ fn check_stack(modules: &str, share: &[&str]) {
     let stream = world.scratch.path().join("stream");
     let back = world.scratch.path().join("back");
     fs::write(&stream, pattern::bytes(3, 0, 2_000)).expect("scratch is writable");
-    // A named stream is an extended attribute (on ext4 of less than a block) and must not come out
+    // A named stream is an extended attribute, on ext4 of less than a block, and must not come out
     // of the file's cache.
     run(Command::new(needs::path_of("smbclient"))
         .arg(format!("//127.0.0.1/{SHARE}"))

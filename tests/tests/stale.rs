@@ -20,7 +20,7 @@ fn check(setup: &Setup, ways: &[&str], seed: u64) {
         workers: 6,
         only: None,
         ways: ways.iter().map(|way| String::from(*way)).collect(),
-        // Another test may have the machine: data that stay wrong are a fault, whatever is late.
+        // Another test may use the machine: data that stay wrong are a fault, late ones are not.
         timed: false,
         go_on: false,
     };

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Changes to files beside our door: by the very smbd that serves them, through a share that has no
-//! module; and by a program that removes them.
+//! Changes to files beside our door: by the same smbd that serves them, through a share without the
+//! module; and by local programs that remove, append and store.
 
 use rushes_tests::hand::Hand;
 use rushes_tests::mapper::Mapper;
@@ -18,7 +18,7 @@ const HAND: &str = env!("CARGO_BIN_EXE_smb-hand");
 const LENGTH: usize = 3_000_001;
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A world in which strangers are noticed.
+/// A world whose daemon notices changes beside every door.
 fn world_with_notice(setup: &Setup) -> Option<World> {
     let mut world = World::build(setup)?;
     if world.daemon().status()["shares"][0]["foreign_changes_noticed"] != true {
@@ -91,12 +91,12 @@ fn a_file_removed_beside_every_door_gives_its_space_back() {
     let held = reader.open("clip.mov");
     pattern::check(1, 0, &reader.read(held, 0, LENGTH), "before");
     reader.close(held);
-    // Nobody has it open any more; its cached bytes are kept, and the file with them.
+    // No client has it open any more; the daemon keeps its cached bytes, and the file open.
     assert!(held_by_daemon() > 0, "the daemon keeps it for the next one");
     fs::remove_file(world.path("clip.mov")).expect("it is there");
     wait_until("the daemon lets go of it", || held_by_daemon() == 0);
 
-    // Removed while somebody plays it: the player goes on, and the file goes with it.
+    // Removed while a client plays it: the player goes on, and the file goes after it.
     world.put("clip.mov", 3, LENGTH);
     let held = reader.open("clip.mov");
     pattern::check(3, 0, &reader.read(held, 0, 1_000_000), "before");
@@ -105,7 +105,7 @@ fn a_file_removed_beside_every_door_gives_its_space_back() {
     reader.close(held);
     wait_until("the daemon lets go of it too", || held_by_daemon() == 0);
 
-    // Removed while it is open and before anybody has read of it: the daemon never knew it under a
+    // Removed while it is open and before a client has read of it: the daemon never knew it under a
     // name.
     world.put("clip.mov", 4, LENGTH);
     let held = reader.open("clip.mov");
@@ -156,7 +156,7 @@ fn stores_into_a_page_that_is_mapped_and_not_written_yet_are_seen() {
     if !needs::all_there(&[needs::Need::Program("python3")]) {
         return;
     }
-    // Or scattered reads would be left to the kernel.
+    // Otherwise the daemon would leave scattered reads to the kernel.
     let setup = Setup {
         server: String::from("analyser = false"),
         ..Setup::default()
@@ -175,7 +175,7 @@ fn stores_into_a_page_that_is_mapped_and_not_written_yet_are_seen() {
         wait_until("what is stored is read", || {
             reader.read(held, 5000, 8) == stored
         });
-        // The doubt about a new version lasts two seconds; readers go on.
+        // The daemon doubts a new version for two seconds; readers go on.
         let end = Instant::now() + Duration::from_millis(3_500);
         while Instant::now() < end {
             assert_eq!(reader.read(held, 5000, 8), stored);

@@ -6,7 +6,7 @@ use rushes_tests::rust_text::{code_only, has_word, without_tests, word_lines};
 use rushes_tests::tree::{SourceFile, root, source_files};
 use std::path::Path;
 
-/// Lines without tests; past it there are two nouns in one file.
+/// Lines of a file without its tests; a longer file is about two things.
 const LINES_MAX: usize = 1500;
 
 const COMMENT_COLUMNS_MAX: usize = 100;
@@ -205,8 +205,8 @@ fn blocks_are_reserved_by_the_kernel_or_not_at_all() {
 
 #[test]
 fn nothing_rests_on_a_clock_that_may_go_backwards() {
-    // Dates that are shown to people, times of files, and what an operator wants done at night;
-    // nothing else.
+    // Dates for people, times of files, and work at a time of day that an operator has set; nothing
+    // else.
     let dates = [
         "engine/daemon/src/calibrate.rs",
         "engine/daemon/src/doctor/shares.rs",

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Bytes that a client was told are written: everybody reads them back, they reach the disk, and
-//! they outlive the daemon.
+//! Acknowledged bytes: every client reads them back, they reach the disk, and they outlive the
+//! daemon.
 
 use rushes_tests::hand::{Hand, Held};
 use rushes_tests::needs::path_of;
@@ -20,7 +20,7 @@ const RECOVERED_BY: Duration = Duration::from_secs(90);
 fn setup() -> Setup {
     Setup {
         write_buffer: Some("64MiB"),
-        // The analyser would leave scattered reads to the kernel's cache; here ours is on trial.
+        // The analyser would leave scattered reads to the kernel's cache; this tests the daemon's.
         server: String::from("analyser = false"),
         ..Setup::default()
     }
@@ -126,7 +126,7 @@ fn writes_go_through_lanes_and_reach_the_disk_by_themselves() {
     for (at, part) in (0..).step_by(1_000_000).zip(bytes.chunks(1_000_000)) {
         hand.write(file, at, part);
     }
-    // At once for everybody behind the door.
+    // Other clients of the door see the length at once.
     assert_eq!(other.size("take.mov"), bytes.len() as u64);
     let reading = other.open("take.mov");
     let back = other.read(reading, 9_000_000, 2_000_000);
@@ -153,7 +153,7 @@ fn three_clients_of_one_file_see_one_another_while_the_daemon_is_killed() {
     kills(3);
 }
 
-/// Smbd soon takes a daemon for hung, and soon sees to what one left.
+/// An smbd that soon takes a daemon for hung, and soon starts a recovery.
 fn impatient() -> Setup {
     Setup {
         share: vec![
@@ -164,7 +164,7 @@ fn impatient() -> Setup {
     }
 }
 
-/// Three megabytes that no disk has yet, a client that has written them, and another.
+/// Three megabytes in a lane alone, a client that has written them, and another.
 fn written(setup: &Setup) -> Option<(World, Hand, Hand, Held)> {
     let world = World::build(setup)?;
     let mut hand = Hand::connect(HAND, world.smbd.port());
@@ -175,7 +175,7 @@ fn written(setup: &Setup) -> Option<(World, Hand, Hand, Held)> {
     Some((world, hand, other, reading))
 }
 
-/// Both clients go on as if nothing had been, and the disk gets everything.
+/// Both clients go on without an error, and the disk gets all bytes.
 fn go_on(world: &World, hand: &mut Hand, other: &mut Hand, reading: Held) {
     let back = other.read(reading, 0, 3_000_000);
     assert_eq!(back.len(), 3_000_000);
@@ -197,8 +197,8 @@ fn without_another_daemon_somebody_writes_what_the_last_one_had_and_clients_go_o
     assert_eq!(hand.size("take.mov"), 4_000_000);
 }
 
-/// The first one is refused, by a disk that fails, or by a daemon that starts and then dies; and so
-/// is each that another smbd starts within twenty seconds.
+/// The first recovery fails, as by a disk that fails, or by a daemon that starts and then dies; and
+/// so does each that another smbd starts within twenty seconds.
 #[test]
 fn what_writes_that_for_a_daemon_that_is_gone_is_started_again_when_something_is_still_left() {
     let mut setup = impatient();
@@ -242,7 +242,7 @@ fn a_daemon_whose_lanes_were_taken_over_ends_at_once() {
         return;
     };
     let lanes = world.scratch.folder("run").join("lanes");
-    // The word of a table's head that says its epoch; see docs/reference/session.md.
+    // Offset of the epoch in a table's head; see docs/reference/session.md.
     const EPOCH_AT: u64 = 4 * 8;
     for entry in std::fs::read_dir(&lanes).expect("lanes").flatten() {
         if entry.path().extension().is_some_and(|end| end == "table") {
@@ -278,14 +278,14 @@ fn number_from(variable: &str) -> Option<usize> {
     Some(text.parse().expect("a number"))
 }
 
-/// A step that was begun after the kill has ended: the one that was under way then, and another.
+/// Waits until a step that began after the kill has ended: the one under way then, and another.
 fn wait_for_steps(steps: &AtomicU64, count: u64, done: &AtomicBool) {
     while steps.load(Ordering::Relaxed) < count && !done.load(Ordering::Relaxed) {
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Sets it, whatever happens.
+/// Sets the flag when it is dropped, also by a panic.
 struct Finally<'a>(&'a AtomicBool);
 
 impl Drop for Finally<'_> {
@@ -325,7 +325,7 @@ fn kills(hand_count: usize) {
                 let (before, killed) = (steps.load(Ordering::Relaxed), Instant::now());
                 daemon.kill();
                 daemon.start_again();
-                // Others die before anybody has had anything of them.
+                // Other daemons die before they have answered a client.
                 if random.below(4) > 0 {
                     wait_for_steps(&steps, before + 2, &done);
                     longest = longest.max(killed.elapsed());
@@ -334,7 +334,7 @@ fn kills(hand_count: usize) {
             done.store(true, Ordering::Relaxed);
             longest
         });
-        // Nobody waits for steps any more when one has failed.
+        // Ends the killer's wait for steps when one has failed.
         let failed = Finally(&done);
         let mut step = 0;
         while !done.load(Ordering::Relaxed) || step < 100 {

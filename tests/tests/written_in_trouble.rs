@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A write that a client was told is done stays done when the disk is full, a device fails, or its
-//! writer is killed; a write that cannot be kept is refused before it is acknowledged.
+//! An acknowledged write is kept when the disk is full, a device fails, or its writer is killed; a
+//! write that cannot be kept is refused before it is acknowledged.
 
 use rushes_tests::disk::{forget, make_cold, run, said};
 use rushes_tests::fsx::{client, setup, world};
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 const BLOCK: usize = 65_536;
 
-/// Bytes that anybody may still write, and that nobody but root may.
+/// Free bytes for any user, and those for root alone.
 fn room(world: &World) -> (u64, u64) {
     let output = Command::new("stat")
         .args(["-f", "-c", "%S %f %a"])
@@ -36,7 +36,7 @@ fn room(world: &World) -> (u64, u64) {
     (block * available, block * (free - available))
 }
 
-/// A disk that works again has everything by then.
+/// Flushes until that succeeds: a disk that works again has all bytes by `end`.
 fn flush_by(client: &Connection, file: Handle, end: Instant) {
     while client.flush(file).is_err() {
         assert!(Instant::now() < end, "the disk works again");
@@ -44,7 +44,7 @@ fn flush_by(client: &Connection, file: Handle, end: Instant) {
     }
 }
 
-/// Several files side by side until the disk is full; then there is room again.
+/// Writes several files until the disk is full, then makes room again.
 fn a_full_disk(mkfs: &'static [&'static str]) {
     let Some(mut world) = world(Backing::Small(mkfs)) else {
         return;
@@ -60,7 +60,7 @@ fn a_full_disk(mkfs: &'static [&'static str]) {
     let mut written = [0_u64; 3];
     for (index, name) in names.iter().enumerate() {
         let (file, _) = client.open(name, Disposition::OpenIf).expect("made");
-        // The last one takes what is left.
+        // The last one takes the rest.
         let most = if index == 2 { u64::MAX } else { 4 << 20 };
         while written[index] < most {
             let bytes = pattern::bytes(index as u64, written[index], BLOCK);
@@ -162,7 +162,8 @@ fn what_a_killed_smbd_had_acknowledged_is_written() {
     });
 }
 
-/// smbd says which daemon it misses; that one has said which configuration it has.
+/// smbd names the folder of the daemon that it misses; that daemon has named its configuration
+/// there.
 #[test]
 fn smbd_has_the_bytes_of_the_daemon_that_it_misses_written_wherever_that_has_its_folder() {
     let mut setup = setup("64MiB");
@@ -220,7 +221,7 @@ fn a_device_that_fails_is_told_and_gets_the_bytes_when_it_works_again() {
         begun.elapsed() < Duration::from_secs(30),
         "and nobody waits for that"
     );
-    // A reader gets what was written, not what the device has.
+    // A reader gets the acknowledged bytes, not those of the device.
     assert_eq!(client.read(file, 1 << 20, BLOCK), Ok(bytes.clone()));
     let log = world.daemon().log();
     assert!(log.contains("take.mov"), "it is told loudly:\n{log}");
@@ -269,14 +270,15 @@ fn a_second_daemon_on_one_runtime_folder_leaves_the_first_alone() {
     assert_eq!(found.len(), 2 * BLOCK);
 }
 
-/// Part of a file, written through the daemon, and its neighbour that shares the rest or is packed.
+/// Writes parts of a file through the daemon: one that shares its blocks with a copy, or is
+/// compressed.
 fn a_file_that_is_not_its_own(mkfs: &'static [&'static str], compressed: bool) {
     let Some(mut world) = world(Backing::Small(mkfs)) else {
         return;
     };
     const LENGTH: usize = 3_000_000;
     if compressed {
-        // A file that is made in the folder from now on is packed.
+        // The file system compresses files that are made in the folder from now on.
         run(Command::new("chattr").arg("+c").arg(world.disk.path()));
     }
     let text = vec![b'x'; LENGTH];
@@ -381,7 +383,7 @@ fn what_a_device_still_has_of_a_killed_daemon_never_lands_on_newer_bytes() {
     world.disk.tell("stall 6000");
     let mut daemon = world.daemon.take().expect("a daemon");
     std::thread::scope(|scope| {
-        // Has the older bytes sent to the device, which sits on them.
+        // The daemon sends the older bytes to the device, which stalls.
         let flush = scope.spawn(|| client.flush(file));
         std::thread::sleep(Duration::from_millis(300));
         write(&mut model, 3, 5_000, 1 << 20);
@@ -402,7 +404,7 @@ fn what_a_device_still_has_of_a_killed_daemon_never_lands_on_newer_bytes() {
 
 #[test]
 fn a_quota_is_told_before_bytes_are_acknowledged() {
-    // Limits of a kind that this kernel keeps: of a subvolume. Users' limits of ext4 need
+    // A limit of a subvolume, which this kernel enforces. Limits of users on ext4 need
     // CONFIG_QFMT_V2.
     let Some(mut world) = world(Backing::Small(&["mkfs.btrfs", "-q", "-f"])) else {
         return;
@@ -437,9 +439,9 @@ fn a_quota_is_told_before_bytes_are_acknowledged() {
     pattern::check(5, 0, &found, "within the limit");
 }
 
-/// The kernel says once that it could not write what was in its cache, to each who has the file
-/// open, and takes it for written from then on. The bytes are less than a page, so that they go
-/// that way.
+/// A kernel that cannot write back its cache returns the error once to each open file, and takes
+/// the bytes for written from then on. The bytes are less than a page, so that they go through that
+/// cache.
 #[test]
 fn what_the_kernel_could_not_write_is_on_the_disk_when_a_flush_is_answered_well() {
     let Some(mut world) = world(Backing::Slow) else {
@@ -454,26 +456,26 @@ fn what_the_kernel_could_not_write_is_on_the_disk_when_a_flush_is_answered_well(
     let bytes = pattern::bytes(2, offset, 1000);
     client.write(file, offset, &bytes).expect("it is in memory");
     world.everything_is_written();
-    // The kernel tries to write it, and another program is told that it cannot.
+    // The kernel tries to write the bytes, and another program gets the error.
     world.disk.tell(&format!("fail write {place} 4096"));
     let synced = Command::new("sync").arg(&path).output().expect("coreutils");
     assert!(!synced.status.success(), "the disk fails");
     world.disk.tell("clear");
-    // It is in the kernel's cache, where a reader without a daemon would find it, and not on the
-    // disk.
+    // The bytes are in the kernel's cache, where a reader without a daemon would find them, and not
+    // on the disk.
     let read = client.read(file, offset, bytes.len()).expect("read");
     assert!(read == bytes, "what was acknowledged is read");
     let end = Instant::now() + Duration::from_secs(20);
     flush_by(&client, file, end);
-    // The kernel's memory is right, whatever the disk has.
+    // The kernel's cache has the bytes in any case; this reads the disk.
     forget(&path);
     let found = fs::read(&path).expect("the file is there");
     let place = offset as usize..offset as usize + bytes.len();
     assert!(found[place] == bytes, "answered well, and not on the disk");
 }
 
-/// The next daemon has to write the bytes that a daemon knows to be lost in the kernel. Found by
-/// torture, seed 1000, round 27.
+/// The next daemon has to write bytes of which a daemon knows that the kernel has lost them. Found
+/// by torture, seed 1000, round 27.
 #[test]
 fn what_the_kernel_could_not_write_is_written_by_the_next_daemon() {
     let Some(mut world) = world(Backing::Slow) else {
@@ -485,7 +487,7 @@ fn what_the_kernel_could_not_write_is_written_by_the_next_daemon() {
     let client = client(&world);
     let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
     world.disk.tell(&format!("fail write {place} 8192"));
-    // Two parts that share a page, one of which another cuts in two.
+    // Two parts that share a page, and a third one that cuts one of them in two.
     let parts = [(2, 100, 1000), (3, 1100, 4000), (4, 500, 20)];
     let start = 1_u64 << 20;
     for (seed, offset, length) in parts {
@@ -516,9 +518,8 @@ fn what_the_kernel_could_not_write_is_written_by_the_next_daemon() {
     );
 }
 
-/// Linux writes through its cache what was to go past it when it could not write something of the
-/// file before, and says that all is well whatever becomes of it there. Found by torture, seed 900,
-/// round 15.
+/// After a failed write-back of a file Linux sends direct writes to it through its cache, and
+/// returns success whatever happens to them there. Found by torture, seed 900, round 15.
 fn falls_back(backing: Backing) {
     const MIB: u64 = 1 << 20;
     let Some(mut world) = world(backing) else {
@@ -535,8 +536,8 @@ fn falls_back(backing: Backing) {
         .expect("it is in memory");
     world.everything_is_written();
     world.disk.tell(&format!("fail write {place} {BLOCK}"));
-    // As the kernel does by itself in time. A sync of the file itself would have the failure
-    // forgotten.
+    // As the kernel does by itself in time. After a sync of the file itself the kernel would forget
+    // the failure.
     let _ = Command::new("sync").arg("-f").arg(&path).output();
     let bytes = pattern::bytes(3, MIB, BLOCK);
     client.write(file, MIB, &bytes).expect("it is in memory");
@@ -569,8 +570,8 @@ fn what_xfs_writes_through_its_cache_unasked_and_loses_is_written_again() {
     falls_back(Backing::SlowXfs);
 }
 
-/// Nor does it matter by which name the file is known when the kernel could not write what was in
-/// its cache.
+/// The daemon writes bytes again that the kernel could not write from its cache, also if the name
+/// by which it knew the file is gone.
 #[test]
 fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_goes() {
     let Some(mut world) = world(Backing::Slow) else {
@@ -606,7 +607,7 @@ fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_go
         assert!(!synced.status.success(), "the disk fails");
     }
     world.disk.tell("clear");
-    // Nobody has them open: the daemon asks the kernel, in time, and writes again what it lost.
+    // No client has them open: the daemon asks the kernel, in time, and writes lost bytes again.
     let end = Instant::now() + Duration::from_secs(90);
     let is_written = |path: &std::path::PathBuf| {
         forget(path);
@@ -620,8 +621,8 @@ fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_go
     }
 }
 
-/// The kernel takes bytes that it could not write for written, and lets them go when it likes: the
-/// next reader does not get what the disk had before. Found by torture, seed 6000, round 49.
+/// The kernel takes bytes that it could not write for written, and evicts them at any time: the
+/// next reader must not get the disk's older bytes. Found by torture, seed 6000, round 49.
 fn lets_go(backing: Backing) {
     let Some(mut world) = world(backing) else {
         return;
@@ -634,7 +635,7 @@ fn lets_go(backing: Backing) {
         let (offset, bytes) = lost_by_the_kernel(&mut world, &client, file, seed);
         let read = client.read(file, offset, 1000).expect("read");
         assert!(read == bytes, "round {seed}: old bytes were read");
-        // Once the failure has been told.
+        // It succeeds once the failure has been returned.
         let end = Instant::now() + Duration::from_secs(30);
         flush_by(&client, file, end);
         forget(&path);
@@ -653,8 +654,8 @@ fn who_reads_what_the_kernel_lost_on_xfs_gets_it_from_us() {
     lets_go(Backing::SlowXfs);
 }
 
-/// The kernel loses a few acknowledged bytes of a.mov that only the daemon has now, which nobody
-/// has told it; and where they lie.
+/// Makes the kernel lose a few acknowledged bytes of a.mov: only the daemon has them now, and does
+/// not know of the loss. Returns  their offset, and the bytes
 fn lost_by_the_kernel(
     world: &mut World,
     client: &Connection,
@@ -675,7 +676,7 @@ fn lost_by_the_kernel(
     (offset, bytes)
 }
 
-/// The kernel makes the copy, and has the disk's old bytes alone.
+/// The kernel makes the copy, and has only the disk's old bytes.
 #[test]
 fn a_copy_that_the_server_makes_has_what_the_kernel_lost() {
     let Some(mut world) = world(Backing::Slow) else {
@@ -697,8 +698,8 @@ fn a_copy_that_the_server_makes_has_what_the_kernel_lost() {
     assert!(found == bytes, "the copy has what the disk had before");
 }
 
-/// A handle that writes through is not the daemon's to flush: smbd does, on a descriptor that is
-/// told of the loss once.
+/// smbd itself flushes a handle that writes through, on a descriptor that gets the error of the
+/// loss once.
 #[test]
 fn a_flush_past_the_daemon_is_answered_well_when_the_disk_has_what_the_kernel_lost() {
     let Some(mut world) = world(Backing::Slow) else {
@@ -724,10 +725,10 @@ fn a_flush_past_the_daemon_is_answered_well_when_the_disk_has_what_the_kernel_lo
     );
 }
 
-/// Bytes that smbd wrote by itself are in the kernel's cache, and on a disk that refuses them
-/// nowhere else: a client that reads by way of the next daemon sees what it would see without one,
-/// before the kernel has tried to write them, after that, and when the disk works again. Found by
-/// torture, seed 700, round 18.
+/// Bytes that smbd wrote by itself are in the kernel's cache, and nowhere else if the disk refuses
+/// them: a client that reads through the next daemon gets the same bytes as without one, before the
+/// kernel has tried to write them, after that, and when the disk works again. Found by torture,
+/// seed 700, round 18.
 #[test]
 fn what_was_written_without_a_daemon_and_refused_by_the_disk_is_read_from_the_kernels_cache() {
     const LENGTH: usize = 4 << 20;
@@ -779,14 +780,14 @@ fn what_was_written_without_a_daemon_and_refused_by_the_disk_is_read_from_the_ke
     by_daemon(&mut world, "after the kernel has tried");
     world.disk.tell("clear");
     by_daemon(&mut world, "when the disk works again");
-    // Nor does the next one know what happened.
+    // The next daemon does not know of the failure either.
     world.daemon().end();
     world.daemon().start_again();
     by_daemon(&mut world, "with another daemon");
 }
 
-/// The next daemon cannot write again the bytes that smbd wrote by itself. Where the disk refuses
-/// them, their writer is told so, as without a daemon, although another client has been told
+/// The next daemon cannot write again the bytes that smbd wrote by itself. If the disk refuses
+/// them, their writer gets the error, as without a daemon, although another client has got it
 /// before. Found by torture, seed 8000, round 37.
 #[test]
 fn who_wrote_without_a_daemon_hears_that_the_disk_has_not_kept_it() {
@@ -814,7 +815,7 @@ fn who_wrote_without_a_daemon_hears_that_the_disk_has_not_kept_it() {
     assert!(other.flush(same).is_err(), "the disk fails");
     world.disk.tell("clear");
     flush_by(&other, same, Instant::now() + Duration::from_secs(30));
-    // So that it is the daemon that syncs.
+    // With this write the daemon is the one that syncs.
     other.write(same, 600_100, &later).expect("taken");
     assert!(
         one.flush(file).is_err(),
@@ -829,7 +830,7 @@ fn who_wrote_without_a_daemon_hears_that_the_disk_has_not_kept_it() {
     }
 }
 
-/// As on a machine on which no daemon ever ran.
+/// Makes the runtime folder that of a machine on which no daemon ever ran.
 fn remove_runtime_files(world: &World) {
     let run = world.scratch.folder("run");
     for entry in fs::read_dir(&run).expect("it is there").flatten() {
@@ -838,8 +839,8 @@ fn remove_runtime_files(world: &World) {
     }
 }
 
-/// The same where no daemon was ever there at the time of the write: the writer's smbd has seen no
-/// table of what a daemon has.
+/// The same where no daemon had run before the write: the writer's smbd has seen no table of a
+/// daemon's facts.
 #[test]
 fn who_wrote_before_the_first_daemon_hears_that_the_disk_has_not_kept_it() {
     let Some(mut world) = world(Backing::Slow) else {
@@ -871,7 +872,7 @@ fn who_wrote_before_the_first_daemon_hears_that_the_disk_has_not_kept_it() {
     );
 }
 
-/// Fill it to the last byte.
+/// Fills the file system of `path` to the last byte.
 fn fill(path: &std::path::Path) {
     use std::io::Write;
     let mut file = File::create(path).expect("a file without bytes");
@@ -905,12 +906,12 @@ fn a_full_runtime_folder_costs_no_byte_and_nobody_his_life() {
     first.flush(file).expect("it is on the disk");
     let log = world.daemon().log();
     assert!(log.contains("no room"), "it is said:\n{log}");
-    // A client that comes now gets no lane, and nobody is put out.
+    // A client that comes now gets no lane, and the daemon expels none.
     let second = client(&world);
     let (other, _) = second.open("b.mov", Disposition::OpenIf).expect("made");
     write(&second, other, 0, 2 << 20);
     second.flush(other).expect("it is on the disk");
-    // Nor is what a daemon leaves lost on one that finds no room.
+    // A next daemon that finds no room does not lose the bytes that this one leaves.
     write(&first, file, 16 << 20, 17 << 20);
     world.daemon().kill();
     world.daemon().start_again();
@@ -972,7 +973,7 @@ fn a_daemon_without_room_for_its_table_says_so_and_starts_when_there_is_room() {
         ] {
             assert!(text.contains(words), "{words:?} in {text}");
         }
-        // Samba writes by itself, and nobody has anything to write for it.
+        // Samba writes by itself, and leaves nothing to recover.
         write(block);
         client.flush(file).expect("it is on the disk");
         world.wait_for_file("a.mov", &pattern::bytes(1, 0, (block + 1) * BLOCK));
