@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The commands that an operator types, against a daemon with a client: their output is there,
-//! parses, and means what the reference says.
+//! parses, and agrees with the reference.
 //!
 //! It keeps time, so it runs alone (tests/programs.sh).
 

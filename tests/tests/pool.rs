@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes pool create`, `ls` and `where` on real file systems over loop devices, and what they
-//! refuse.
+//! `rushes pool create`, `ls` and `where` on real file systems over loop devices, and their
+//! refusals.
 
 use rushes_tests::disk::{Disk, run};
 use rushes_tests::needs::{self, Need};

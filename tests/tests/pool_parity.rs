@@ -23,10 +23,10 @@ use std::process::Command;
 /// Length of the file that each call finds: no whole number of blocks.
 const FILE_BYTES: u64 = 300_001;
 const KIB: u64 = 1024;
-/// Beyond what ext4 can have in a file, and less than any limit of the kernel's. Units: bytes.
+/// Beyond the longest file of ext4, and below any limit of the kernel. Units: bytes.
 const TOO_FAR: u64 = 1 << 60;
 
-/// The outcome of a call: its result and what it left, or an error.
+/// The outcome of a call: its result with the state after it, or an error.
 type Outcome = Result<String, Errno>;
 
 /// The expected answer of the pool, compared with that of ext4.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The disks of a pool when the power goes at a chosen instant: a copy of what the kernel has sent
-//! to a disk until then is mounted beside it.
+//! The disks of a pool when the power goes at a chosen instant: a copy of all that the kernel has
+//! sent to a disk until then is mounted beside it.
 //!
 //! lab/tests/pool_power.rs cuts the power of all disks at random instants; it found the faults that
 //! these tests keep away.

@@ -44,7 +44,7 @@ impl Model {
         }
     }
 
-    /// A client writes or reads something at random, and what it reads is what the model has.
+    /// A client writes or reads at random, and gets the bytes of the model.
     fn act(&mut self, random: &mut Random, step: u64, hand: &mut Hand, file: Held) {
         let offset = random.below(6_000_000);
         let length = match random.below(3) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The daemon is killed again and again under a pool that is used through all its doors at once:
 //! SMB, NFS, an iSCSI disk and programs on the mount play, record, paint in one file together and
-//! do anything at random. The bytes that they read are those that were written, nobody sees an
-//! error, and in the end the members have it all, without the daemon.
+//! do anything at random. They read the written bytes, get no error, and in the end the members
+//! have all bytes, without the daemon.
 //!
-//! Waits are measured and printed, not judged ([`rushes_tests::kills`]). The mount itself lives on:
-//! what clients see of its death is in pool_nfs.rs and pool_iscsi.rs. `RUSHES_TEST_KILLS` says how
-//! often.
+//! [`rushes_tests::kills`] measures and prints waits, and does not judge them. The mount itself
+//! lives on: pool_nfs.rs and pool_iscsi.rs test its death. `RUSHES_TEST_KILLS` is the count of
+//! kills.
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::export::{Export, ISCSI, NFS};
@@ -31,41 +31,40 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 const BLOCK: usize = 65_536;
-/// Of footage that is played.
+/// Length of footage that is played.
 const CLIP_BYTES: u64 = 12_000_001;
-/// Of a take that is recorded.
+/// Length of a take that is recorded.
 const TAKE_BYTES: u64 = 3_000_001;
-/// Of what is painted. Neither it nor a stripe ends with a page, so that painters at different
-/// doors share pages.
+/// Length of the file that is painted. Neither it nor a stripe ends with a page, so that painters
+/// at different doors share pages.
 const GRADE_BYTES: u64 = 3_000_017;
 const STRIPE_BYTES: u64 = 30_011;
 /// Doors that paint.
 const PAINTERS: u64 = 3;
-/// Of the iSCSI disk.
+/// Blocks of the iSCSI disk.
 const DISK_BLOCKS: u64 = (64 << 20) / BLOCK as u64;
 /// Steps that each client ends between two kills.
 const STEPS_BETWEEN: u64 = 3;
-/// Between two times at which the kernel forgets what it has read, so that readers come to the
-/// daemon.
+/// The kernel's cache is dropped at this interval, so that reads come to the daemon.
 const FORGET_EVERY: Duration = Duration::from_millis(50);
 
 /// One file at a time through one door; each call is a request or a few.
 trait Door {
     /// Make a file that is not there.
     fn make(&mut self, name: &str) -> Result<(), String>;
-    /// Open one that is.
+    /// Open a file that is there.
     fn open(&mut self, name: &str) -> Result<(), String>;
     /// Read that much.
     fn read(&mut self, at: u64, length: usize) -> Result<Vec<u8>, String>;
     /// Write all of it.
     fn write(&mut self, at: u64, bytes: &[u8]) -> Result<(), String>;
-    /// To stable storage.
+    /// Bring the file to stable storage.
     fn sync(&mut self) -> Result<(), String>;
     /// Close the file.
     fn close(&mut self) -> Result<(), String>;
     /// Give a file another name.
     fn rename(&mut self, from: &str, to: &str) -> Result<(), String>;
-    /// Take a name away.
+    /// Remove a name.
     fn remove(&mut self, name: &str) -> Result<(), String>;
 }
 
@@ -254,7 +253,7 @@ impl Door for ByNfs {
     }
 }
 
-/// A client at work, and how far it is.
+/// A client at work, and the count of its steps.
 struct Worker<'a> {
     stage: &'a Stage,
     name: String,
@@ -275,7 +274,7 @@ impl Worker<'_> {
         result.unwrap_or_else(|error| panic!("{}: {what}: {error}", self.name))
     }
 
-    /// Read all of a file and compare it. False: the others have ended, and it was left.
+    /// Reads all of a file and compares it. False: the stage has ended, and so has this.
     fn check(&mut self, name: &str, seed: u64, bytes: u64) -> bool {
         self.must("open", |door| door.open(name));
         for at in (0..bytes).step_by(BLOCK) {
@@ -299,7 +298,7 @@ fn play(worker: &mut Worker, name: &str, seed: u64) {
     while worker.check(name, seed, CLIP_BYTES) {}
 }
 
-/// Take after take: recorded under a passing name, looked at, the one before removed.
+/// Records take after take under a passing name, checks it, and removes the one before.
 fn record(worker: &mut Worker, number: u64) -> Left {
     let mut left = Left::new();
     for turn in 0_u64.. {
@@ -331,7 +330,7 @@ fn record(worker: &mut Worker, number: u64) -> Left {
 }
 
 /// Writes over parts of stripes of its own and reads them, while others have the stripes beside.
-/// Returns what they must be.
+/// Returns  the bytes that its stripes must have
 fn paint(worker: &mut Worker, painter: u64, name: &str, seed: u64) -> Vec<(u64, Vec<u8>)> {
     worker.must("open", |door| door.open(name));
     let mut stripes: Vec<(u64, Vec<u8>)> = (painter..GRADE_BYTES / STRIPE_BYTES)
@@ -370,7 +369,7 @@ fn paint(worker: &mut Worker, painter: u64, name: &str, seed: u64) -> Vec<(u64, 
     stripes
 }
 
-/// Blocks of the disk, each all of one byte; returns which.
+/// Writes and reads blocks of the disk, each filled with one byte. Returns  these bytes
 fn use_disk(stage: &Stage, steps: &AtomicU64, url: &str) -> Vec<u8> {
     let mut disk = Disk::log_in(url);
     let mut blocks = Blocks::new(3, DISK_BLOCKS, BLOCK);
@@ -386,7 +385,7 @@ fn use_disk(stage: &Stage, steps: &AtomicU64, url: &str) -> Vec<u8> {
     blocks.into_bytes()
 }
 
-/// Everything else that SMB clients do, at random, compared with a model.
+/// All other operations of SMB clients, at random, compared with a model.
 fn anything(stage: &Stage, port: u16, folder: &Path, steps: &Arc<AtomicU64>) {
     for seed in 0.. {
         if !stage.goes_on() {
@@ -405,7 +404,7 @@ fn anything(stage: &Stage, port: u16, folder: &Path, steps: &Arc<AtomicU64>) {
         if let Err(divergence) = fsx::run(port, folder, &plan) {
             panic!("{divergence}");
         }
-        // The names of one round come again in the next.
+        // The next round uses the same names.
         for name in names(folder).filter(|name| name.starts_with('w')) {
             fs::remove_file(folder.join(name)).expect("removed");
         }
@@ -417,10 +416,10 @@ fn names(folder: &Path) -> impl Iterator<Item = String> {
     all.map(|entry| entry.file_name().to_string_lossy().into_owned())
 }
 
-/// The kernel forgets what it read of all files, as it does when memory is short.
+/// Drops all files from the kernel's cache, as the kernel does when memory is short.
 fn forget(folder: &Path) {
     for name in names(folder) {
-        // It may be gone, or have another name.
+        // The file may be gone, or have another name.
         if let Ok(file) = File::open(folder.join(name)) {
             let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed);
         }
@@ -445,7 +444,7 @@ impl Doors {
             return None;
         };
         let disk = Export::iscsi(&world, "edit.disk", &["--size", "64MiB"]);
-        // Clients of NFS that say nothing for half of this are gone; ours may have to wait.
+        // Ganesha drops clients that are silent for half of this time; ours may have to wait.
         let nfs = Export::nfs_with(&world, &["--grace", "120"]);
         Some(Doors {
             smbd,
@@ -484,7 +483,7 @@ impl Doors {
 
 const CLIENTS: usize = 9;
 
-/// The mount has found it, and has read by way of it.
+/// Whether the mount has found this daemon, and has read through it.
 fn serves(daemon: &Daemon) -> bool {
     let status = daemon.status();
     let of = |name: &str| status["cache"][name].as_u64().unwrap_or(0);
@@ -516,7 +515,7 @@ fn main() {
     let steps: [Arc<AtomicU64>; CLIENTS] = Default::default();
     let (mut left, mut graded) = (Left::new(), pattern::bytes(2, 0, GRADE_BYTES as usize));
     let mut blocks = Vec::new();
-    // The daemon is started again by a thread of its own.
+    // A thread of its own starts the daemon again.
     let Doors {
         smbd,
         nfs,
@@ -606,7 +605,7 @@ fn main() {
     daemon.wait_for("nothing is left to be written", |status| {
         status["write"]["used_bytes"] == 0
     });
-    // All the bytes are on the members: nobody's memory is asked.
+    // All bytes are on the members: read them without the memory of daemon or mount.
     world.end();
     daemon.end();
     world.start();

@@ -2,8 +2,8 @@
 //! Several SMB clients write over one another in one file while daemons and smbds are killed, round
 //! after round ([`rushes_tests::same_file`]).
 //!
-//! `RUSHES_TEST_KILLS` says how many rounds, `RUSHES_TEST_SEED` with which to begin,
-//! `RUSHES_TEST_SHARE=plain` without a pool.
+//! `RUSHES_TEST_KILLS` is the count of rounds, `RUSHES_TEST_SEED` the first seed;
+//! `RUSHES_TEST_SHARE=plain` goes without a pool.
 
 use rushes_tests::kills;
 use rushes_tests::same_file::round;

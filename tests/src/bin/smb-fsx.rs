@@ -5,7 +5,7 @@
 //! `smb-fsx [--operations N] [--seed N] [--workers N] [--only WORKER] [--clients N] [--buffer
 //! BYTES] [--share LINE]... [--global LINE]... [--modules NAMES] [--kill MS]`
 //!
-//! `--modules ""` is Samba alone: whether the model or our module is to blame.
+//! `--modules ""` is Samba alone. It shows whether the model or our module is to blame.
 
 use rushes_tests::fsx::{self, Plan};
 use rushes_tests::words::{explained, pairs};

@@ -93,8 +93,8 @@ impl Hand<'_> {
             ["open", how, name] => self.open(how, name),
             ["read", file, offset, length] => self.read(file, offset, length),
             ["write", file, offset, length] => {
-                // Taken from the pipe first, so that a failure leaves the next line where it
-                // belongs.
+                // Read the bytes from the pipe first, so that after a failure the next line is a
+                // command.
                 let mut bytes = vec![0; length.parse()?];
                 input.read_exact(&mut bytes)?;
                 self.write(file, offset, &bytes)

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The daemon is killed again and again while clients do what they do in a facility, all at once:
-//! they play, record, grade in place, copy, cut, rename and delete. The bytes that they read are
-//! those that were written, nobody sees an error, and in the end the disk has it all.
+//! The daemon is killed again and again while clients work as in a facility, all at once: they
+//! play, record, grade in place, copy, truncate, rename and delete. They read the written bytes,
+//! get no error, and in the end the disk has all bytes.
 //!
-//! Waits are measured and printed, not judged ([`rushes_tests::kills`]). Nor are times of files
-//! judged, which may go back.
+//! [`rushes_tests::kills`] measures and prints waits, and does not judge them. Nor are times of
+//! files judged, which may go back.
 //!
 //! One file and one request at a time, where each byte can be followed, is in writing.rs.
-//! `RUSHES_TEST_KILLS` says how often; the work of clients follows from chance and from which comes
-//! first.
+//! `RUSHES_TEST_KILLS` is the count of kills; the work of clients follows from chance and from the
+//! order in which they come.
 
 use rushes_tests::fsx::{self, Plan};
 use rushes_tests::kills::{self, Finally, OnPanic};
@@ -24,17 +24,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 const BLOCK: usize = 65_536;
-/// Of footage that is played and copied.
+/// Length of footage that is played and copied.
 const CLIP_BYTES: u64 = 12_000_001;
-/// Of a take that is recorded.
+/// Length of a take that is recorded.
 const TAKE_BYTES: u64 = 6_000_001;
-/// Of what is graded in place. Neither it nor a stripe ends with a page, so neighbours under way
-/// share pages.
+/// Length of the file that is graded in place. Neither it nor a stripe ends with a page, so that
+/// neighbours under way share pages.
 const GRADE_BYTES: u64 = 3_000_017;
 const STRIPE_BYTES: u64 = 30_011;
 /// Requests that a client has under way.
 const DEPTH: u64 = 4;
-/// Steps that each client ends before the daemon may be killed: nobody is only kept waiting.
+/// Steps that each client ends before the daemon may be killed, so that none only waits.
 const STEPS_BETWEEN: u64 = 2;
 
 /// The state that all clients share.
@@ -53,7 +53,7 @@ impl Stage {
     }
 }
 
-/// A client at work: an smbd of its own, and how far it is.
+/// A client at work: an smbd of its own, and the count of its steps.
 struct Worker<'a> {
     stage: &'a Stage,
     name: String,
@@ -78,8 +78,8 @@ impl Worker<'_> {
         self.must("close", || self.client.close(file));
     }
 
-    /// Each block of so many bytes once, several at a time. False: not all, since the others have
-    /// ended.
+    /// Calls `act` once for each block of so many bytes, several at a time. False: not for all,
+    /// since the stage has ended.
     fn blocks(&self, bytes: u64, act: impl Fn(u64, usize) + Sync) -> bool {
         let next = AtomicU64::new(0);
         std::thread::scope(|scope| {
@@ -121,8 +121,8 @@ fn play(worker: &Worker, name: &str, seed: u64) -> Left {
     Left::new()
 }
 
-/// Take after take: recorded under a passing name, which it loses while most of it is dirty; looked
-/// at; the one before deleted.
+/// Records take after take under a passing name, which a take loses while most of it is dirty;
+/// checks it, and deletes the one before.
 fn record(worker: &Worker, number: u64) -> Left {
     let mut left = Left::new();
     for turn in 0_u64.. {
@@ -142,7 +142,7 @@ fn record(worker: &Worker, number: u64) -> Left {
         worker.must("rename", || worker.client.rename(file, &name));
         worker.close(file);
         if !whole {
-            // Nobody knows which blocks it has.
+            // It is unknown which blocks it has.
             return left;
         }
         worker.check(&name, seed, TAKE_BYTES);
@@ -156,7 +156,7 @@ fn record(worker: &Worker, number: u64) -> Left {
     left
 }
 
-/// From the file to a copy of it, by way of the client.
+/// Copies the file through the client.
 fn copy(worker: &Worker, name: &str, seed: u64) -> Left {
     let mut left = Left::new();
     for turn in 0..u64::MAX {
@@ -180,8 +180,8 @@ fn copy(worker: &Worker, name: &str, seed: u64) -> Left {
     left
 }
 
-/// Several at once write over parts of one file and read them; each has stripes of its own. Returns
-/// what the file must be.
+/// Several threads at once write over parts of one file and read them; each has stripes of its own.
+/// Returns  the bytes that the file must have
 fn grade(worker: &Worker, name: &str, seed: u64) -> Vec<u8> {
     let file = worker.open(name, Disposition::Open);
     let stripes: Vec<Vec<(u64, Vec<u8>)>> = std::thread::scope(|scope| {
@@ -239,8 +239,8 @@ fn grade(worker: &Worker, name: &str, seed: u64) -> Vec<u8> {
     whole
 }
 
-/// Everything else that clients do, at random: cut, zero, rename, delete, copy on the server, set
-/// times; compared with a model.
+/// All other operations of clients, at random: truncate, zero, rename, delete, copy on the server,
+/// set times; compared with a model.
 fn anything(stage: &Stage, world: &World, steps: &Arc<AtomicU64>) {
     for seed in 0.. {
         if !stage.goes_on() {
@@ -263,7 +263,7 @@ fn anything(stage: &Stage, world: &World, steps: &Arc<AtomicU64>) {
     }
 }
 
-/// The names of one round come again in the next.
+/// Deletes the files of one round, as the next one uses the same names.
 fn forget_all(stage: &Stage, world: &World) {
     let client = stage.connect();
     let names = fs::read_dir(world.disk.path()).expect("our own disk");
@@ -292,7 +292,7 @@ fn main() {
         return;
     }
     let Some(mut world) = World::build(&Setup {
-        // Clients that play are to have contracts, as they have everywhere.
+        // Clients that play get contracts, as they do everywhere.
         server: String::new(),
         ..fsx::setup("64MiB")
     }) else {
@@ -353,8 +353,8 @@ fn main() {
         });
         {
             let _all = Finally(&stage.kills);
-            // A step that was begun after the kill has ended: as many as were under way then, and
-            // others.
+            // Wait until steps that began after the kill have ended: as many as were under way
+            // then, and some more.
             let now = || steps.each_ref().map(|s| s.load(Ordering::Relaxed));
             let least = DEPTH + STEPS_BETWEEN;
             kills::kill(&mut daemon, &stage.kills, |_| true, now, least, kill_count);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `make hunt-stale`: files changed by programs of the server in every way, read over SMB
-//! meanwhile.
+//! `make hunt-stale`: programs on the server change files in every way, and clients read them over
+//! SMB meanwhile.
 //!
 //! `smb-stale [--seconds N] [--seed N] [--workers N] [--only WORKER] [--fs ext4|xfs] [--buffer
 //! BYTES] [--way NAME]... [--analyser 1] [--first-fault 1] [--modules NAMES]`
 //!
-//! `--modules ""` is Samba alone: whether the model or our module is to blame.
+//! `--modules ""` is Samba alone. It shows whether the model or our module is to blame.
 
 use rushes_tests::stale::{self, Plan, XFS};
 use rushes_tests::words::{explained, pairs};

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Those who write and read in the torture: a client of the share each, with a connection and a
-//! handle or two, or a program on the server. The work of each follows from the seed; each request
-//! goes through the model, and an error that nothing excuses is a fault.
+//! The actors that write and read in the torture: each is a client of the share, with a connection
+//! and a handle or two, or a program on the server. The work of each follows from the seed; each
+//! request goes through the model, and an error without an excuse is a fault.
 
 use super::Stage;
 use super::model::{Content, FileModel, Outcome};
@@ -16,23 +16,22 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
-/// The file that clients write over one another, in place; and its length in blocks of whatever
-/// size.
+/// The file that clients write over one another, in place, in blocks of several sizes.
 pub const SHARED: &str = "shared.mov";
-/// One that they write over one another, lengthen, have copied into and made zero.
+/// A file that clients write over one another, lengthen, let the server copy into and zero.
 pub const MIXED: &str = "mixed.mov";
 /// The file that the server copies from.
 pub const SOURCE: &str = "source.mov";
-/// Bytes of these at first, and the seed of the source's.
+/// Length of these files at first. Units: bytes.
 pub const SHARED_BYTES: u64 = 640 << 10;
-/// As above.
+/// Seed of the source's bytes.
 pub const SOURCE_SEED: u64 = 77;
-/// Longest that a file of one writer becomes.
+/// Bound of offsets in a file of one writer. Units: bytes.
 const OWN_MAX: u64 = 1 << 20;
-/// A file that only grows grows no further.
+/// A file that only grows stops at this length. Units: bytes.
 const APPENDED_MAX: u64 = 3 << 20;
 
-/// So often in a row nobody finds that the file has changed under its name.
+/// Tries of an open: no client meets a file that has changed under its name so often in a row.
 const MISMATCHES: usize = 10;
 
 /// The work of an actor.
@@ -40,7 +39,7 @@ const MISMATCHES: usize = 10;
 pub enum Role {
     /// Writes blocks over those of others.
     Overlap,
-    /// Writes a few bytes, here and there or one behind the other.
+    /// Writes a few bytes, here and there or one after the other.
     Tiny,
     /// Writes behind the end.
     Append,
@@ -48,18 +47,18 @@ pub enum Role {
     Rename,
     /// Sets a length, then writes.
     SetEnd,
-    /// Has the server copy.
+    /// Lets the server copy.
     Copy,
     /// Leaves holes and makes some.
     Sparse,
-    /// Wants all to be on stable storage.
+    /// Flushes any file.
     Flush,
     /// Reads anything.
     Read,
     /// A program on the server with a file of its own.
     Local,
-    /// A program on the server that writes blocks over those of clients. Where it goes by the same
-    /// door as they do.
+    /// A program on the server that writes blocks over those of clients. Only where it goes through
+    /// the same mount as they do.
     LocalOverlap,
 }
 
@@ -100,7 +99,7 @@ impl Role {
     }
 }
 
-/// One of them.
+/// An actor.
 pub struct Actor<'a> {
     stage: &'a Stage,
     role: Role,
@@ -109,11 +108,11 @@ pub struct Actor<'a> {
     random: Random,
     step: u64,
     client: Option<(Connection, Instant)>,
-    /// Each with the instant since which it has it.
+    /// Its open handles, each with the instant of the open.
     handles: HashMap<String, (Handle, Instant)>,
-    /// Block that it writes in.
+    /// Size of the blocks that it writes. Units: bytes.
     block: u64,
-    /// Where it writes a few bytes one behind the other.
+    /// Offset at which it writes single bytes one after the other.
     next: u64,
 }
 
@@ -136,7 +135,7 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Until everybody is told to end.
+    /// Works until the stage ends.
     pub fn work(mut self) {
         while self.stage.goes_on() {
             self.step += 1;
@@ -156,7 +155,7 @@ impl<'a> Actor<'a> {
             if result.is_some() {
                 self.stage.step();
             } else {
-                // Nobody runs against a closed door at full speed.
+                // After a failure it does not retry at full speed.
                 std::thread::sleep(Duration::from_millis(5));
             }
             let pause = self.random.one_of(&[0, 0, 0, 0, 0, 0, 1, 20]);
@@ -164,7 +163,7 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Its connection, a new one if need be. None: there is none yet.
+    /// Its connection, a new one if it has none. None: smbd takes none yet.
     fn client(&mut self) -> Option<&Connection> {
         if self.client.is_none() {
             let connected = Instant::now();
@@ -174,7 +173,7 @@ impl<'a> Actor<'a> {
         self.client.as_ref().map(|(client, _)| client)
     }
 
-    /// The connection that its handles are of. None: it broke.
+    /// The connection of its handles. None: it broke.
     fn same_client(&self) -> Option<&Connection> {
         self.client.as_ref().map(|(client, _)| client)
     }
@@ -191,7 +190,7 @@ impl<'a> Actor<'a> {
         Some(handle)
     }
 
-    /// The result of a request, if it was answered well.
+    /// The result of a request that succeeded.
     fn done<T>(&mut self, what: &str, name: &str, result: Result<T, Status>) -> Option<T> {
         match result {
             Ok(value) => Some(value),
@@ -202,7 +201,7 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// A request was not answered well: is there an excuse, and what may have become of it?
+    /// A request failed: without an excuse that is a fault. Returns  its possible outcome
     fn failed(&mut self, what: &str, name: &str, status: Status) -> Outcome {
         let connected = self.client.as_ref().map(|(_, connected)| *connected);
         if status == GONE || status == HANGS {
@@ -236,7 +235,7 @@ impl<'a> Actor<'a> {
         }
     }
 
-    /// Bytes of which no two writes have the same.
+    /// Bytes that differ for each write.
     fn version(&self) -> Content {
         let number = (self.number << 40 | self.step) + 1;
         Content::Version(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
@@ -281,7 +280,7 @@ impl<'a> Actor<'a> {
     fn flush_file(&mut self, model: &FileModel) -> Option<()> {
         let handle = self.handle(&model.name)?;
         let since = self.handles.get(&model.name)?.1;
-        // Before and behind it: it may be told of in between.
+        // Asked before the flush and after it: the disk may begin to fail in between.
         let failed = model.loses_now();
         let begun = Instant::now();
         let flushed = self.client()?.flush(handle);
@@ -297,7 +296,7 @@ impl<'a> Actor<'a> {
         Some(())
     }
 
-    /// Close it now and then; the next request opens it.
+    /// Closes a file now and then; the next request opens it.
     fn close_sometimes(&mut self, name: &str) -> Option<()> {
         if self.random.once_in(30)
             && let Some((handle, _)) = self.handles.remove(name)
@@ -308,7 +307,7 @@ impl<'a> Actor<'a> {
         Some(())
     }
 
-    /// Somewhere in a file that is written over, mostly where others are.
+    /// An offset in a file that is written over, mostly where others write.
     fn place(&mut self, bytes: u64, length: u64) -> u64 {
         let span = if self.random.once_in(3) {
             bytes
@@ -351,7 +350,7 @@ impl<'a> Actor<'a> {
             return self.write(&model, at, length);
         }
         let model = self.stage.file(&own);
-        // A program that writes byte by byte, and one that jumps about.
+        // As a program that writes byte by byte, then as one that jumps about.
         let (at, length) = if (self.step / 500).is_multiple_of(2) {
             self.next = (self.next + 1) % OWN_MAX;
             (self.next, 1)
@@ -365,7 +364,7 @@ impl<'a> Actor<'a> {
         self.close_sometimes(&own)
     }
 
-    /// Ask for the length, which nobody else changes.
+    /// Asks for the length, which no other actor changes.
     fn ask_length(&mut self, model: &FileModel) -> Option<u64> {
         let handle = self.handle(&model.name)?;
         let info = self.client()?.info(handle);
@@ -416,7 +415,7 @@ impl<'a> Actor<'a> {
         let length = self.ask_length(&model)?;
         let end = self.random.below(OWN_MAX / 2);
         match self.random.below(4) {
-            // As copiers do: the length first, then all of it.
+            // As programs that copy do: the length first, then bytes.
             0 => {
                 self.set_length(&model, end)?;
                 let at = self.random.below(end + 1);
@@ -529,13 +528,13 @@ impl<'a> Actor<'a> {
         self.close_sometimes(&model.name)
     }
 
-    /// All of a file that is renamed over.
+    /// Reads all of a file under a name that others are renamed to.
     fn read_whole(&mut self, number: usize) -> Option<()> {
         let model = &self.stage.names[number];
         let begun = Instant::now();
         let mut opened = self.client()?.open_to_read(&model.name);
-        // Samba looks a name up and then opens it: when another file got it between, it says that
-        // there is none (pathref, "dev/ino mismatch").
+        // Samba looks a name up and then opens it: when another file got it between, it answers
+        // that there is none, by the "dev/ino mismatch" of its pathref.
         for _ in 0..MISMATCHES {
             if !matches!(opened, Err(Status(NOT_FOUND))) {
                 break;
@@ -590,7 +589,7 @@ impl<'a> Actor<'a> {
         }
         if self.random.once_in(3) {
             let flushed = self.same_client()?.flush(handle);
-            // A disk that has failed has it later.
+            // A disk that has failed gets the bytes later.
             let _ = self.done("flush", &passing, flushed);
         }
         let ticket = model.begin(version, length);
@@ -604,7 +603,7 @@ impl<'a> Actor<'a> {
         self.done("close", &model.name, closed)
     }
 
-    /// A program on the server. It opens the file each time, so that it gets over a mount that
+    /// Opens a file as a program on the server: each time anew, so that it gets over a mount that
     /// died.
     fn locally(&mut self, name: &str) -> Option<File> {
         let path = self.stage.folder.join(name);
@@ -692,7 +691,7 @@ impl<'a> Actor<'a> {
     }
 }
 
-/// The name that the files of this one get.
+/// The name that the files of this actor get.
 pub fn renamed(number: u64) -> String {
     format!("renamed-{number}.mov")
 }

@@ -1,30 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The torture: clients of every kind write, read and rename while programs are killed and disks
-//! fail, hang and fill, round after round, for as long as one likes; and a model says of each byte
-//! what who reads it may see.
+//! fail, hang and fill, round after round, for as long as one likes; and a model has the values of
+//! each byte that a reader may see.
 //!
-//! A seed and the number of a round decide what the program decides: the stand (a plain share on a
-//! disk that obeys, or a pool, each built for this round), who is there ([`actors`]), what is done
-//! to them when ([`troubles`]), and how it ends. The order of things done at once is the machine's.
-//! A round is played again by its number alone.
+//! A seed and the number of a round decide all that the program can decide: the stand, which is a
+//! plain share on a disk that obeys, or a pool, each built for this round; the [`actors`]; the
+//! [`troubles`] and their instants; and the end. The machine decides the order of things done at
+//! once. A round is played again by its number alone.
 //!
 //! The promises, as the [`model`] has them:
-//! - what was acknowledged is seen by each who reads later, and stays through kills of any of our
+//! - each later reader sees an acknowledged change, which stays through kills of any of our
 //!   programs and of smbd;
-//! - requests of several clients at once have no order; what was refused, or never answered, may be
-//!   there or not;
-//! - what a flush covers stays also through a disk that failed meanwhile; so does all else, unless
-//!   a client wrote past a daemon that was away;
-//! - nobody gets an error without a reason: its smbd was killed, a disk has failed, disks are full,
-//!   the mount has died;
+//! - requests of several clients at once have no order; a change that was refused, or never
+//!   answered, may be there or not;
+//! - a change that a flush covers stays also through a disk that failed meanwhile; so do all
+//!   others, unless a client wrote past a daemon that was away;
+//! - no client gets an error without a reason: its smbd was killed, a disk has failed, disks are
+//!   full, the mount has died;
 //! - a name that files are renamed to has one of them, whole;
 //! - programs on the server and clients see each other's bytes within [`LAG`] on a plain share, at
 //!   once on a pool;
 //! - in the end everything is on the disks, nothing is left in a lane, `rushes recover` says so,
 //!   and fsck of a pool finds nothing.
 //!
-//! After a round all files are read over SMB and once more from the disk (of a pool: from a mount
-//! without a daemon).
+//! After a round the program reads all files over SMB, and once more from the disk, or of a pool
+//! from a mount without a daemon.
 
 pub mod actors;
 pub mod model;
@@ -51,39 +51,39 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use troubles::{Possible, Trouble, Troublemaker};
 
-/// Clients see what programs on the server did to a plain share by then; a second is promised where
-/// no client writes, three elsewhere.
+/// Clients see changes by programs on the server to a plain share within this time; a second is
+/// promised where no client writes, three elsewhere.
 pub const LAG: Duration = Duration::from_secs(5);
-/// A connection is hit by a kill that was told of so long before it was made, at most.
+/// A kill may break a connection that was made up to so long after the kill was noted.
 const JUST_BEFORE: Duration = Duration::from_secs(2);
-/// Disks that are sound again take everything by then.
+/// Disks that are sound again take everything within this time.
 const FLUSHED_BY: Duration = Duration::from_secs(60);
-/// Of one round, so many faults are told.
+/// Faults of one round that are printed, at most.
 const TOLD_MAX: usize = 6;
 
 /// The plan of a torture.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The draws that follow from it are always the same.
+    /// All draws follow from it.
     pub seed: u64,
-    /// No round begins later.
+    /// No round begins after this time.
     pub time: Duration,
     /// Only stands of this kind.
     pub stand: Option<Kind>,
     /// Only this round.
     pub only: Option<u64>,
-    /// Each round lasts so long; None: as its seed says.
+    /// The length of each round; None: drawn from the seed.
     pub round: Option<Duration>,
-    /// The roles of the actors, in turn; empty: as its seed says.
+    /// The roles of the actors, in turn; empty: drawn from the seed.
     pub roles: Vec<Role>,
-    /// The kinds of its troubles, each as likely ([`troubles::KINDS`]); empty: as its seed says.
+    /// The kinds of its troubles, of [`troubles::KINDS`], each as likely; empty: drawn by the seed.
     pub troubles: Vec<String>,
-    /// A byte of a file is changed on its disk behind everybody's back, at the end of each round:
-    /// the model must find that.
+    /// At the end of each round a byte of a file changes on its disk, past every program: the model
+    /// must find that.
     pub flips: bool,
 }
 
-/// The ground that clients write to.
+/// The kind of folder that clients write to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A share with our module.
@@ -97,13 +97,13 @@ pub enum Kind {
 pub struct Report {
     /// Rounds.
     pub rounds: u64,
-    /// Requests of all clients that were answered well.
+    /// Requests of all clients that succeeded.
     pub steps: u64,
     /// The faults.
     pub faults: Vec<String>,
 }
 
-/// Do it. None: the machine lacks something, which was said.
+/// Runs the torture. None: the machine lacks something, which was printed.
 pub fn run(plan: &Plan) -> Option<Report> {
     let begun = Instant::now();
     let mut report = Report::default();
@@ -144,9 +144,9 @@ struct Draw {
     roles: Vec<Role>,
     troubles: Vec<(Duration, Trouble)>,
     time: Duration,
-    /// How it ends.
+    /// The way in which it ends.
     way: u64,
-    /// Everything is flushed before.
+    /// Whether all files are flushed before.
     is_flushed: bool,
 }
 
@@ -232,7 +232,7 @@ impl Draw {
         }
     }
 
-    /// In half a line.
+    /// The draw in half a line.
     fn told(&self) -> String {
         let mut words = BTreeMap::<String, u64>::new();
         for role in &self.roles {
@@ -258,7 +258,7 @@ impl Draw {
     }
 }
 
-/// The actors of a round. Somebody always writes over others, and somebody reads.
+/// The roles of a round. Two actors always write over each other, and one reads.
 fn roles(random: &mut Random, possible: Possible) -> Vec<Role> {
     let is_drawn = |role: &Role| match role {
         Role::Read => false,
@@ -272,11 +272,11 @@ fn roles(random: &mut Random, possible: Possible) -> Vec<Role> {
     all
 }
 
-/// The state that all of one round share.
+/// The state that all actors of one round share.
 pub struct Stage {
-    /// Of the torture.
+    /// The seed of the torture.
     pub seed: u64,
-    /// Its number.
+    /// The number of the round.
     pub round: u64,
     /// The folder that clients write to, as programs on the server see it.
     pub folder: PathBuf,
@@ -287,7 +287,7 @@ pub struct Stage {
     port: AtomicU16,
     done: AtomicBool,
     steps: AtomicU64,
-    /// Requests that failed for a reason, but for those whose connection broke.
+    /// Requests that failed with an excuse, without those whose connection broke.
     refused: AtomicU64,
     begun: Instant,
     excuses: Mutex<Excuses>,
@@ -295,13 +295,13 @@ pub struct Stage {
     faults: Mutex<Vec<String>>,
     /// A process that served a mount was killed.
     mount_died: AtomicBool,
-    /// Bytes that go past the daemon may be lost with a disk.
+    /// The daemon is away at times: bytes that go past it may be lost with a disk.
     daemon_goes: bool,
     /// The logs of daemon and smbd.
     logs: Mutex<[String; 2]>,
 }
 
-/// Why a request may fail.
+/// Reasons for which a request may fail.
 #[derive(Clone, Copy, Debug, Default)]
 struct Excuses {
     /// When an smbd, or all of them, was killed last.
@@ -316,22 +316,22 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Stage {
-    /// Clients are to go on.
+    /// Whether clients go on.
     pub fn goes_on(&self) -> bool {
         !self.done.load(Ordering::Relaxed)
     }
 
-    /// Something was done.
+    /// Counts a request that succeeded.
     pub fn step(&self) {
         self.steps.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Where smbd is.
+    /// The port of smbd.
     pub fn port(&self) -> u16 {
         self.port.load(Ordering::Relaxed)
     }
 
-    /// It is elsewhere now.
+    /// Sets the port of another smbd.
     pub fn come_to(&self, port: u16) {
         self.port.store(port, Ordering::Relaxed);
     }
@@ -342,31 +342,31 @@ impl Stage {
         Arc::clone(found.expect("it was made"))
     }
 
-    /// One of them.
+    /// The model of some file.
     pub fn any_file(&self, random: &mut Random) -> Arc<FileModel> {
         let number = random.below(self.files.len() as u64);
         Arc::clone(&self.files[number as usize])
     }
 
-    /// One of the names that files are renamed to.
+    /// Some name that files are renamed to.
     pub fn any_name(&self, random: &mut Random) -> Option<usize> {
         let count = self.names.len() as u64;
         (count > 0).then(|| random.below(count) as usize)
     }
 
-    /// Something is done to the server.
+    /// Adds a trouble to the story of the round.
     pub fn tell(&self, what: &str) {
         let at = self.begun.elapsed().as_secs_f64();
         lock(&self.story).push(format!("{at:.3} {what}"));
     }
 
-    /// Something is wrong.
+    /// Adds a fault.
     pub fn fault(&self, what: &str) {
         let at = self.begun.elapsed().as_secs_f64();
         lock(&self.faults).push(format!("{at:.3} {what}"));
     }
 
-    /// Connections break.
+    /// Connections break now.
     pub fn excuse_connections(&self) {
         lock(&self.excuses).connections = Some(Instant::now());
     }
@@ -393,13 +393,13 @@ impl Stage {
         lock(&self.excuses).mount = true;
     }
 
-    /// Disks fail, or are full.
+    /// Whether disks fail, or are full.
     pub fn disk_is_excused(&self) -> bool {
         let excuses = lock(&self.excuses);
         excuses.disk || excuses.full
     }
 
-    /// Nobody is excused by disks any more.
+    /// Disks are no excuse any more.
     pub fn disks_are_over(&self) {
         let mut excuses = lock(&self.excuses);
         (excuses.disk, excuses.full) = (false, false);
@@ -412,7 +412,8 @@ impl Stage {
         }
     }
 
-    /// Why a status may not be; None: it has an excuse. `connected`: when its client came.
+    /// Why a request may not fail with this status; None: it has an excuse. `connected`: when its
+    /// client connected.
     pub fn wrong(&self, status: Status, connected: Option<Instant>) -> Option<&'static str> {
         let excuses = *lock(&self.excuses);
         match status {
@@ -433,7 +434,7 @@ impl Stage {
         None
     }
 
-    /// Whether a program on the server may hear of this.
+    /// Whether a program on the server may get this error.
     pub fn excuses_local(&self, error: &std::io::Error) -> bool {
         let excuses = *lock(&self.excuses);
         let is_full = error.kind() == std::io::ErrorKind::StorageFull && excuses.full;
@@ -443,7 +444,7 @@ impl Stage {
     }
 }
 
-/// Ends all others, whatever happens.
+/// Ends all actors when it is dropped, also by a panic.
 struct Finally<'a>(&'a Stage);
 
 impl Drop for Finally<'_> {
@@ -454,18 +455,18 @@ impl Drop for Finally<'_> {
 
 /// The result of one round.
 struct Played {
-    /// Requests that were answered well.
+    /// Requests that succeeded.
     steps: u64,
-    /// Those that were not, for a reason.
+    /// Those that failed with an excuse.
     refused: u64,
     faults: Vec<String>,
 }
 
-/// One round. None: the machine lacks something.
+/// Plays one round. None: the machine lacks something.
 fn play(plan: &Plan, draw: &Draw) -> Option<Played> {
     let mut stand = draw.build()?;
     let stage = set_up(plan, draw, &mut stand);
-    // A round that ends in a panic is a fault as any other, and the stand is put away.
+    // A panic of a round is a fault as any other, and ends the stand in order.
     let played = catch_unwind(AssertUnwindSafe(|| play_on(plan, draw, &stage, stand)));
     if let Err(panic) = played {
         let text = panic.downcast_ref::<String>().cloned();
@@ -501,12 +502,12 @@ fn play(plan: &Plan, draw: &Draw) -> Option<Played> {
     })
 }
 
-/// How the daemon says that it tells a client of an error that may be no disk's: a limit that
-/// docs/decisions/0036 names.
+/// The daemon's words when it returns an error to a client that may not come from a disk: a limit
+/// that docs/decisions/0036 names.
 const TOLD_OF_OTHERS: &str = "a flush fails with an error that may not come from a disk";
 
-/// A flush of a file was refused for no reason of ours, and the daemon said that of the same file.
-/// It says so once a minute of a file: a line may be about several flushes.
+/// A flush of a file was refused without an excuse, and the daemon's log has those words of the
+/// same file. It logs them once a minute for a file: a line may be about several flushes.
 fn is_told_of_others(fault: &str, told: &[&str]) -> bool {
     refused_flush(fault).is_some_and(|name| {
         let name = format!("{name:?}");
@@ -514,10 +515,10 @@ fn is_told_of_others(fault: &str, told: &[&str]) -> bool {
     })
 }
 
-/// The kernel itself said of that file that it could not take a page out of its cache behind a
-/// write past it: it tells that as an error of the disk to each descriptor of the file, also where
-/// `rushes recover` wrote, and a client flushes its own writes while no daemon is there. It says so
-/// of ten files a day.
+/// The kernel's log says of that file that the kernel could not drop a page of its cache behind a
+/// write past it: it returns that as an error of the disk to each descriptor of the file, also
+/// where `rushes recover` wrote, and a client flushes its own writes while no daemon is there. It
+/// logs ten files a day.
 fn is_collision(fault: &str, stage: &Stage, kernel: &str) -> bool {
     refused_flush(fault).is_some_and(|name| {
         let file = format!("File: {} PID", stage.folder.join(name).display());
@@ -672,7 +673,8 @@ fn play_on(plan: &Plan, draw: &Draw, stage: &Stage, mut stand: Stand) {
             if plan.flips {
                 flip(world.path(SHARED));
             }
-            // The kernel tells once of what a disk did not take, if it has told nobody yet.
+            // The kernel returns the error of a failed write-back once: this sync takes it, if no
+            // other has.
             let _ = Command::new("sync")
                 .arg("-f")
                 .arg(world.disk.path())
@@ -701,8 +703,8 @@ fn play_on(plan: &Plan, draw: &Draw, stage: &Stage, mut stand: Stand) {
     }
 }
 
-/// Nothing in the pool does not fit, but for what a mount that was killed was about to remove or
-/// name, which is mended.
+/// fsck finds nothing in the pool but objects that a killed mount was about to remove or name, and
+/// mends these.
 fn look_through(stage: &Stage, world: &mut PoolWorld) {
     let (report, code) = world.json(&["fsck"], &[]);
     if code == Some(0) {
@@ -733,7 +735,7 @@ fn look_through(stage: &Stage, world: &mut PoolWorld) {
     }
 }
 
-/// The contents of the object of a finding, for a person who wants to know how it came about.
+/// The contents of the object of a finding, for a person that looks for its cause.
 fn look_at(world: &PoolWorld, finding: &serde_json::Value) -> String {
     let (Some(member), Some(object)) = (finding["member"].as_u64(), finding["object"].as_str())
     else {
@@ -747,7 +749,7 @@ fn look_at(world: &PoolWorld, finding: &serde_json::Value) -> String {
     format!("{}: {parts}", path.display())
 }
 
-/// Where an object has data, and how many bytes of it are not zero.
+/// Ranges in which an object has data, each with the count of its bytes that are not zero.
 fn data_of(object: &File) -> std::io::Result<Vec<String>> {
     let length = object.metadata()?.len();
     let mut parts = Vec::new();
@@ -763,7 +765,7 @@ fn data_of(object: &File) -> std::io::Result<Vec<String>> {
     Ok(parts)
 }
 
-/// All disks are sound: each flush is answered well, if not at once.
+/// Flushes all files. All disks are sound: each flush succeeds, if not at once.
 fn flush_all(stage: &Stage) {
     let end = Instant::now() + FLUSHED_BY;
     let Ok(client) = Connection::connect_mortal(stage.port(), SHARE) else {
@@ -788,7 +790,8 @@ fn flush_all(stage: &Stage) {
     }
 }
 
-/// All is over: a reader that still gets something else is a fault.
+/// Reads all files after the end of all requests: each byte that the model does not have is a
+/// fault.
 fn read_all(stage: &Stage, how: &str, read: impl Fn(&str) -> Result<Option<Vec<u8>>, String>) {
     for model in &stage.files {
         let wrong = match read(&model.name) {
@@ -842,7 +845,7 @@ fn local(path: PathBuf) -> Result<Option<Vec<u8>>, String> {
     }
 }
 
-/// All that was said, for a person who looks into a fault that does not come again.
+/// Keeps all logs, for a person that looks into a fault that does not come again.
 fn keep_logs(stage: &Stage) {
     let name = format!("torture-seed-{}-round-{}", stage.seed, stage.round);
     let folder = needs::build_folder().join(name);
@@ -857,10 +860,10 @@ fn keep_logs(stage: &Stage) {
     }
 }
 
-/// Nobody has ended in a way that is a fault by itself.
+/// Takes the logs. A panic in them is a fault by itself.
 fn logs(stage: &Stage, daemon: &str, smbd: &str) {
     *lock(&stage.logs) = [daemon.to_owned(), smbd.to_owned()];
-    // Samba itself does not stand a share whose folder dies: vfs_default.c asserts that it can go
+    // Samba itself panics if the folder of a share dies: vfs_default.c asserts that it can go
     // there.
     let smbd = if lock(&stage.excuses).mount { "" } else { smbd };
     for (whose, log, word) in [

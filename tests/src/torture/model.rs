@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The values that each byte of a file may have for a reader: the model of the torture.
 //!
-//! A request that changes bytes is a [`Change`] from when it is sent until it is answered. A reader
-//! of a byte may see any change of it that was not over before another one of it began that was
-//! acknowledged before the reader began to read: clients that write at once have no order. A change
-//! that was refused, or whose connection broke, may be there or not, and was over when its client
-//! saw that. An acknowledged change stays, whichever process is killed.
+//! A request that changes bytes is a [`Change`] from its sending to its answer. Clients that write
+//! at once have no order: only changes of a byte that were over before another one began are hidden
+//! by that one, and only from a reader that begins after its acknowledgement. The reader may see
+//! all others. A change that was refused, or whose connection broke, may be there or not, and was
+//! over when its client saw that. An acknowledged change stays, whichever process is killed.
 //!
-//! It does not know requests, clients or servers.
+//! The model does not know requests, clients or servers.
 
 use crate::pattern;
 use std::collections::HashMap;
@@ -17,26 +17,26 @@ use std::time::{Duration, Instant};
 
 /// Longest file. Units: bytes.
 pub const LENGTH_MAX: u64 = 4 << 20;
-/// Changes are found by the page.
+/// The index of changes goes by pages of this size. Units: bytes.
 const PAGE: u64 = 4096;
-/// So many changes of one page are looked through without asking whether all of them still matter.
+/// With fewer changes of a page, none are dropped from the index.
 const CHANGES_OF_A_PAGE: usize = 48;
-/// Wrong places that one look names.
+/// Wrong places that one error names, at most.
 const NAMED_MAX: usize = 3;
 
 /// The bytes that a change makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Bytes that tell this number, wherever they lie.
+    /// The eight bytes of this number, again and again.
     Version(u64),
     /// Zeros.
     Zero,
-    /// Those of the pattern of this seed, so much further on than they lie (modulo 2^64).
+    /// Bytes of the pattern of this seed, from their own offset plus this one, modulo 2^64.
     Pattern(u64, u64),
 }
 
 impl Content {
-    /// Byte by byte. Units: bytes.
+    /// The bytes of a range. Units: bytes.
     pub fn bytes(self, start: u64, end: u64) -> Vec<u8> {
         match self {
             Content::Version(version) => (start..end).map(|at| byte_of(version, at)).collect(),
@@ -56,11 +56,11 @@ pub fn byte_of(version: u64, at: u64) -> u8 {
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Its client was told that it is done.
+    /// Its client got an acknowledgement.
     Acknowledged,
-    /// It was refused, or nobody answered: done or not done.
+    /// It was refused, or not answered: done or not done.
     Unknown,
-    /// Nobody answered, and it may still be under way.
+    /// It was not answered, and may still be under way.
     Endless,
 }
 
@@ -100,7 +100,7 @@ pub struct Ticket(usize);
 #[must_use]
 pub struct Look(u64);
 
-/// Since when it is, and between which lengths the file was since then.
+/// The instant at which a read began, and the bounds of the file's length since then.
 #[derive(Clone, Copy, Debug)]
 struct Looking {
     begun: Instant,
@@ -113,16 +113,16 @@ struct State {
     base: Vec<u8>,
     changes: Vec<Change>,
     pages: HashMap<u64, Vec<usize>>,
-    /// Between these its length lies.
+    /// Bounds of its length.
     length_min: u64,
     length_max: u64,
     looks: HashMap<u64, Looking>,
     look_count: u64,
-    /// A reader may be so much behind.
+    /// A reader may be behind by this time.
     lag: Duration,
-    /// A disk may lose what nobody flushed.
+    /// A disk may lose bytes that were not flushed.
     loses: bool,
-    /// And does so now.
+    /// And may do so now.
     fails: bool,
 }
 
@@ -135,7 +135,7 @@ pub struct FileModel {
 }
 
 impl FileModel {
-    /// With these bytes, which everybody sees as they are.
+    /// A file with these bytes, which every reader sees.
     pub fn new(name: &str, base: Vec<u8>) -> FileModel {
         let length = base.len() as u64;
         FileModel {
@@ -149,24 +149,24 @@ impl FileModel {
         }
     }
 
-    /// A reader of it may be so much behind.
+    /// A reader of it may be behind by this time.
     pub fn behind(self, lag: Duration) -> FileModel {
         self.state().lag = lag;
         self
     }
 
-    /// A disk may lose what nobody flushed: [`FileModel::lose_what_is_not_durable`].
+    /// A disk may lose bytes that were not flushed: [`FileModel::lose_what_is_not_durable`].
     pub fn losing(self) -> FileModel {
         self.state().loses = true;
         self
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // A client that fails holding it has changed nothing by halves.
+        // A client that panics with the lock leaves no half a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A request is sent that changes these bytes, and makes the file so long if it is shorter.
+    /// A client sends a request that changes these bytes, and makes a shorter file end at `end`.
     pub fn begin(&self, who: &str, start: u64, end: u64, content: Content) -> Ticket {
         let mut state = self.state();
         let (least, most) = (state.length_min, state.length_max.max(end));
@@ -174,7 +174,7 @@ impl FileModel {
         state.enter(who, start, end, content)
     }
 
-    /// The same of bytes within the file: its length stays.
+    /// The same for bytes within the file: its length stays.
     pub fn begin_within(&self, who: &str, start: u64, end: u64, content: Content) -> Ticket {
         self.state().enter(who, start, end, content)
     }
@@ -192,7 +192,8 @@ impl FileModel {
         }
     }
 
-    /// A request is sent that sets its length. Nobody else changes the file meanwhile.
+    /// A client sends a request that sets the file's length. No other one changes the file
+    /// meanwhile.
     pub fn begin_length(&self, who: &str, length: u64) -> Ticket {
         let mut state = self.state();
         let (least, most) = (state.length_min.min(length), state.length_max.max(length));
@@ -208,7 +209,7 @@ impl FileModel {
         }
     }
 
-    /// A flush that was begun then was answered well.
+    /// A flush that began then has succeeded.
     pub fn flushed(&self, begun: Instant) {
         let mut state = self.state();
         let safe = |change: &&mut Change| change.over.is_some_and(|over| over < begun);
@@ -216,11 +217,11 @@ impl FileModel {
         changes.for_each(|change| change.is_durable = true);
     }
 
-    /// The same, of one that its disk loses now. Of what went past the daemon a failing disk tells
-    /// each descriptor by which it was written once: what others wrote may be lost, and they hear
-    /// of it.
+    /// The same for a file of which the disk loses bytes now. For bytes that went past the daemon,
+    /// each descriptor that wrote some gets the error of a failing disk once: bytes of others may
+    /// be lost, and these get the error.
     ///
-    /// `who`    asked for it
+    /// `who`    the client that flushed
     /// `since`  it has its handle since then
     pub fn flushed_by(&self, begun: Instant, who: &str, since: Instant) {
         let mut state = self.state();
@@ -232,8 +233,8 @@ impl FileModel {
         changes.for_each(|change| change.is_durable = true);
     }
 
-    /// A flush of a file whose disk fails was refused: what went past the daemon by the same handle
-    /// may be lost, and its client was told.
+    /// A flush of a file whose disk fails was refused: bytes that went past the daemon by the same
+    /// handle may be lost, and their client got the error.
     pub fn flush_was_refused(&self, who: &str, since: Instant) {
         let mut state = self.state();
         if !state.loses {
@@ -244,18 +245,20 @@ impl FileModel {
         lost.for_each(|change| (change.is_acknowledged, change.is_lost) = (false, true));
     }
 
-    /// From now on a disk fails: what went past the daemon and nobody flushed may be read or not.
+    /// From now on a disk fails: a reader may see bytes that went past the daemon and were not
+    /// flushed, or not.
     pub fn disk_fails(&self) {
         let mut state = self.state();
         state.fails = state.loses;
     }
 
-    /// Bytes that nobody flushed may be lost just now.
+    /// Whether bytes that were not flushed may be lost just now.
     pub fn loses_now(&self) -> bool {
         self.state().fails
     }
 
-    /// It does not any more, and some went past the daemon: what nobody flushed may be lost.
+    /// The disk is sound again, and some bytes went past the daemon: those that were not flushed
+    /// may be lost.
     pub fn lose_what_is_not_durable(&self) {
         let mut state = self.state();
         state.fails = false;
@@ -263,7 +266,7 @@ impl FileModel {
         lost.for_each(|change| (change.is_acknowledged, change.is_lost) = (false, true));
     }
 
-    /// A read is sent.
+    /// A client sends a read.
     pub fn look(&self) -> Look {
         let mut state = self.state();
         let number = state.look_count;
@@ -282,16 +285,16 @@ impl FileModel {
         self.state().looks.remove(&look.0);
     }
 
-    /// The read has found these bytes there, of so many that were asked for.
+    /// The read has returned these bytes of that place, of `asked` requested ones.
     ///
-    /// Errors   what is wrong
+    /// Errors   a length, or places, that the model does not have
     pub fn found(&self, look: Look, at: u64, asked: usize, bytes: &[u8]) -> Result<(), String> {
         let mut state = self.state();
         let looking = state.looks.remove(&look.0).expect("it is under way");
         let end = at + bytes.len() as u64;
         let least = looking.length_min.min(at + asked as u64);
         let is_too_long = end > looking.length_max && !bytes.is_empty();
-        // A reader that may be behind may be behind in lengths, too.
+        // A reader that may be behind may also have an old length.
         if state.lag.is_zero() && (end < least || is_too_long) {
             return Err(format!(
                 "{}: {} bytes of {asked} at {at}; its length is between {} and {}",
@@ -304,13 +307,13 @@ impl FileModel {
         state.check(&self.name, at, bytes, looking.begun, state.lag)
     }
 
-    /// Between these its length lies. Units: bytes.
+    /// Bounds of its length. Units: bytes.
     pub fn length(&self) -> (u64, u64) {
         let state = self.state();
         (state.length_min, state.length_max)
     }
 
-    /// Its only writer was told that it is so long.
+    /// The server told its only writer this length.
     ///
     /// Errors   it cannot be
     pub fn is_long(&self, length: u64) -> Result<(), String> {
@@ -326,9 +329,9 @@ impl FileModel {
         Ok(())
     }
 
-    /// Somebody has looked at all of it, when all requests were over.
+    /// A reader has read all of it, after the end of all requests.
     ///
-    /// Errors   what is wrong
+    /// Errors   a length, or places, that the model does not have
     pub fn is_whole(&self, bytes: &[u8]) -> Result<(), String> {
         let state = self.state();
         let may_be = state.length_min..=state.length_max;
@@ -342,14 +345,14 @@ impl FileModel {
         state.check(&self.name, 0, bytes, Instant::now(), Duration::ZERO)
     }
 
-    /// Requests so far.
+    /// Count of changes so far.
     pub fn change_count(&self) -> usize {
         self.state().changes.len()
     }
 }
 
 impl State {
-    /// From now on its length is between these.
+    /// From now on its length is within these bounds.
     fn is_between(&mut self, least: u64, most: u64) {
         (self.length_min, self.length_max) = (least, most);
         for look in self.looks.values_mut() {
@@ -378,7 +381,7 @@ impl State {
         Ticket(number)
     }
 
-    /// Leave out changes that nobody may see any more.
+    /// Drops changes of a page that no reader may see any more.
     fn prune(&mut self, page: u64) {
         let all = &self.pages[&page];
         if all.len() < CHANGES_OF_A_PAGE || !all.len().is_multiple_of(8) {
@@ -411,7 +414,7 @@ impl State {
         self.pages.insert(page, left);
     }
 
-    /// Bytes that were read by somebody who began to read then.
+    /// Checks bytes of a read that began then.
     fn check(
         &self,
         name: &str,
@@ -463,7 +466,7 @@ impl State {
         Err(format!("{name}: {wrong} places are wrong:\n{said}"))
     }
 
-    /// The values that may be seen there; None: the byte that the file had before all changes.
+    /// The changes whose byte a reader may see there; None: the byte before all changes.
     fn allowed<'a>(
         &self,
         of: &[&'a Change],
@@ -549,7 +552,7 @@ fn told(change: &Change) -> String {
     )
 }
 
-/// A name that files are renamed to, one over the other: a client that opens it has one of them,
+/// A name that files are renamed to, one over the other: a client that opens it gets one of them,
 /// whole.
 #[derive(Debug)]
 pub struct NameModel {
@@ -569,7 +572,7 @@ struct Take {
 }
 
 impl NameModel {
-    /// Nothing has the name.
+    /// A name that no file has yet.
     pub fn new(name: &str) -> NameModel {
         NameModel {
             name: name.to_owned(),
@@ -594,16 +597,16 @@ impl NameModel {
         Ticket(takes.len() - 1)
     }
 
-    /// It has it, or nobody knows.
+    /// The rename is over, with this outcome.
     pub fn end(&self, ticket: Ticket, outcome: Outcome) {
         let take = &mut self.takes()[ticket.0];
         take.is_acknowledged = outcome == Outcome::Acknowledged;
         take.over = (outcome != Outcome::Endless).then(Instant::now);
     }
 
-    /// Somebody who began to open it then has found this; None: nothing of that name.
+    /// An open that began then got a file with these bytes; None: no file of that name.
     ///
-    /// Errors   what is wrong
+    /// Errors   bytes of no file that may have the name
     pub fn found(&self, begun: Instant, bytes: Option<&[u8]>) -> Result<(), String> {
         let takes = self.takes();
         let certain = takes

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Troubles of the server while clients work: programs that are killed, disks that fail, hang and
-//! fill; and how all of it is over.
+//! fill; and the end of all troubles.
 
 use super::Stage;
 use super::actors::{SHARED, SHARED_BYTES};
@@ -12,24 +12,24 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Of the disk that fails at once. Units: bytes.
+/// Length of the range of a disk that fails at once. Units: bytes.
 const FAILS_BYTES: u64 = 65_536;
-/// So many processes in a row that serve a mount may die as soon as they do: half of what its
-/// keeper stands.
+/// So many serving processes of a mount in a row may die as soon as they serve: half of the number
+/// at which its keeper gives up.
 const HASTY_MAX: u32 = 5;
 
-/// And then one lives for longer than its keeper calls quick.
+/// Then one lives for longer than the time below which its keeper calls a death quick.
 const LET_LIVE: Duration = Duration::from_millis(500);
 
-/// A process that has everything to write writes it by then, on a busy machine.
+/// A process writes all that it has within this time, on a busy machine.
 const BY_THEN: Duration = Duration::from_secs(90);
 
-/// One of them.
+/// A trouble.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// SIGKILL to the daemon; so long later it is started again. Units: milliseconds.
+    /// SIGKILL to the daemon, and after this time another start. Units: milliseconds.
     Daemon(u64),
-    /// The same, and `rushes recover` between, which is killed after so long and started again.
+    /// The same, and `rushes recover` between, after the first time killed and started again.
     Recover(Option<u64>, u64),
     /// SIGTERM to the daemon.
     Stop(u64),
@@ -39,14 +39,14 @@ pub enum Trouble {
     Smbd,
     /// SIGKILL to the process that serves a mount that has a keeper.
     Serving,
-    /// SIGKILL to a mount's keeper, with which the process that serves it ends, or to the one
-    /// process that it has; then it is mounted anew, and its smbd is another one.
+    /// SIGKILL to a mount's keeper, with which its serving process ends, or to the only process of
+    /// the mount; then a new mount and another smbd.
     Mount,
     /// A part of a file cannot be written.
     Fail,
-    /// The disk gives no answer for so long. Units: milliseconds.
+    /// The disk does not answer for this time. Units: milliseconds.
     Stall(u64),
-    /// Something fills all disks.
+    /// All disks are filled.
     Fill,
     /// Disks are sound again.
     Clear,
@@ -57,7 +57,7 @@ pub enum Trouble {
 /// The troubles that a stand can have.
 #[derive(Clone, Copy, Debug)]
 pub struct Possible {
-    /// Its disk does what it is told.
+    /// Its disk obeys the test.
     pub disk_obeys: bool,
     /// It is a pool.
     pub is_pool: bool,
@@ -72,7 +72,7 @@ pub const KINDS: [&str; 10] = [
 
 /// Troubles of one round, each with its instant.
 ///
-/// `wanted`   of these kinds ([`KINDS`]) as far as they are possible; empty: of some
+/// `wanted`   kinds of [`KINDS`], as far as they are possible; empty: some are drawn
 pub fn draw(
     random: &mut Random,
     possible: Possible,
@@ -91,7 +91,7 @@ pub fn draw(
     if possible.is_pool {
         kinds.push("mount");
     }
-    // Rare meetings are found by leaving the rest out.
+    // With few kinds at a time, rare combinations come up.
     let count = 1 + random.below(4);
     let mut some: Vec<&str> = (0..count).map(|_| random.one_of(&kinds)).collect();
     if !wanted.is_empty() {
@@ -128,7 +128,7 @@ pub fn draw(
                 all.push((at + lasts, Trouble::Clear));
                 Trouble::Stall(lasts.as_millis() as u64)
             }
-            // Once at a time.
+            // Disks are filled once at a time.
             _ if at <= is_full_until => Trouble::Smbd,
             _ => {
                 is_full_until = at + lasts;
@@ -154,23 +154,22 @@ pub fn daemon_goes(all: &[(Duration, Trouble)]) -> bool {
     })
 }
 
-/// The actor that makes them.
+/// The actor that makes the troubles.
 pub struct Troublemaker<'a> {
-    /// To which stand.
+    /// The stand that gets them.
     pub stand: &'a mut Stand,
-    /// Beside whom.
+    /// The stage of the round's clients.
     pub stage: &'a Stage,
-    /// Those that serve clients.
+    /// The processes that serve clients.
     pub servants: Servants,
     /// The draws that decide the troubles.
     pub random: Random,
-    /// Processes that served and were killed, one after the other, none of which was let live for
-    /// long.
+    /// Count of serving processes that were killed since the last one that could live for a while.
     pub hasty_count: u32,
 }
 
 impl Troublemaker<'_> {
-    /// Each at its instant, or as soon as the one before is over.
+    /// Makes each trouble at its instant, or as soon as the one before is over.
     pub fn make(&mut self, all: &[(Duration, Trouble)], time: Duration) {
         let begun = Instant::now();
         for (at, trouble) in all {
@@ -220,12 +219,12 @@ impl Troublemaker<'_> {
             Trouble::Serving => {
                 self.stage.excuse_left_over();
                 if let Stand::Pool(_, _, world) = &self.stand {
-                    // Ten in a row that die as soon as they serve are taken for a program that
-                    // cannot, and the keeper gives up.
+                    // The keeper gives up after ten in a row that die as soon as they serve: it
+                    // takes the program for one that cannot.
                     self.hasty_count += 1;
                     let is_let_live = self.hasty_count == HASTY_MAX;
                     if is_let_live || self.random.once_in(2) {
-                        // A name that the kernel does not know yet: it has to be asked.
+                        // A name that the kernel does not know yet: the process has to answer.
                         let name = format!("is-{}-there", self.random.below(u64::MAX));
                         let _ = fs::metadata(world.path(&name));
                     }
@@ -296,7 +295,7 @@ impl Troublemaker<'_> {
         if let Stand::Pool(smbd, _, world) = &mut *self.stand {
             world.kill();
             world.start();
-            // It has the dead one mounted, in a name space of its own.
+            // This smbd has the dead mount, in a name space of its own.
             smbd.end();
             *smbd = smbd_of(world);
             self.stage.come_to(smbd.port());
@@ -313,12 +312,12 @@ impl Troublemaker<'_> {
         child.wait().expect("it is our child");
     }
 
-    /// `rushes recover` while nobody serves. Whether nothing is left.
+    /// Runs `rushes recover` while no daemon serves. Returns  whether nothing is left
     fn recover(&mut self) -> bool {
         let output = self.stand.recover(&[]).output().expect("rushes starts");
         match output.status.code() {
             Some(0) => true,
-            // Its disk fails or is full; or a door has started another one.
+            // Its disk fails or is full; or a door has started another recovery.
             Some(1) if self.stage.disk_is_excused() => false,
             Some(2) => false,
             _ => {
@@ -343,7 +342,7 @@ impl Troublemaker<'_> {
         }
     }
 
-    /// Everything is on its disks, in one of three ways: by another program, by the daemon that
+    /// Brings everything to its disks in one of three ways: by another program, by the daemon that
     /// ends, or by the daemon that goes on.
     pub fn settle(&mut self, way: u64) {
         match way {
@@ -406,7 +405,7 @@ impl Troublemaker<'_> {
 /// Most files that fill a disk.
 const FILLERS: usize = 30;
 
-/// To the last block, nearly.
+/// Fills a file system, nearly to the last block.
 fn fill(folder: &Path) {
     for turn in 0..FILLERS {
         let Ok(found) = rustix::fs::statvfs(folder) else {
@@ -416,7 +415,7 @@ fn fill(folder: &Path) {
         if room < 1 << 16 {
             return;
         }
-        // Nobody gives the very last blocks in one piece.
+        // A file system does not give its very last blocks to one request.
         let part = if turn < 3 { room } else { room / 2 };
         let _ = Command::new("fallocate")
             .arg("-l")
