@@ -27,7 +27,7 @@ struct Late {
 }
 
 impl Late {
-    /// The daemon finds an empty folder where the disk is to be mounted.
+    /// The daemon finds an empty folder at the later place of the disk.
     fn build() -> Option<Late> {
         let wanted = [
             Need::Root,
@@ -67,7 +67,7 @@ impl Late {
             .arg(self.disk.path()));
     }
 
-    /// The disk as another device: a disk that was pulled as sdb comes back as sdc.
+    /// Mounts the disk as another device: a disk that was pulled as sdb comes back as sdc.
     fn mount_as_another(&self) {
         let images = ["disk.img", "other.img"].map(|name| self.scratch.path().join(name));
         run(Command::new("cp").arg("--sparse=always").args(&images));

@@ -428,7 +428,7 @@ fn files_on_another_mount_in_the_share_are_read_plainly() {
     let log = daemon.log();
     let lines = log.lines().filter(|l| l.contains("a file is not served"));
     assert_eq!(lines.count(), 1, "{log}");
-    // Its neighbours are served.
+    // The daemon serves files beside that mount.
     world.put("clip.mov", 1, LENGTH);
     let file = hand.open("clip.mov");
     pattern::check(1, 0, &hand.read(file, 0, 100_000), "beside the mount");

@@ -265,7 +265,7 @@ fn blocks_that_are_shared_behind_our_back_are_told_and_nothing_is_lost() {
     let acknowledged = overwrite(&client, file, &mut model);
     assert_eq!(acknowledged, LENGTH / BLOCK, "it has its blocks");
     reflink(&world);
-    // The reflink also shares blocks that the daemon had overwritten by then.
+    // The copy also has bytes that the daemon had written by then.
     let flushed = client.flush(file);
     assert!(flushed.is_err(), "there cannot be room for all of it");
     let back = client.read(file, 20 << 20, BLOCK).expect("read");

@@ -367,7 +367,7 @@ fn has_contract(stream: &Value) -> bool {
     stream["standing"] == "contract"
 }
 
-/// Its rate is known, and it neither has a contract nor waits for one.
+/// Whether its rate is known, and it neither has a contract nor waits for one.
 fn is_copy(stream: &Value) -> bool {
     stream["standing"] == "best_effort" && stream["rate_source"] == "header"
 }

@@ -94,7 +94,7 @@ fn left_in(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-/// The machine has all that these tests need.
+/// Whether the machine has all that these tests need.
 fn is_all_there() -> bool {
     let programs = ["rushes", "rushes-lab", "smbd", "pdbedit", "mkfs.ext4"];
     let needed: Vec<Need<'_>> = [Need::Root, Need::Module]

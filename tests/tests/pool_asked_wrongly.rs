@@ -306,11 +306,11 @@ fn a_pool_is_not_mounted_where_it_would_hide_what_it_is_made_of() {
         (&catalogue, "(the catalogue)"),
         (&catalogue.join("tree"), "is inside "),
         (world.scratch.path(), "contains "),
-        // Under another name.
+        // The member by another path.
         (&alias, "contains "),
         (&alias.join("pool"), "member 0 of the pool "),
         (&alias.join("pool/inside"), "is inside "),
-        // Its disk comes back.
+        // The place of a missing member, whose disk comes back.
         (&world.member(1), "contains "),
     ] {
         for option in ["--keeper", "--protect"] {

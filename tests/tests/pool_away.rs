@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Members that are not there when their pool is mounted, or are others than they should be; and
-//! files that are just larger than a member.
+//! Members that are missing when their pool is mounted, or have a member of another pool at their
+//! place; and files that are just larger than a member.
 //!
 //! It keeps time, so it runs alone (tests/programs.sh).
 
@@ -17,7 +17,7 @@ const MIB: usize = 1 << 20;
 const EIO: i32 = 5;
 const AT_ONCE: Duration = Duration::from_secs(1);
 
-/// One file on each of two members, by its name.
+/// Makes files. Returns  the name of one on each of two members
 fn two_files(world: &PoolWorld) -> [String; 2] {
     let mut found: [Option<String>; 2] = [None, None];
     for number in 0..8 {

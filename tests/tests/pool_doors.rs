@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! One pool behind several doors at once: a real smbd and Debian's Ganesha over its mount, and
 //! programs on the mount itself. The tests show the guarantees for a client of one door beside the
-//! others, and the files that no door reaches. They are the table in docs/guide/doors.md.
+//! others, and the files that no door reaches. The table in docs/guide/doors.md lists both.
 
 use rushes_tests::disk::run;
 use rushes_tests::export::{Export, NFS};

@@ -51,7 +51,7 @@ enum Copier {
     Stays,
 }
 
-/// Copied in through the mount a moment ago, and played: its head comes from the kernel's cache.
+/// The clip was copied in through the mount a moment ago: the kernel's cache has its head.
 #[test]
 fn a_clip_that_was_just_copied_in_is_played_by_its_header() {
     let Some(world) = PoolWorld::kept(&[(EXT4, 200)]) else {

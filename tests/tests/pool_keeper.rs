@@ -30,7 +30,7 @@ const MIB: usize = 1 << 20;
 const ATTRIBUTE: &str = "user.note";
 const ENOTCONN: i32 = 107;
 
-/// A keeper gives a mount up whose serving processes all die sooner than this. Units: ms.
+/// Longer than a life after which the keeper counts a death as quick. Units: ms.
 const SERVES_AT_LEAST_MS: u64 = 250;
 
 fn wish(folder: &Path, words: &str) {

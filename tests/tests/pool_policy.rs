@@ -247,7 +247,7 @@ fn next(world: &PoolWorld, folder: &str, number: &mut u32) -> Vec<u64> {
     world.members_of(&name)
 }
 
-/// Waits until new files go there: the door hears from the daemon once a second.
+/// Waits until new files go there: the door learns the daemon's state once a second.
 fn wait_for_member(world: &PoolWorld, member: u64, number: &mut u32) {
     let end = Instant::now() + Duration::from_secs(10);
     while next(world, "light", number) != [member] {

@@ -111,7 +111,7 @@ fn a_striped_file_is_spread_evenly_and_its_members_have_their_shares() {
     check(&world.path("reels/day/a.mov"), 1, length);
     check(&world.path("two/b.mov"), 2, length);
     check(&world.path("plain.mov"), 3, length);
-    // A file and its bytes go together.
+    // A removed file takes its objects with it.
     fs::remove_file(world.path("reels/day/a.mov")).expect("removed");
     fs::remove_file(world.path("two/b.mov")).expect("removed");
     again(&mut world);

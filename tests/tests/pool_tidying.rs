@@ -1084,7 +1084,7 @@ fn what_was_tried_in_vain_is_not_tried_again_until_the_file_or_the_room_is_anoth
     assert_eq!(defragged(&world, &[])["moved_count"], 0);
     let by_command = named_last(&world, 0);
     assert!(by_command > again, "a command did not try");
-    // More room.
+    // With more free room a pass tries it again.
     for folder in folders {
         fs::remove_dir_all(folder).expect("ours");
     }

@@ -125,7 +125,7 @@ fn a_file_that_a_local_program_goes_on_writing_reads_right_meanwhile() {
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            // As an ingest does: at the end, piece by piece.
+            // As an ingest does: append piece by piece.
             let mut at = LENGTH;
             let file = fs::OpenOptions::new()
                 .append(true)

@@ -26,7 +26,7 @@ fn setup() -> Setup {
     }
 }
 
-/// The bytes that a file must have, and how it came to them.
+/// The bytes that a file must have, and the writes that made them.
 struct Model {
     bytes: Vec<u8>,
     /// Step, offset and length of each write.

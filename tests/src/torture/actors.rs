@@ -63,7 +63,7 @@ pub enum Role {
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Role; 11] = [
         Role::Overlap,
         Role::Tiny,

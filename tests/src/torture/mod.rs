@@ -280,7 +280,7 @@ pub struct Stage {
     pub round: u64,
     /// The folder that clients write to, as programs on the server see it.
     pub folder: PathBuf,
-    /// Files.
+    /// The models of the files.
     files: Vec<Arc<FileModel>>,
     /// Names that files are renamed to.
     pub names: Vec<NameModel>,
