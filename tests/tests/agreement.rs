@@ -287,7 +287,7 @@ fn a_change_beside_every_door_reaches_an_open_file_soon() {
         return;
     };
     if world.daemon().status()["shares"][0]["foreign_changes_noticed"] != true {
-        // Without fanotify the daemon notices a change at the next open alone, and status says so.
+        // Without fanotify a change is promised to the next open alone, and status says so.
         needs::skip("this test needs fanotify (CAP_SYS_ADMIN, and a file system that has it)");
         return;
     }

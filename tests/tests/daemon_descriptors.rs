@@ -102,7 +102,7 @@ fn a_daemon_without_descriptors_leaves_reads_to_its_clients_and_serves_again() {
     let mut second = Hand::connect(HAND, world.smbd.port());
     let his = second.open(&name(7));
     reads_right(&mut second, his, 7);
-    // The daemon does not use a processor to wait for one.
+    // Without descriptors the daemon does not spin.
     let ticks = ticks_of(pid);
     let since = Instant::now();
     std::thread::sleep(Duration::from_secs(2));

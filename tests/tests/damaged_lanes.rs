@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A damaged lane: no daemon starts with it, `rushes recover` lists the writes in it that can be
-//! read, and an operator may give it up.
+//! A damaged lane: no daemon starts with it, `rushes recover --list` shows the writes in it that
+//! can be read, and an operator may give it up.
 
 use rushes_tests::disk::said;
 use rushes_tests::fsx::{self, client};

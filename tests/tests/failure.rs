@@ -323,7 +323,7 @@ fn a_daemon_starts_to_serve_when_no_door_changes_a_file_without_it() {
         drop(changing);
     });
     pattern::check(6, 0, &hand.read(file, 0, 1000), "what was written then");
-    // A change that never ends does not keep the daemon from serving for ever.
+    // A change that never ends does not keep the daemon out for ever.
     let facts = world.scratch.folder("run").join("lanes/facts");
     let stuck = std::fs::File::open(facts).expect("a daemon is there");
     stuck

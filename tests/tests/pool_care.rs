@@ -68,7 +68,7 @@ fn a_drain_may_be_killed_at_every_step_and_no_byte_is_lost() {
         put(&world.path(format!("f{seed}")), seed as u64, length).expect("there is room");
     }
     fs::hard_link(world.path("f3"), world.path("also")).expect("linked");
-    // A file with a hole; the long ones lie on two members.
+    // A file with a hole, and longer than a member.
     let hole = File::create(world.path("hole")).expect("made");
     std::os::unix::fs::FileExt::write_all_at(&hole, b"end", 50 << 20).expect("written");
     hole.sync_all().expect("synced");

@@ -30,7 +30,7 @@ const MIB: usize = 1 << 20;
 const ATTRIBUTE: &str = "user.note";
 const ENOTCONN: i32 = 107;
 
-/// Longer than a life after which the keeper counts a death as quick. Units: ms.
+/// Longer than the life up to which the keeper counts a death as quick. Units: ms.
 const SERVES_AT_LEAST_MS: u64 = 250;
 
 fn wish(folder: &Path, words: &str) {

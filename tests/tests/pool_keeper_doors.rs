@@ -23,7 +23,7 @@ const BLOCK: usize = 65_536;
 const DISK_BLOCKS: u64 = 256;
 const TAKE_BLOCKS: u64 = 160;
 const KILLS: usize = 15;
-/// Longer than a life after which the keeper counts a death as quick. Units: ms.
+/// Longer than the life up to which the keeper counts a death as quick. Units: ms.
 const SERVES_AT_LEAST_MS: u64 = 300;
 /// Each client goes on within this time.
 const PATIENCE: Duration = Duration::from_secs(90);

@@ -144,8 +144,8 @@ fn a_daemon_that_comes_has_what_was_passed_and_what_is_mapped_when_it_is_not_any
     until("nobody has it open any more", || {
         is_asked(&world, &daemon, "written", 2, 2 * MIB)
     });
-    // Writes from now on go through the daemon as well: when it dies, the mount says that it has
-    // bytes.
+    // Writes from now on go through the daemon as well: when it dies, the mount's log says that
+    // their bytes are not written yet.
     fs::write(world.path("closed"), "anew").expect("room");
     daemon.kill();
     until("it is missed", || {

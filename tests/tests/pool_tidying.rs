@@ -116,7 +116,7 @@ const STEPS: [&str; 6] = [
     "openat",
 ];
 
-/// Kills a command at later and later steps, until it has nothing left to do. Returns  the kills
+/// Kills a command at later and later steps, and mends each time. Returns  the count of kills
 fn kill_at_steps(world: &PoolWorld, words: &[&str], counts: &[usize]) -> usize {
     let mut kill_count = 0;
     for count in counts {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The data of a dead daemon when the next one, or `rushes recover`, cannot write all of them yet:
-//! none are thrown away; the rest is named with its reason, and written when that is over. Only the
-//! bytes of a file that is proved gone are deleted.
+//! it throws none away, writes those that it can, and names the rest with the reason, to be written
+//! when that is over. It deletes only the bytes of a file that is proved gone.
 //!
 //! It keeps time, so it runs alone (tests/programs.sh): a kill must come before the daemon has
 //! written the bytes by itself.

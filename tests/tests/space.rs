@@ -28,7 +28,7 @@ fn rushes(world: &World, args: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Log, check and status name the same way of a share, and writes go it.
+/// Log, check and status name the same way for a share's writes, and writes take it.
 fn check_way(backing: Backing, way: &str, reason: &str) {
     let Some(mut world) = world(backing) else {
         return;

@@ -735,7 +735,7 @@ fn look_through(stage: &Stage, world: &mut PoolWorld) {
     }
 }
 
-/// The contents of the object of a finding, for a person that looks for its cause.
+/// The contents of the object of a finding, to help find its cause.
 fn look_at(world: &PoolWorld, finding: &serde_json::Value) -> String {
     let (Some(member), Some(object)) = (finding["member"].as_u64(), finding["object"].as_str())
     else {
@@ -845,7 +845,7 @@ fn local(path: PathBuf) -> Result<Option<Vec<u8>>, String> {
     }
 }
 
-/// Keeps all logs, for a person that looks into a fault that does not come again.
+/// Keeps all logs, to help find the cause of a fault that does not come again.
 fn keep_logs(stage: &Stage) {
     let name = format!("torture-seed-{}-round-{}", stage.seed, stage.round);
     let folder = needs::build_folder().join(name);

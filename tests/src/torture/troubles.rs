@@ -29,7 +29,8 @@ const BY_THEN: Duration = Duration::from_secs(90);
 pub enum Trouble {
     /// SIGKILL to the daemon, and after this time another start. Units: milliseconds.
     Daemon(u64),
-    /// The same, and `rushes recover` between, after the first time killed and started again.
+    /// The same, and `rushes recover` before the pause; with a first time, one more before that,
+    /// which is killed after this time.
     Recover(Option<u64>, u64),
     /// SIGTERM to the daemon.
     Stop(u64),
@@ -46,7 +47,7 @@ pub enum Trouble {
     Fail,
     /// The disk does not answer for this time. Units: milliseconds.
     Stall(u64),
-    /// All disks are filled.
+    /// A program fills all disks.
     Fill,
     /// Disks are sound again.
     Clear,
