@@ -2,7 +2,7 @@
 //! Sizes, rates and spans of time on the lab's command line, as the rest of the command line reads
 //! them (`engine/daemon/src/config/amount.rs`), which the lab may not import.
 //!
-//! Beside that a size may have a bare `k`, `M`, `G` or `T` (decimal), and a span that is a bare
+//! In addition a size may have a bare, decimal `k`, `M`, `G` or `T`, and a span that is a bare
 //! number is in seconds.
 
 use std::time::Duration;
@@ -56,8 +56,8 @@ pub fn parse_amount(text: &str) -> Result<u64, String> {
     })
 }
 
-/// Bits a second. `100M`, `1.5G`, `100 Mb/s`; of bytes a second it is refused rather than guessed
-/// at.
+/// A rate. Units: bits a second. `100M`, `1.5G`, `100 Mb/s`; refuses bytes a second rather than
+/// guess.
 pub fn parse_bitrate(text: &str) -> Result<u64, String> {
     let no_rate = || {
         format!("`{text}` is not a rate; expected bits a second, for instance 100M, 1.5G or 48k")
@@ -72,7 +72,7 @@ pub fn parse_bitrate(text: &str) -> Result<u64, String> {
     bits.map(|bits| bits.round() as u64).ok_or_else(no_rate)
 }
 
-/// A span of time. `500ms`, `2s`, `1.5` (seconds), `2min`.
+/// A span of time. `500ms`, `2s`, `2min`, or `1.5`, which is in seconds.
 pub fn parse_span(text: &str) -> Result<Duration, String> {
     let seconds = scaled(text, SPANS);
     let span = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -81,7 +81,7 @@ pub fn parse_span(text: &str) -> Result<Duration, String> {
     })
 }
 
-/// A span of time that is longer than none. Units: s.
+/// A span of time longer than 0. Units: s.
 pub fn parse_seconds(text: &str) -> Result<f64, String> {
     let seconds = parse_span(text)?.as_secs_f64();
     if seconds == 0.0 {
@@ -130,7 +130,7 @@ mod tests {
             ("2", Some(Duration::from_secs(2))),
             ("0.25 s", Some(Duration::from_millis(250))),
             ("2min", Some(Duration::from_secs(120))),
-            // Of a letter that is mega or milli elsewhere no minutes are made.
+            // "m" and "M" are milli and mega elsewhere, so they do not mean minutes here.
             ("2m", None),
             ("2M", None),
             ("-1s", None),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The real thing, measured: a slow disk, private servers, players that keep the time, rivals,
+//! Measurements of the real programs: a slow disk, private servers, players with a clock, rivals,
 //! plots, power cuts.
 //!
 //! Nothing here is imported by the server. `rushes lab …` executes the binary of this crate, so the

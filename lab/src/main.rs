@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes-lab`: what `rushes lab …` executes.
+//! `rushes-lab`: the program that `rushes lab …` executes.
 
 use anyhow::Result;
 use clap::{CommandFactory, Parser};
@@ -25,20 +25,20 @@ fn main() -> ExitCode {
 
 fn dispatch(command: Command) -> Result<()> {
     match command {
-        // Clients answer to the lab that started them, not to the keyboard.
         Command::Words => {
             let mut command = Cli::command();
             command.build();
             println!("{}", serde_json::to_string(&words::of(&command))?);
             Ok(())
         }
+        // Clients end when the lab that started them says so, not by Ctrl-C.
         Command::Player => player::main(),
         Command::Editor => edit::editor::main(),
         Command::Writer => writer::main(),
         Command::Filler => fill::main(),
         Command::Storm => storm::main(),
         Command::Work => work::main(),
-        // Has its own way with signals.
+        // It handles signals itself.
         Command::Disk(command) => Ok(disk::cli::run(&command)?),
         command => {
             room::catch_interrupts()?;

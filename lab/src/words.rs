@@ -16,23 +16,23 @@ pub struct Words {
     commands: Vec<Words>,
 }
 
-/// An option, or what stands by itself.
+/// An option or a positional argument.
 #[derive(Debug, Serialize)]
 struct Word {
-    /// None: it stands by itself.
+    /// `None`: it is positional.
     long: Option<String>,
     short: Option<char>,
     /// Its name in help.
     name: String,
     help: String,
     takes_value: bool,
-    /// All that it may be; empty: anything.
+    /// All values that it takes; empty: any.
     values: Vec<String>,
     is_path: bool,
     may_repeat: bool,
 }
 
-/// Of a command and those below it, but what is for the lab itself.
+/// The words of a command and those below it, without the hidden ones for the lab itself.
 pub fn of(command: &Command) -> Words {
     let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
     let below = command.get_subcommands().filter(|sub| !sub.is_hide_set());

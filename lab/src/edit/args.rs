@@ -108,9 +108,10 @@ pub struct EditArgs {
 }
 
 impl EditArgs {
-    /// The edit that they ask for.
+    /// The edit that the arguments describe.
     ///
-    /// Errors   no such workload or list, or one that is none
+    /// Errors   no such workload or list, or a file that is neither; arguments that exclude each
+    /// other
     pub fn edit(&self) -> Result<Edit> {
         let frames_per_kilosecond = (self.fps * 1000.0).round().max(1.0) as u64;
         let events = match &self.edl {
@@ -188,7 +189,7 @@ impl EditArgs {
             let parsed = self.mix.iter().map(|text| Mix::parse(text));
             parsed.collect::<Result<_>>()?
         };
-        // In a mix they are of its timelines.
+        // In a mix, layers and the EDL apply to its timelines alone.
         let is_mix = !self.mix.is_empty();
         let all = mixes.iter_mut().flat_map(|mix| &mut mix.0);
         for (workload, _) in all.filter(|(workload, _)| !is_mix || workload.is_timeline()) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An editor: one process, one connection, that works through its script and tells how late each
+//! An editor: one process, one connection, that works through its script and reports how late each
 //! frame came.
 //!
-//! By the clock it asks for frame *k* not before `begin + k · period`, one piece at a time, all
-//! layers of a frame one after the other (libsmbclient has one request of a program under way), and
-//! the frame is there when the last of them is. Its own lateness moves nothing: the clock goes on
-//! from `begin`, through every cut. Each pass over the list has a beginning of its own, and a
-//! client that is behind then leaves the rest of the last pass out, so that no pass pays for the
-//! one before it. The cost of a cut is counted from asking for its first frame, an open that it
-//! needs included. Bytes are checked after the clock was read. The process ends at a hard limit
-//! whatever the server does; frames that did not come by then are late.
+//! By the clock it requests frame *k* not before `begin + k · period`, one piece at a time, all
+//! layers of a frame one after the other, since libsmbclient sends one request of a program at a
+//! time. The frame is complete with its last piece. A late frame moves nothing: the clock runs on
+//! from `begin`, through every cut. Each pass over the list has a beginning of its own; a client
+//! that is behind by then skips the rest of the pass before, so that no pass pays for another. The
+//! time of a cut counts from the request for its first frame, an open included. The editor compares
+//! bytes after it has read the clock. The process ends at a hard limit even if the server never
+//! answers; frames that have not come by then are late.
 
 use super::script::{Pace, Script, Source};
 use crate::clients::client;
@@ -23,23 +23,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Between two looks at a file that does not have the frame yet.
+/// Pause before the next read of a growing file that does not hold the frame yet.
 const GROWING_STEP: Duration = Duration::from_millis(10);
 
-/// The work of an editor; handed to it as one line of JSON on its standard input.
+/// The work of an editor, which it reads as one line of JSON from its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
-    /// Where.
+    /// The server's address.
     pub address: Address,
     /// The script.
     pub script: Script,
-    /// Of the content.
+    /// Seed of the content.
     pub seed: u64,
     /// A frame that comes so long after its time is late. Units: ns.
     pub late_ns: u64,
     /// A client without a clock ends so long after its beginning. Units: ns.
     pub length_ns: u64,
-    /// How long past that, or past the last frame's deadline, the process may go on. Units: ns.
+    /// The process may go on for so long after that, or after the last frame's deadline. Units: ns.
     pub grace_ns: u64,
 }
 
@@ -52,27 +52,27 @@ pub struct Edited {
     pub end_ns: u64,
     /// Frames that came.
     pub frame_count: u64,
-    /// Of each frame of the clock: when it was due and how much later than that it came (negative:
-    /// before). Units: ms after the beginning, ms.
+    /// Each frame of the clock: when it was due, and how long after its deadline, `late_ns` later,
+    /// it came; negative: before the deadline. Units: ms after the beginning, ms.
     pub lateness_ms: Vec<(f32, f32)>,
-    /// Of each run: when its first frame was asked for and how long that took. Units: ms after the
-    /// beginning, ms.
+    /// Each run: when the client requested its first frame and how long that took. Units: ms after
+    /// the beginning, ms.
     pub first_frame_ms: Vec<(f32, f32)>,
     /// The counts when each pass of a clock began.
     pub pass_starts: Vec<PassStart>,
-    /// Longest open.
+    /// The longest open. Units: ms.
     pub open_ms_max: f64,
     /// Bytes received.
     pub bytes_read: u64,
     /// Bytes acknowledged.
     pub bytes_written: u64,
-    /// Bytes that differ from what was written, or were missing.
+    /// Bytes that differ from those written, or were missing.
     pub bytes_wrong: u64,
-    /// Of what it wrote: file, place and length of each piece that was acknowledged.
+    /// File, place and length of each piece that it wrote and the server acknowledged.
     pub written: Vec<(usize, u64, u64)>,
-    /// Of real files.
+    /// Pieces of real files.
     pub hashed: Vec<Hashed>,
-    /// The first error of its kind.
+    /// The first error.
     pub error: Option<String>,
     /// CPU time of this process.
     pub cpu_s: f64,
@@ -85,11 +85,11 @@ pub struct PassStart {
     pub frame_count: usize,
     /// First frames of runs.
     pub cut_count: usize,
-    /// Received.
+    /// Bytes received.
     pub bytes_read: u64,
 }
 
-/// A piece of a real file, to be compared by the lab, which has that file.
+/// A piece of a real file: the lab, which has that file, compares it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Hashed {
     /// Index of the file.
@@ -98,12 +98,12 @@ pub struct Hashed {
     pub place: u64,
     /// How much came. Units: bytes.
     pub bytes: u64,
-    /// The xxh3 of that.
+    /// The xxh3 of those bytes.
     pub hash: u64,
 }
 
-/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin
-/// at, works.
+/// The hidden subcommand: reads a [`Job`], connects, prints `ready`, waits for the instant of its
+/// beginning, works.
 pub fn main() -> Result<()> {
     let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     let shared = Arc::new(Mutex::new(Edited {
@@ -142,13 +142,13 @@ fn lock(shared: &Mutex<Edited>) -> MutexGuard<'_, Edited> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Print what is known and end the process.
+/// Print the result so far and end the process.
 fn finish(shared: &Mutex<Edited>) -> Result<()> {
     let mut edited = lock(shared);
     edited.end_ns = now_ns();
     edited.cpu_s = cpu_s();
     let line = serde_json::to_string(&*edited)?;
-    // The lock stays held: a thread that comes second must not print another line.
+    // The lock stays held: a second thread must not print another line.
     println!("{line}");
     std::io::stdout().flush()?;
     std::process::exit(0)
@@ -198,10 +198,10 @@ impl<'a> Editor<'a> {
         self.close()
     }
 
-    /// All runs once, the first of them due at `due`; frames that were not asked for by `end` are
-    /// left out.
+    /// Plays all runs once, the first of them due at `due`; skips frames that it has not requested
+    /// by `end`.
     ///
-    /// Returns  when the frame behind the last would be due; `None`: it was left at `end`
+    /// Returns  when the frame after the last would be due; `None`: it stopped at `end`
     fn play(&mut self, mut due: u64, end: u64) -> Option<u64> {
         let script = &self.job.script;
         for run in &script.runs {
@@ -245,7 +245,7 @@ impl<'a> Editor<'a> {
         edited.pass_starts.push(start);
     }
 
-    /// The pieces of this frame; content that is to be written is made before its time.
+    /// The pieces of this frame; makes the content of writes before their time.
     fn pieces_of(&self, run: &super::script::Run, frame: u64) -> Vec<Piece> {
         let mut pieces = Vec::with_capacity(run.heads.len());
         for head in &run.heads {
@@ -299,7 +299,7 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// A file that somebody else is to make may not be there yet.
+    /// Waits for a file that another client makes and that may not be there yet.
     fn open(&self, source: &Source, writes: bool) -> Result<Opened<'a>> {
         loop {
             let opened = match writes {
@@ -363,7 +363,7 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// Files that do not stay open past their run.
+    /// Closes files that do not stay open past their run.
     fn close_some(&mut self) {
         for (opened, source) in self.opened.iter_mut().zip(&self.job.script.files) {
             if !source.keep_open {
@@ -372,7 +372,7 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// Written files are on stable storage where the door says so.
+    /// Closes all files. Written ones are on stable storage then, where the door promises that.
     fn close(&mut self) -> Result<()> {
         for opened in &mut self.opened {
             if let Some(file) = opened.take() {
@@ -488,7 +488,7 @@ mod tests {
         assert!(edited.lateness_ms.iter().all(|(_, late)| *late > -1000.1));
     }
 
-    /// A list of five frames, a millisecond each, in so many passes.
+    /// A list of five frames and a gap of one, a millisecond each, in so many passes.
     fn passes(count: u64, every_ns: u64) -> Edited {
         let script = Script {
             files: vec![source(0, false), source(1, false)],
@@ -520,7 +520,7 @@ mod tests {
 
     #[test]
     fn a_pass_that_is_not_over_when_the_next_begins_is_left() {
-        // Four milliseconds are too short for five frames of one each: the last one's time is past.
+        // Four milliseconds are too short for the list: the last frame is due after five.
         let edited = passes(2, 4_000_000);
         let first = edited.pass_starts[1].frame_count;
         assert!((1..5).contains(&first), "{edited:?}");
@@ -541,7 +541,7 @@ mod tests {
     fn of_a_sampled_piece_the_first_page_is_compared() {
         let outcome = |is_sampled: bool| {
             let script = Script {
-                // Every byte is another clip's.
+                // Clip 5 numbers the source, clip 1 fills the file: nearly every byte differs.
                 files: vec![Source {
                     number: 5,
                     ..source(1, false)

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! CMX 3600 edit decision lists: which stretch of which clip a timeline shows, one after the other.
 //!
-//! Read are events with picture (`V`, `B`, `AA/V` …), their reels and the comment `FROM CLIP NAME`,
-//! which goes before the reel where there is one. Not read are sound, effects (a dissolve or wipe
-//! is played as the cut to its new clip) and speed (`M2`): their load on a disk is little or
-//! unknown. Drop-frame time code is counted as if it dropped none; that moves places, not lengths
-//! worth speaking of.
+//! The parser reads events with picture, such as `V`, `B` and `AA/V`, their reels and the comment
+//! `FROM CLIP NAME`, which takes precedence over the reel. It skips sound, effects and the speed in
+//! `M2`: their load on a disk is little or unknown. A dissolve or wipe becomes the cut to its new
+//! clip. It counts drop-frame time code as if it dropped no frames; that moves places, and changes
+//! lengths by next to nothing.
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -14,15 +14,15 @@ use anyhow::{Context, Result, bail, ensure};
 pub struct Event {
     /// Index of its clip, in the order in which clips appear; `None`: black.
     pub clip: Option<usize>,
-    /// The name of that.
+    /// The clip's name.
     pub name: String,
-    /// The reel that it was on.
+    /// The clip's reel.
     pub reel: String,
     /// Line of the list.
     pub line: usize,
-    /// Its first frame in the clip, counted from the first that the list shows of it.
+    /// Its first frame in the clip, counted from the clip's earliest frame in the list.
     pub from: u64,
-    /// How long it is shown.
+    /// Its length.
     pub frame_count: u64,
 }
 
@@ -37,13 +37,14 @@ struct Raw {
 
 const BLACK: &str = "BL";
 const CLIP_NAME: &str = "FROM CLIP NAME:";
-/// Longer lists are no human's. Units: lines.
+/// No human makes longer lists. Units: lines.
 const LINES_MAX: usize = 100_000;
 
 /// Events with picture, in the order of the list.
 ///
-/// Units    rate: time code's frames a second Errors   a line that should be an event and is none,
-/// or no event at all: the line, what was read, what was expected, what to do
+/// Units    rate: time code's frames a second
+/// Errors   a line that should be an event and is none, or no event at all: the line, the words
+/// found, the form expected, the remedy
 pub fn parse(bytes: &[u8], rate: u64) -> Result<Vec<Event>> {
     ensure!(
         !bytes.contains(&0),
@@ -85,7 +86,7 @@ pub fn parse(bytes: &[u8], rate: u64) -> Result<Vec<Event>> {
     Ok(name_clips(raws))
 }
 
-/// `None`: it has no picture, or no length (the first half of a dissolve).
+/// `None`: it has no picture, or no length, like the first half of a dissolve.
 fn event(words: &[&str], line: usize, rate: u64) -> Result<Option<Raw>> {
     ensure!(
         words.len() >= 8,
@@ -104,7 +105,7 @@ fn event(words: &[&str], line: usize, rate: u64) -> Result<Option<Raw>> {
     );
     let track = words[2].to_ascii_uppercase();
     let has_picture = track == "B" || track.contains('V');
-    // With a speed the two lengths differ, and the timeline's is the one that is watched.
+    // With a speed the two lengths differ; the viewer sees the timeline's.
     let frame_count = record_out - record_in;
     if !has_picture || frame_count == 0 {
         return Ok(None);
@@ -118,7 +119,7 @@ fn event(words: &[&str], line: usize, rate: u64) -> Result<Option<Raw>> {
     }))
 }
 
-/// `HH:MM:SS:FF`, with `;` or `.` where frames are dropped.
+/// Parses `HH:MM:SS:FF`; drop-frame time code has `;` or `.` in place of a colon.
 fn frames_of(code: &str, rate: u64) -> Result<u64> {
     let parts: Vec<&str> = code.split([':', ';', '.']).collect();
     let numbers: Option<Vec<u64>> = parts
@@ -138,7 +139,7 @@ fn frames_of(code: &str, rate: u64) -> Result<u64> {
 }
 
 fn name_clips(raws: Vec<Raw>) -> Vec<Event> {
-    // Each clip with the earliest frame that is shown of it.
+    // Each clip with its earliest frame in the list.
     let mut clips: Vec<(String, u64)> = Vec::new();
     let mut events = Vec::new();
     for raw in raws {

@@ -2,8 +2,8 @@
 //! Real files behind the clips of an EDL: found by name in a folder, copied onto the stage, and
 //! compared with the pieces that clients got.
 //!
-//! A client notes a hash of each piece; the files themselves are read when everybody is gone, so
-//! that looking at them costs nobody a frame.
+//! A client notes a hash of each piece; the lab reads the originals when all clients have ended, so
+//! that the comparison delays no frame.
 
 use super::editor::Hashed;
 use super::edl::Event;
@@ -18,7 +18,7 @@ use xxhash_rust::xxh3::xxh3_64;
 /// A file that stands behind a clip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Original {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Units: bytes.
     pub bytes: u64,
@@ -26,8 +26,8 @@ pub struct Original {
 
 /// The file of each clip, in the order in which clips appear.
 ///
-/// Errors   one is not there, or too short for the stretch that the list shows of it: the line,
-/// what was read, what was expected, what to do
+/// Errors   one is missing, or too short for the stretch that the list shows of it: the line, the
+/// file or size found, the one expected, the remedy
 pub fn find(events: &[Event], folder: &Path, frame_bytes: u64) -> Result<Vec<Original>> {
     let mut known: BTreeMap<String, PathBuf> = BTreeMap::new();
     let entries = fs::read_dir(folder)
@@ -83,20 +83,20 @@ pub fn find(events: &[Event], folder: &Path, frame_bytes: u64) -> Result<Vec<Ori
     Ok(originals)
 }
 
-/// Without folder and extension, in small letters.
+/// The name without folder and extension, in lower case.
 fn name_of(name: &str) -> String {
     let stem = Path::new(name).file_stem().unwrap_or_default();
     stem.to_string_lossy().to_lowercase()
 }
 
-/// Puts a file where the stage wants it.
+/// Copies a file to its path on the stage and syncs it.
 pub fn copy(original: &Original, path: &Path) -> Result<()> {
     let cannot = || format!("{} cannot be copied", original.path.display());
     fs::copy(&original.path, path).with_context(cannot)?;
     File::open(path)?.sync_all().with_context(cannot)
 }
 
-/// Bytes of pieces that are others than in the original.
+/// Bytes of the pieces that differ from the original.
 pub fn wrong_bytes(original: &Original, pieces: &[&Hashed]) -> Result<u64> {
     let cannot = || format!("{} cannot be read", original.path.display());
     let file = File::open(&original.path).with_context(cannot)?;
@@ -106,7 +106,7 @@ pub fn wrong_bytes(original: &Original, pieces: &[&Hashed]) -> Result<u64> {
         buffer.resize(piece.bytes as usize, 0);
         file.read_exact_at(&mut buffer, piece.place)
             .with_context(cannot)?;
-        // A hash does not say how many: the whole piece counts.
+        // A hash does not say how many bytes differ: the whole piece counts.
         if xxh3_64(&buffer) != piece.hash {
             wrong += piece.bytes;
         }

@@ -5,7 +5,7 @@
 //! A way of working is data ([`workload`]), drawn from a seed into a list of one client's reads and
 //! writes ([`script`]); a process for each client works through its list ([`editor`]). All servers
 //! of a round get the same lists, one server after the other, each over a cold stage; the next
-//! round draws others. Not done here: saying which seats are admitted. An editor sees frames.
+//! round draws others. Absent: the admission of seats. An editor sees frames alone.
 
 pub mod args;
 pub mod editor;
@@ -44,7 +44,7 @@ use std::time::Duration;
 use workload::{Mix, OUTPUT, Part, Scene};
 
 const STATUS_EVERY: Duration = Duration::from_millis(1000);
-/// From the last word to the clients until the first begins.
+/// From the last message to the clients until the first begins.
 const LEAD: Duration = Duration::from_millis(300);
 const COPY: &str = "copy";
 /// The hidden subcommand of a client.
@@ -53,51 +53,52 @@ const EDITOR: &str = "editor";
 /// One comparison.
 #[derive(Clone, Debug)]
 pub struct Edit {
-    /// How servers are set up; which is said by `contenders`.
+    /// How servers are set up; `contenders` says which they are.
     pub server: server::Spec,
-    /// In turn.
+    /// The servers, in turn.
     pub contenders: Vec<Contender>,
-    /// Clients of a run, in turn.
+    /// The clients of a run, in turn.
     pub mixes: Vec<Mix>,
-    /// How often all of it.
+    /// How often each mix runs against each server.
     pub rounds: u64,
-    /// Files that are cut from.
+    /// Files of footage that cut lists use.
     pub file_count: u64,
-    /// Of each, as far as whole frames fill it. Units: bytes.
+    /// Size of each, rounded down to whole frames. Units: bytes.
     pub file_bytes: u64,
     /// Units: bits a second.
     pub bitrate: u64,
-    /// In thousandths.
+    /// Frames in 1000 s.
     pub frames_per_kilosecond: u64,
-    /// How long each client works, in one pass over its list where it has one.
+    /// How long each client works; with a list, in one pass over it.
     pub seconds: f64,
-    /// How often each list is played again.
+    /// How often each list is repeated.
     pub again: u64,
     /// From the last frame of a pass to the first of the next.
     pub rest: Duration,
-    /// Memory for cached data, where it was said; else the server's, or less where lists are played
-    /// again. Units: bytes.
+    /// Memory for cached data by `--cache`; without it the server's, or less where lists are
+    /// repeated. Units: bytes.
     pub cache_told: Option<u64>,
-    /// How long after its time a frame is late.
+    /// A frame is late when it comes so long after its time.
     pub late: Duration,
-    /// Between two starts.
+    /// Time between the starts of two clients.
     pub stagger: Duration,
     /// How long a run that collapsed goes on.
     pub grace: Duration,
     /// Metadata of the footage is as cold as the footage.
     pub cold_metadata: bool,
-    /// Tell the lateness of every frame.
+    /// Report the lateness of every frame.
     pub timeline: bool,
-    /// Of content and cut lists.
+    /// Seed of content and cut lists.
     pub seed: u64,
-    /// Real files in place of made-up footage, as many as `file_count`; none: it is made up.
+    /// Real files in place of made-up footage, as many as `file_count`; none: the footage is made
+    /// up.
     pub originals: Vec<Original>,
-    /// Where raw reports, the table and pictures go.
+    /// The folder for raw reports, the table and plots.
     pub out: Option<PathBuf>,
 }
 
 impl Edit {
-    /// The least that must be on the stage.
+    /// The files that the stage must at least hold.
     pub fn plan(&self) -> Plan {
         let copies = self.mixes.iter().map(Mix::copy_count).max().unwrap_or(0);
         let plan = Plan {
@@ -117,7 +118,7 @@ impl Edit {
         }
     }
 
-    /// Room for files that are made and written beside the footage. Units: bytes.
+    /// Room for the files beside the footage that the lab makes and clients write. Units: bytes.
     pub fn room_bytes(&self) -> u64 {
         let plan = self.plan();
         let scene = self.scene(&plan, Passes::default());
@@ -138,7 +139,7 @@ impl Edit {
         }
     }
 
-    /// The first client begins a pass when the last one has ended the one before it, and rested.
+    /// The first client begins a pass one rest after the last client has ended the pass before.
     fn passes(&self, mix: &Mix) -> Passes {
         let others = mix.client_count().saturating_sub(1);
         let length = (self.seconds * 1e9) as u64 + self.stagger.as_nanos() as u64 * others;
@@ -148,13 +149,13 @@ impl Edit {
         }
     }
 
-    /// The clients of a mix; those of another round cut otherwise.
+    /// The clients of a mix; each round draws other cuts.
     fn draw(&self, mix: &Mix, plan: &Plan, round: u64) -> Vec<Part> {
         let scene = self.scene(plan, self.passes(mix));
         mix.draw(&scene, self.seed.wrapping_add((round - 1) << 32))
     }
 
-    /// The server's memory for cached data beside these clients. Units: bytes.
+    /// The server's memory for cached data with these clients. Units: bytes.
     fn cache_bytes(&self, parts: &[Part]) -> Result<u64> {
         if self.again == 0 {
             return Ok(self.server.cache_bytes);
@@ -163,9 +164,9 @@ impl Edit {
         passes::cache_bytes(list_bytes, self.cache_told, self.server.write_buffer_bytes)
     }
 
-    /// Lists that are played again fit into no cache.
+    /// Checks that lists that clients repeat do not fit into the cache.
     ///
-    /// Errors   those of a mix are too short for that
+    /// Errors   the lists of a mix are too short for that
     pub fn check_lists(&self) -> Result<()> {
         let plan = self.plan();
         for mix in &self.mixes {
@@ -183,12 +184,12 @@ impl Edit {
         all
     }
 
-    /// Programs read the disks themselves, in one of the mixes.
+    /// One of the mixes has programs that read the disks themselves.
     pub fn has_beside(&self) -> bool {
         self.mixes.iter().any(|mix| mix.beside_count() > 0)
     }
 
-    /// Somebody writes, in one of the mixes.
+    /// One of the mixes has clients that write.
     pub fn writes(&self) -> bool {
         self.mixes.iter().any(Mix::writes)
     }
@@ -207,9 +208,9 @@ impl Edit {
         Ok(())
     }
 
-    /// All rounds. The stage must cover [`Edit::plan`].
+    /// Runs all rounds. The stage must cover [`Edit::plan`].
     ///
-    /// Errors   something could not be set up; a late frame is no error but a figure
+    /// Errors   the setup failed; a late frame is not an error but a figure
     pub fn run(&self, room: &Room, stage: &mut Stage) -> Result<EditReport> {
         self.check()?;
         ensure!(
@@ -258,7 +259,7 @@ impl Edit {
             .with_context(|| format!("{} cannot be written", file.display()))
     }
 
-    /// Files beside the footage, once for all runs.
+    /// Makes the files beside the footage, once for all runs.
     fn make_material(&self, stage: &Stage) -> Result<()> {
         let material = self.material(&self.scene(stage.plan(), Passes::default()));
         if material.is_empty() {
@@ -363,8 +364,8 @@ impl Edit {
             pause(STATUS_EVERY.min(marks.wait().unwrap_or(STATUS_EVERY)))?;
             marks.look(stage)?;
             if let Some(daemon) = server.daemon() {
-                // A daemon that cannot answer now is asked again; that it died shows in the
-                // figures.
+                // If the daemon does not answer, the next round asks again; if it died, the figures
+                // show it.
                 match daemon.status() {
                     Ok(said) => status = said,
                     Err(error) => errors = vec![format!("{error:#}")],
@@ -402,7 +403,7 @@ impl Edit {
         Ok((run, edited, t0, tally))
     }
 
-    /// How long a client works that has no clock. Units: ns.
+    /// How long a client without a clock works. Units: ns.
     fn whole_ns(&self, stage: &Stage, mix: &Mix) -> u64 {
         (self.scene(stage.plan(), self.passes(mix)).whole_s() * 1e9) as u64
     }
@@ -440,7 +441,7 @@ impl Edit {
         Ok(clients)
     }
 
-    /// Compare the pieces of real files with these files.
+    /// Compare the pieces that clients read of real files with the originals.
     fn check_real(&self, edited: &mut [Edited]) -> Result<()> {
         for edited in edited {
             for (file, original) in self.originals.iter().enumerate() {
@@ -481,14 +482,14 @@ impl Edit {
     }
 }
 
-/// Where files are for programs that read the disks themselves; each is looked for once.
+/// Paths of files for programs that read the disks themselves; each is looked up once.
 #[derive(Debug, Default)]
 struct Natives(BTreeMap<String, String>);
 
 impl Natives {
-    /// Files under the names that they have on their own file system.
+    /// Gives files the paths that they have on their own file system.
     ///
-    /// Errors   one is nowhere, or in several places: it is striped
+    /// Errors   a file is on no disk, or on several: it is striped
     fn rename(&mut self, script: &mut Script, stage: &Stage) -> Result<()> {
         for source in &mut script.files {
             if let Some(known) = self.0.get(&source.path) {
@@ -512,7 +513,7 @@ impl Natives {
     }
 }
 
-/// Rows of clients and of kinds, and what follows from them.
+/// Adds the rows of clients and of kinds, and their sums.
 fn add_clients(run: &mut EditRun, parts: &[Part], edited: &[Edited], t0: u64) {
     for (part, edited) in parts.iter().zip(edited) {
         let row = ClientRow::new(part.client, &part.kind, &part.script, edited, t0);
@@ -549,8 +550,8 @@ fn add_copies(run: &mut EditRun, clients: u64, tally: Tally) {
     });
 }
 
-/// Read the files that clients wrote from the stage itself; differences count as the client's wrong
-/// bytes.
+/// Read the files that clients wrote from the stage itself; bytes that differ count as the client's
+/// wrong bytes.
 fn check_written(stage: &Stage, parts: &[Part], edited: &mut [Edited]) -> Result<()> {
     let seed = stage.plan().seed;
     for (part, edited) in parts.iter().zip(edited) {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A cut list that is played again: memory that does not hold it, and each pass in numbers.
+//! A cut list that clients repeat: memory that does not hold it, and each pass in numbers.
 //!
-//! Passes are comparable because each begins as the first does: clients start one after the other,
-//! none is behind, and the disk is idle before. Only what the server has learned is different, as
-//! long as its memory holds much less than the lists. Not done here: playing, which is the editor's
-//! ([`super::editor`]).
+//! Passes are comparable because each begins like the first: clients start one after the other,
+//! none is behind, and the disk is idle before. As long as the server's memory holds much less than
+//! the lists, only the server's knowledge differs. Absent: playing, which [`super::editor`] does.
 
 use super::editor::Edited;
 use super::report::{ClientRow, EditRun, KindRow, MedianRow, percentile, shown};
@@ -22,16 +21,16 @@ use serde_json::Value;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// A daemon takes no smaller cache. Units: bytes.
+/// The daemon refuses a smaller cache. Units: bytes.
 const CACHE_BYTES_MIN: u64 = 64 << 20;
-/// Of the lists, as much as this part fits into the cache where nobody says another size.
+/// Without `--cache` the cache is the size of the lists divided by this.
 const LIST_PART: u64 = 4;
-/// Lists are at least so many times as large as the memory for them: a cache that keeps the best
-/// part of them still reads half of each pass from the disk.
+/// Lists are at least so many times as large as the memory for them: even a cache that always keeps
+/// the best part of them then reads half of each pass from the disk.
 const LIST_TIMES_MIN: u64 = 2;
 const MIB: u64 = 1 << 20;
 
-/// Different bytes that all clients with a list read in one pass. Units: bytes.
+/// Bytes that all clients with a list read in one pass, each counted once. Units: bytes.
 pub fn list_bytes(parts: &[Part]) -> u64 {
     let lists = parts.iter().filter(|part| part.script.passes.count > 1);
     let mut stretches: Vec<(&str, u64, u64)> =
@@ -55,8 +54,8 @@ pub fn list_bytes(parts: &[Part]) -> u64 {
 /// Memory for cached data that lists of `list_bytes` do not fit into.
 ///
 /// Units    told: bytes, as on the command line; buffer_bytes: memory for writers, which a rival
-/// caches in, too
-/// Errors   the lists are too short for that: what was found, what was expected, what to do
+/// also uses as cache
+/// Errors   the lists are too short for that: their size, the size expected, the remedy
 pub fn cache_bytes(list_bytes: u64, told: Option<u64>, buffer_bytes: u64) -> Result<u64> {
     let part = list_bytes / LIST_PART / MIB * MIB;
     let cache = told.unwrap_or(part.clamp(CACHE_BYTES_MIN, CACHE_BYTES));
@@ -82,11 +81,11 @@ pub fn cache_bytes(list_bytes: u64, told: Option<u64>, buffer_bytes: u64) -> Res
 /// A pass of one client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ClientPass {
-    /// Which, from 1 on.
+    /// Its number, from 1 on.
     pub pass: u64,
     /// Frames with a time.
     pub frames: u64,
-    /// Of those, past their deadline, or left out because the next pass began.
+    /// Frames past their deadline, or skipped because the next pass began.
     pub late_frames: u64,
     /// Frames that came.
     pub frames_done: u64,
@@ -94,18 +93,18 @@ pub struct ClientPass {
     pub worst_lateness_ms: Option<f64>,
     /// First frames that came, of runs from one cut to the next.
     pub cuts: u64,
-    /// Received.
+    /// Bytes received.
     pub bytes_read: u64,
 }
 
 /// A pass of all clients of one kind in one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct KindPass {
-    /// Which, from 1 on.
+    /// Its number, from 1 on.
     pub pass: u64,
     /// Frames with a time.
     pub frames: u64,
-    /// Of those, past their deadline, or left out because the next pass began.
+    /// Frames past their deadline, or skipped because the next pass began.
     pub late_frames: u64,
     /// Frames that came.
     pub frames_done: u64,
@@ -115,51 +114,51 @@ pub struct KindPass {
     pub worst_lateness_ms: Option<f64>,
     /// First frames that came, of runs from one cut to the next.
     pub cuts: u64,
-    /// Median. Units: ms. Null: there was none.
+    /// The median wait for a first frame. Units: ms. Null: there was none.
     pub first_frame_ms_p50: Option<f64>,
-    /// 95 of 100.
+    /// The 95th percentile of these waits.
     pub first_frame_ms_p95: Option<f64>,
-    /// Longest.
+    /// The longest of these waits.
     pub first_frame_ms_max: Option<f64>,
-    /// Received.
+    /// Bytes received.
     pub bytes_read: u64,
 }
 
-/// The disk in a pass of one run, whichever clients read.
+/// The disk in a pass of one run, for all clients together.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct RunPass {
-    /// Which, from 1 on.
+    /// Its number, from 1 on.
     pub pass: u64,
     /// When its first client began, after the first client of the run. Units: s.
     pub start_s: f64,
     /// Frames with a time, of all clients with a list.
     pub frames: u64,
-    /// Of those.
+    /// Frames past their deadline, or skipped.
     pub late_frames: u64,
-    /// Bytes that the block devices read, for whichever program. Null: there is no block device.
+    /// Bytes that the block devices read for all programs. Null: there is no block device.
     pub disk_bytes_read: Option<u64>,
-    /// Their requests.
+    /// The reads that the block devices served.
     pub disk_read_count: Option<u64>,
 }
 
 /// A pass in all runs of one server with one mix, one kind of client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct MedianPass {
-    /// Which, from 1 on.
+    /// Its number, from 1 on.
     pub pass: u64,
     /// Frames with a time, of one run.
     pub frames: u64,
     /// Lowest, median, highest.
     pub late_frames: (f64, f64, f64),
-    /// Of all runs. Units: ms.
+    /// The worst of all runs. Units: ms.
     pub worst_lateness_ms: Option<f64>,
-    /// Of the cuts of all runs. Units: ms.
+    /// The median wait over the cuts of all runs. Units: ms.
     pub first_frame_ms_p50: Option<f64>,
-    /// The same, 95 of 100.
+    /// The 95th percentile of these waits.
     pub first_frame_ms_p95: Option<f64>,
-    /// The same, longest.
+    /// The longest of these waits.
     pub first_frame_ms_max: Option<f64>,
-    /// Received: lowest, median, highest.
+    /// Bytes received: lowest, median, highest.
     pub bytes_read: (f64, f64, f64),
     /// Read by the block devices for all kinds of clients: lowest, median, highest. Null: there is
     /// no block device.
@@ -236,7 +235,7 @@ pub fn of_kind(rows: &[&ClientRow]) -> Vec<KindPass> {
     (0..count).map(pass).collect()
 }
 
-/// The passes of one kind in several runs: rows of its clients, of its kind, and of the runs.
+/// The passes of one kind in several runs, from the rows of its clients, its kind and the runs.
 pub fn of_runs(clients: &[&ClientRow], kinds: &[&KindRow], runs: &[&EditRun]) -> Vec<MedianPass> {
     let count = kinds.iter().map(|row| row.passes.len()).max().unwrap_or(0);
     let pass = |index: usize| {
@@ -266,14 +265,14 @@ pub fn of_runs(clients: &[&ClientRow], kinds: &[&KindRow], runs: &[&EditRun]) ->
 #[derive(Debug)]
 pub struct DiskMarks {
     /// When each pass after the first counts as begun: in the middle of the rest before it, so that
-    /// neither a frame that comes late nor a request that comes early is counted in the other pass.
-    /// Units: ns, CLOCK_MONOTONIC.
+    /// neither a late frame nor an early request counts in the other pass. Units: ns,
+    /// CLOCK_MONOTONIC.
     due: Vec<u64>,
     seen: Vec<BlockStatistics>,
 }
 
 impl DiskMarks {
-    /// The first pass begins.
+    /// Takes the counters at the beginning of the first pass.
     ///
     /// Units    t0: ns, CLOCK_MONOTONIC
     pub fn begin(stage: &Stage, t0: u64, passes: Passes, rest: Duration) -> Result<DiskMarks> {
@@ -300,9 +299,9 @@ impl DiskMarks {
         Ok(())
     }
 
-    /// The last pass is over.
+    /// Takes the counters at the end of the last pass.
     ///
-    /// Returns  the disk's work from the first to the last pass, and in each of several
+    /// Returns  the disk's work over all passes, and in each where there are several
     pub fn end(mut self, stage: &Stage, passes: Passes) -> Result<(Value, Vec<RunPass>)> {
         self.seen.push(stage.block_statistics()?);
         let first = self.seen.first().cloned().unwrap_or_default();
@@ -327,7 +326,7 @@ impl DiskMarks {
 }
 
 impl EditRun {
-    /// Fill in the frames of the clients.
+    /// Sum up the frames of all clients in each pass.
     pub fn count_passes(&mut self) {
         for (index, pass) in self.passes.iter_mut().enumerate() {
             let kinds = self.kinds.iter().filter_map(|row| row.passes.get(index));
@@ -336,7 +335,7 @@ impl EditRun {
         }
     }
 
-    /// Each pass in a few words; nothing where there is one.
+    /// Each pass in a few words; nothing where there is only one.
     pub fn words_on_passes(&self) -> String {
         let mut words = String::new();
         for pass in &self.passes {
@@ -354,7 +353,7 @@ impl EditRun {
     }
 }
 
-/// Rows of a table, one a pass; nothing where there is one.
+/// Rows of a table, one for each pass; nothing where there is only one.
 pub fn table(medians: &[MedianRow]) -> String {
     let mut out = String::new();
     if medians.iter().all(|row| row.passes.is_empty()) {
@@ -388,7 +387,7 @@ pub fn table(medians: &[MedianRow]) -> String {
 }
 
 /// Panels over the passes, a line for each row: late frames, first frames, the disk. None where
-/// there is one pass.
+/// there is only one pass.
 pub fn plots(medians: &[MedianRow]) -> Vec<Plot> {
     if medians.iter().all(|row| row.passes.is_empty()) {
         return Vec::new();
@@ -536,7 +535,7 @@ mod tests {
         assert!(said.contains("--write-buffer"), "{said}");
     }
 
-    /// Two passes of three frames: in the first all came, one of them late; in the second one came.
+    /// Two passes of three frames: in the first all came, one of them late; in the second only one.
     fn edited() -> Edited {
         let start = |frame_count: usize, cut_count: usize, bytes_read: u64| PassStart {
             frame_count,

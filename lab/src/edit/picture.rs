@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Pictures of an edit: how long cuts took, and how late the latest frame was, a panel for each
-//! server; of lists that are played again, all servers over the passes.
+//! Plots of an edit: how long cuts took, and how late the latest frame was, a panel for each
+//! server; for lists that clients repeat, all servers over the passes.
 
 use super::passes;
 use super::report::{EditRun, MedianRow};
@@ -11,7 +11,7 @@ use std::path::Path;
 
 /// Length of a step. Units: s.
 const STEP_S: f64 = 0.25;
-/// Longer waits and later frames are drawn here. Units: ms.
+/// Longer waits and later frames are drawn at this height. Units: ms.
 const SHOWN_MAX_MS: f64 = 4000.0;
 /// Room above the highest point.
 const HEADROOM: f64 = 1.05;
@@ -60,7 +60,7 @@ fn plots(
     marks: Marks,
     level: Option<(f64, String)>,
 ) -> Vec<Plot> {
-    // The same height for all: they are to be compared.
+    // One scale for all panels, so that a reader can compare them.
     let all = panels.iter().flat_map(|(_, lines)| lines);
     let points = all.flat_map(|line| &line.points).map(|point| point.1);
     let highest = points.fold(1.0, f64::max);
@@ -77,7 +77,7 @@ fn plots(
     panels.into_iter().map(plot).collect()
 }
 
-/// One line a mix.
+/// One line for each mix, from its last run.
 fn lines(runs: &[EditRun], server: &str, of: fn(&EditRun) -> Vec<(f64, f64)>) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     for run in runs.iter().filter(|run| run.server == server) {

@@ -2,8 +2,8 @@
 //! The report of an edit: one JSON object of all runs whose field names are promised, and a table
 //! for people.
 //!
-//! Of several runs counts are told as medians with the lowest and the highest; waits of all runs
-//! are thrown together before a percentile is taken of them. Percentiles are never averaged.
+//! Counts of several runs become a median with the lowest and the highest; a percentile is taken
+//! over the waits of all runs together. Percentiles are never averaged.
 
 use super::editor::Edited;
 use super::passes::{self, ClientPass, KindPass, MedianPass, RunPass};
@@ -22,15 +22,15 @@ pub struct EditReport {
     /// Which experiment, server and disks.
     #[serde(flatten)]
     pub(crate) head: Head,
-    /// Files that are cut from.
+    /// Files of footage that cut lists use.
     pub files: u64,
-    /// Of each. Units: bytes.
+    /// Size of each. Units: bytes.
     pub file_bytes: u64,
     /// Units: bits a second.
     pub bitrate: u64,
     /// Frames a second.
     pub frames_per_s: f64,
-    /// How long each client works; a client that plays its list again, in one pass. Units: s.
+    /// How long each client works; where it repeats its list, in one pass. Units: s.
     pub seconds: f64,
     /// Passes over each cut list.
     pub passes: u64,
@@ -38,9 +38,9 @@ pub struct EditReport {
     pub rest_ms: f64,
     /// A frame that comes so long after its time is late.
     pub late_ms: f64,
-    /// Between two starts. Units: ms.
+    /// Time between the starts of two clients. Units: ms.
     pub stagger_ms: f64,
-    /// Of content and cut lists.
+    /// Seed of content and cut lists.
     pub seed: u64,
     /// Memory that the server may use for cached data; the most of all runs.
     pub cache_bytes_max: u64,
@@ -50,9 +50,9 @@ pub struct EditReport {
     pub stolen_cpu_s: f64,
     /// CPU time of the whole machine, of all runs.
     pub machine_cpu_s: f64,
-    /// Of all runs of a server with as many clients.
+    /// One row for all runs of a server with one mix and kind of client.
     pub medians: Vec<MedianRow>,
-    /// In the order in which they were made.
+    /// All runs in order of time.
     pub runs: Vec<EditRun>,
     /// Machine and revision.
     pub environment: Value,
@@ -69,15 +69,16 @@ pub struct EditRun {
     pub round: u64,
     /// Clients, those that copy or read the disk themselves included.
     pub clients: u64,
-    /// Frames with a time, of all clients; those that never came are late.
+    /// Frames with a time, of all clients.
     pub frames: u64,
-    /// Of those.
+    /// Frames past their deadline, or that never came.
     pub late_frames: u64,
-    /// Bytes that differ from what was written, or are missing.
+    /// Bytes that differ from those written, or are missing.
     pub bytes_wrong: u64,
     /// Memory that the server may use for cached data.
     pub cache_bytes_max: u64,
-    /// Different bytes that all clients read in one pass over their lists; null without `--again`.
+    /// Bytes that all clients read in one pass over their lists, each counted once; null without
+    /// `--again`.
     pub list_bytes: Option<u64>,
     /// The disk in each pass; empty without `--again`.
     pub passes: Vec<RunPass>,
@@ -97,7 +98,7 @@ pub struct EditRun {
     pub stolen_cpu_s: f64,
     /// The most memory that the server held, cache included. Units: bytes.
     pub server_memory_bytes_peak: u64,
-    /// The errors.
+    /// Errors of clients and of the daemon.
     pub errors: Vec<String>,
     /// Settings that distinguish the server.
     pub settings: Value,
@@ -118,37 +119,37 @@ pub struct KindRow {
     pub kind: String,
     /// How many.
     pub clients: u64,
-    /// Frames with a time; 0: they have none.
+    /// Frames with a time; 0: these clients have no clock.
     pub frames: u64,
-    /// Past their deadline, or never there.
+    /// Frames past their deadline, or that never came.
     pub late_frames: u64,
     /// Frames that came.
     pub frames_done: u64,
     /// Clients with a late frame.
     pub late_clients: u64,
-    /// Of all frames with a time, after the deadline; negative when each was early. Units: ms.
-    /// Null: none has one.
+    /// How long after its deadline the latest of all frames with a time came; negative when all
+    /// were early. Units: ms. Null: no frame with a time came.
     pub worst_lateness_ms: Option<f64>,
     /// First frames that came, of runs from one cut to the next.
     pub cuts: u64,
-    /// From asking for the first frame of a run to its being there, an open included: half of them.
+    /// From the request for the first frame of a run to its arrival, an open included: the median.
     /// Units: ms. Null: there was none.
     pub first_frame_ms_p50: Option<f64>,
-    /// The same, 95 of 100.
+    /// The 95th percentile of these waits.
     pub first_frame_ms_p95: Option<f64>,
-    /// The same, all.
+    /// The longest of these waits.
     pub first_frame_ms_max: Option<f64>,
     /// Frames that came, a second and client.
     pub frames_per_s_each: f64,
-    /// Read and written, a second, all together. Units: 10⁶ bytes.
+    /// Bytes read and written a second, of all clients together. Units: 10⁶ bytes.
     pub mb_per_s: f64,
-    /// Received.
+    /// Bytes received.
     pub bytes_read: u64,
-    /// Acknowledged.
+    /// Bytes acknowledged.
     pub bytes_written: u64,
-    /// Longest open. Units: ms.
+    /// The longest open. Units: ms.
     pub open_ms_max: f64,
-    /// Bytes that differ from what was written, or are missing.
+    /// Bytes that differ from those written, or are missing.
     pub bytes_wrong: u64,
     /// Each pass by itself; empty where a list is played once.
     pub passes: Vec<KindPass>,
@@ -161,27 +162,27 @@ pub struct ClientRow {
     pub client: u64,
     /// As in the row of its kind.
     pub kind: String,
-    /// After the first. Units: s.
+    /// Its start, after that of the first client. Units: s.
     pub start_s: f64,
     /// Frames with a time.
     pub frames: u64,
-    /// Of those.
+    /// Frames past their deadline, or that never came.
     pub late_frames: u64,
     /// Frames that came.
     pub frames_done: u64,
     /// As in the row of its kind. Units: ms.
     pub worst_lateness_ms: Option<f64>,
-    /// Of each run from cut to cut: when after the client's start, and how long until its first
-    /// frame. Units: ms, ms.
+    /// Each run from cut to cut: when it began after the client's start, and how long its first
+    /// frame took. Units: ms, ms.
     pub first_frame_ms: Vec<(f32, f32)>,
-    /// With `--timeline`, of each frame: its time after the client's start, and how long after its
+    /// With `--timeline`, each frame: its time after the client's start, and how long after its
     /// deadline it came. Units: ms, ms.
     pub lateness_ms: Option<Vec<(f32, f32)>>,
     /// Bytes that differ, or are missing.
     pub bytes_wrong: u64,
     /// Each pass by itself; empty where a list is played once.
     pub passes: Vec<ClientPass>,
-    /// The error.
+    /// The client's first error.
     pub error: Option<String>,
 }
 
@@ -200,25 +201,25 @@ pub struct MedianRow {
     pub frames: u64,
     /// Lowest, median, highest.
     pub late_frames: (f64, f64, f64),
-    /// Of all runs. Units: ms.
+    /// The worst of all runs. Units: ms.
     pub worst_lateness_ms: Option<f64>,
-    /// Of the cuts of all runs. Units: ms.
+    /// The median wait over the cuts of all runs. Units: ms.
     pub first_frame_ms_p50: Option<f64>,
-    /// The same, 95 of 100.
+    /// The 95th percentile of these waits.
     pub first_frame_ms_p95: Option<f64>,
-    /// The same, all.
+    /// The longest of these waits.
     pub first_frame_ms_max: Option<f64>,
     /// Lowest, median, highest.
     pub frames_per_s_each: (f64, f64, f64),
     /// Lowest, median, highest. Units: 10⁶ bytes a second.
     pub mb_per_s: (f64, f64, f64),
-    /// Of all runs.
+    /// Wrong or missing bytes of all runs.
     pub bytes_wrong: u64,
     /// Each pass by itself; empty where a list is played once.
     pub passes: Vec<MedianPass>,
 }
 
-/// The least value that so many hundredths of all do not exceed; `None` of nothing.
+/// The least value that so many hundredths of all values do not exceed; `None` if there are none.
 pub fn percentile(values: impl IntoIterator<Item = f64>, hundredths: u64) -> Option<f64> {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);
@@ -227,7 +228,7 @@ pub fn percentile(values: impl IntoIterator<Item = f64>, hundredths: u64) -> Opt
 }
 
 impl ClientRow {
-    /// The frames that one client asked for, beside those that came.
+    /// A client's row from its script and its result.
     pub fn new(client: u64, kind: &str, script: &Script, edited: &Edited, t0: u64) -> ClientRow {
         let frames = match script.pace {
             Pace::Clock => script.frame_count() * script.passes.count,
@@ -263,7 +264,7 @@ fn waits(rows: &[&ClientRow]) -> impl Iterator<Item = f64> + Clone {
 }
 
 impl KindRow {
-    /// Clients of one kind, each with what it did.
+    /// A row from the clients of one kind, each with its result.
     pub fn new(kind: &str, clients: &[(&ClientRow, &Edited)]) -> KindRow {
         let rows: Vec<&ClientRow> = clients.iter().map(|(row, _)| *row).collect();
         let sum = |of: fn(&ClientRow) -> u64| rows.iter().map(|row| of(row)).sum::<u64>();
@@ -306,7 +307,7 @@ impl KindRow {
 }
 
 impl EditRun {
-    /// In one line.
+    /// The run in one line.
     pub fn line(&self) -> String {
         let kinds: Vec<String> = self.kinds.iter().map(KindRow::words).collect();
         format!(
@@ -354,7 +355,7 @@ impl KindRow {
     }
 }
 
-/// Rows of the same server, mix and kind, in the order in which they first came.
+/// One row for each server, mix and kind, in order of first appearance, mix after mix.
 pub fn medians(runs: &[EditRun]) -> Vec<MedianRow> {
     let mut keys: Vec<(&str, &str, &str)> = Vec::new();
     for run in runs {
@@ -412,7 +413,7 @@ fn median_of(runs: &[EditRun], server: &str, mix: &str, kind: &str) -> MedianRow
 }
 
 impl Outcome for EditReport {
-    /// For people, and good Markdown.
+    /// A table for people, in Markdown.
     fn table(&self) -> Result<String> {
         let mut out = format!(
             "{} of {} MB over {} ({}); {:.0} Mb/s, {} frames/s, {:.0} s{}, late past {:.0} ms, starts {:.0} ms apart\n\n",
@@ -464,10 +465,10 @@ impl Outcome for EditReport {
         Ok(out + &passes::table(&self.medians))
     }
 
-    /// Wrong bytes and clients that broke off are failures, however early frames come; late ones
-    /// are figures.
+    /// Wrong bytes and errors of clients are failures, however early frames come; late frames are
+    /// figures.
     ///
-    /// Errors   there were some
+    /// Errors   there were wrong bytes or errors
     fn check(&self) -> Result<()> {
         let errors: usize = self.runs.iter().map(|run| run.errors.len()).sum();
         ensure!(
@@ -479,7 +480,7 @@ impl Outcome for EditReport {
     }
 }
 
-/// The median, and the lowest and the highest where they are others.
+/// The median, and the lowest and the highest where they differ.
 pub fn shown((low, median, high): (f64, f64, f64), digits: usize) -> String {
     match low == high {
         true => format!("{median:.digits$}"),

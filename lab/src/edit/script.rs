@@ -2,41 +2,41 @@
 //! The work of one client, as a list: which bytes of which files, how many frames long, by which
 //! clock.
 //!
-//! Every way of working comes down to this list ([`super::workload`] draws it), so that the client
-//! process ([`super::editor`]) knows nothing of timelines or thumbnails. A list is drawn from a
-//! seed: all servers of a comparison are asked for the same bytes.
+//! [`super::workload`] reduces every way of working to this list, so that the client process,
+//! [`super::editor`], knows nothing of timelines or thumbnails. A list is drawn from a seed:
+//! clients request the same bytes from all servers of a comparison.
 
 use crate::stage::footage::Clip;
 use serde::{Deserialize, Serialize};
 
-/// By which clock frames are asked for.
+/// The clock by which a client requests frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pace {
-    /// Frame *k* not before its time, and late when it comes long after that: a player.
+    /// Requests frame *k* not before its time; it is late when it comes long after that: a player.
     #[default]
     Clock,
-    /// The next so long after the last was asked for, or when that has come: a hand on the mouse
-    /// waits for the picture.
+    /// Requests a frame one period after the request for the last, and not before that has come: a
+    /// hand on the mouse waits for the picture.
     Hand,
-    /// The next when the last has come.
+    /// Requests the next frame when the last has come.
     Free,
 }
 
 /// A file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
-    /// Below the share.
+    /// Its path below the share.
     pub path: String,
-    /// Which clip its bytes are.
+    /// The number of the clip that is its content.
     pub number: u64,
     /// Units: bytes.
     pub bytes: u64,
-    /// It stays open once it was opened.
+    /// It stays open after its first use.
     pub keep_open: bool,
-    /// Its bytes are a real file's, which the client does not know.
+    /// Its content is a real file's, which the client does not know.
     pub is_real: bool,
-    /// Another client writes it meanwhile: bytes that are missing will come.
+    /// Another client writes it meanwhile: missing bytes will come.
     pub grows: bool,
 }
 
@@ -50,7 +50,7 @@ impl Source {
     }
 }
 
-/// Where one layer reads (or writes) in the course of a run.
+/// Where one layer reads or writes in the course of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     /// Index of its file.
@@ -82,9 +82,9 @@ impl Head {
 /// A stretch from one cut to the next.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Run {
-    /// All at once; none: nothing is played meanwhile.
+    /// The layers, all played at once; none: a gap, in which nothing is played.
     pub heads: Vec<Head>,
-    /// How long.
+    /// Its length in frames.
     pub frame_count: u64,
     /// Time between frames. Units: ns.
     pub period_ns: u64,
@@ -126,21 +126,21 @@ impl Passes {
 pub struct Script {
     /// By which clock.
     pub pace: Pace,
-    /// Of the heads.
+    /// The files of the heads.
     pub files: Vec<Source>,
-    /// One after the other.
+    /// The runs, one after the other.
     pub runs: Vec<Run>,
     /// How long after its beginning the first run is due. Units: ns.
     pub delay_ns: u64,
-    /// How often all runs are played by the clock.
+    /// How often a client by the clock plays all runs.
     pub passes: Passes,
-    /// Of each piece the first page is compared and no more: comparing would take the time of a
-    /// client that does nothing else but read.
+    /// The client compares only the first page of each piece: a full comparison would take much of
+    /// the time of a client that only reads.
     pub is_sampled: bool,
 }
 
 impl Script {
-    /// Frames of one pass that somebody looks at.
+    /// Frames of one pass, without gaps.
     pub fn frame_count(&self) -> u64 {
         let played = self.runs.iter().filter(|run| !run.heads.is_empty());
         played.map(|run| run.frame_count).sum()
@@ -153,8 +153,8 @@ impl Script {
         self.delay_ns + self.passes.last_start_ns() + length
     }
 
-    /// The stretches that it reads: path, first byte, first byte behind it. A head that leaves
-    /// frames out or goes backwards is its pieces.
+    /// The stretches that it reads: path, first byte, first byte behind it. A head that skips
+    /// frames or goes backwards yields a stretch for each piece.
     pub fn stretches(&self) -> Vec<(&str, u64, u64)> {
         let heads = self.runs.iter().flat_map(|run| {
             let heads = run.heads.iter().filter(|head| !head.writes);
@@ -174,7 +174,7 @@ impl Script {
         all
     }
 
-    /// Bytes that one pass over the runs asks for, read and written.
+    /// Bytes that one pass over the runs reads and writes.
     pub fn asked_bytes(&self) -> u64 {
         let of = |run: &Run| -> u64 {
             let pieces = |head: &Head| run.frame_count.div_ceil(head.every.max(1)) * head.bytes;
@@ -183,7 +183,7 @@ impl Script {
         self.runs.iter().map(of).sum()
     }
 
-    /// Somebody writes.
+    /// One of its heads writes.
     pub fn writes(&self) -> bool {
         self.runs
             .iter()

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Ways of working, as data: a small TOML file each, built in or the user's own, drawn into a
-//! [`Script`] a client.
+//! Ways of working, as data: a small TOML file each, built in or the user's own, drawn into one
+//! [`Script`] for each client.
 //!
-//! A file has one line on what it is and one table, whose name says which way of working it
-//! describes. A length is drawn between two bounds so that the mean is what the file says. Nothing
-//! here knows of servers, doors or processes.
+//! A file has one line `about` and one table, whose name is the way of working. Lengths are drawn
+//! between two bounds so that their mean is the one in the file. Nothing here knows of servers,
+//! doors or processes.
 
 use super::edl::{self, Event};
 use super::media::Original;
@@ -31,7 +31,7 @@ const BUILT_IN: [(&str, &str); 12] = [
     ("direct", include_str!("workloads/direct.toml")),
 ];
 
-/// Numbers of clips that are no stream's, copier's or tidied file's.
+/// Numbers of clips above those of streams, copiers and tidied files.
 const SOUND_BASE: u64 = 1 << 22;
 const BIN_BASE: u64 = 1 << 23;
 const DPX_BASE: u64 = 1 << 24;
@@ -50,12 +50,12 @@ const REQUEST_BYTES_MAX: u64 = 1 << 28;
 pub struct Workload {
     /// Its name.
     pub name: String,
-    /// In one line.
+    /// Its description in one line.
     pub about: String,
     kind: Kind,
 }
 
-/// As a file says it.
+/// A workload's file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Document {
@@ -184,37 +184,37 @@ struct Direct {
     request_bytes: u64,
 }
 
-/// The footage that a client finds, and for how long it works.
+/// The footage for a client, and how long it works.
 #[derive(Clone, Copy, Debug)]
 pub struct Scene<'a> {
     /// The files on the stage.
     pub plan: &'a Plan,
-    /// Real files in place of made-up footage; none: it is made up.
+    /// Real files in place of made-up footage; none: the footage is made up.
     pub originals: &'a [Original],
-    /// Of one pass over a cut list. Units: s.
+    /// Length of one pass over a cut list. Units: s.
     pub seconds: f64,
-    /// How often cut lists are played.
+    /// How often clients play cut lists.
     pub passes: Passes,
 }
 
-/// One client, and what it is called in the report.
+/// One client, and its name in the report.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// Its number; parts of one client begin together.
     pub client: u64,
-    /// As the workload, with its role where that has several.
+    /// The workload's name, with the client's role where the workload has several.
     pub kind: String,
-    /// It is a program on the server's machine that reads the disk, and no client of the server.
+    /// It is a program on the server's machine that reads the disk, not a client of the server.
     pub is_beside: bool,
     /// Its work.
     pub script: Script,
 }
 
 impl Workload {
-    /// A built-in one by its name, or one from a file.
+    /// A built-in workload by its name, or one from a file.
     ///
-    /// Errors   neither is there, or the file does not say what it should (line, what was found,
-    /// what was expected)
+    /// Errors   neither is there, or the file describes no workload: the line, the value found, and
+    /// the value expected
     pub fn find(name: &str) -> Result<Workload> {
         if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
             return Workload::parse(name, text);
@@ -267,9 +267,9 @@ impl Workload {
         })
     }
 
-    /// So many layers, all cut at once.
+    /// Gives it so many layers, all cut at once.
     ///
-    /// Errors   it has no layers
+    /// Errors   it has no layers, or takes fewer than these
     pub fn set_layers(&mut self, layers: u64) -> Result<()> {
         let Kind::Timeline(timeline) = &mut self.kind else {
             bail!(
@@ -281,7 +281,7 @@ impl Workload {
         self.kind.check()
     }
 
-    /// Cuts as in an EDL instead of drawn ones.
+    /// Takes the cuts of an EDL in place of drawn ones.
     ///
     /// Errors   it is no timeline
     pub fn set_events(&mut self, events: Vec<Event>) -> Result<()> {
@@ -313,7 +313,7 @@ impl Workload {
         self.kind == Kind::Copy
     }
 
-    /// Its programs read the disk, and are no clients of the server.
+    /// Its programs read the disk, and are not clients of the server.
     pub fn is_beside(&self) -> bool {
         matches!(self.kind, Kind::Direct(_))
     }
@@ -336,7 +336,7 @@ impl Workload {
         }
     }
 
-    /// The work of client `client`. The same dice throw the same.
+    /// The work of client `client`: the same for the same dice.
     fn draw(&self, scene: &Scene<'_>, client: u64, dice: &mut Dice) -> Vec<Part> {
         let one = |script: Script| {
             vec![Part {
@@ -479,19 +479,19 @@ impl Lengths {
 
     /// Units: s.
     fn draw(&self, dice: &mut Dice) -> f64 {
-        // Of u^p the mean is 1 / (p + 1).
+        // The mean of u^p is 1 / (p + 1).
         let power = (self.max_s - self.min_s) / (self.mean_s - self.min_s) - 1.0;
         self.min_s + (self.max_s - self.min_s) * part(dice).powf(power)
     }
 }
 
-/// From 0 up to 1.
+/// A number from 0 up to 1.
 fn part(dice: &mut Dice) -> f64 {
     (dice.throw() >> 11) as f64 / (1u64 << 53) as f64
 }
 
 impl Scene<'_> {
-    /// How long all passes take, the rests between them included. Units: s.
+    /// The length of all passes, with the rests between them. Units: s.
     pub fn whole_s(&self) -> f64 {
         self.seconds + self.passes.last_start_ns() as f64 / 1e9
     }
@@ -542,13 +542,13 @@ impl Scene<'_> {
         }
     }
 
-    /// A place in which so many frames fit.
+    /// A first frame after which so many frames fit.
     fn place(&self, frames: u64, dice: &mut Dice) -> u64 {
         dice.below(self.plan.frame_count.saturating_sub(frames) + 1)
     }
 }
 
-/// A clock's script: runs are added one after the other until the time is up.
+/// A clock's script: adds runs until the time is up.
 fn until_the_end(scene: &Scene<'_>, mut next: impl FnMut() -> Option<Run>) -> Vec<Run> {
     let mut left_ns = scene.frames_in(scene.seconds) * scene.period_ns();
     let mut runs = Vec::new();
@@ -603,7 +603,7 @@ impl Timeline {
         }
     }
 
-    /// Each layer to another file, as far as there are enough.
+    /// Gives each layer another file, as far as there are enough.
     fn cut(&self, scene: &Scene<'_>, frame_count: u64, dice: &mut Dice) -> Vec<Head> {
         let files = scene.plan.stream_count;
         let first = dice.below(files);
@@ -726,8 +726,8 @@ impl Shuttle {
     /// All steps once, in a place where they fit.
     fn round(&self, scene: &Scene<'_>, dice: &mut Dice) -> Vec<Run> {
         let rate = scene.plan.frames_per_kilosecond as f64 / 1000.0;
-        // At each step: its first frame, from where the round begins; frames from one that is shown
-        // to the next; how many are shown.
+        // Each step: its first frame, from the beginning of the round; frames from one that it
+        // shows to the next; how many it shows; the time between two. Units of the last: ns.
         let mut at = 0i64;
         let mut legs = Vec::new();
         for step in &self.steps {
@@ -753,7 +753,7 @@ impl Shuttle {
         let last = scene.plan.frame_count as i64 - 1;
         let run = |(at, stride, shown, period_ns): (i64, i64, u64, u64)| {
             let from = (base + at).clamp(0, last);
-            // In a file that is too short for it the client stays at its end.
+            // In a file that is too short for the step the client stops at its end.
             let left = match stride {
                 0 => shown,
                 forward if forward > 0 => ((last - from) / forward) as u64 + 1,
@@ -801,7 +801,7 @@ impl Bin {
         }
     }
 
-    /// Of each clip its head, its tail and some frames between: one picture.
+    /// Reads of each clip its head, its tail and some frames between: one picture.
     fn draw(&self, scene: &Scene<'_>, client: u64) -> Script {
         let frame = scene.plan.frame_bytes().min(self.clip_bytes);
         let run = |index: u64| {
@@ -854,7 +854,7 @@ impl Conform {
     }
 
     fn draw(&self, scene: &Scene<'_>, dice: &mut Dice) -> Script {
-        /// So many are drawn; then again.
+        /// The list has so many frames; after the last it begins again.
         const FRAMES: u64 = 4000;
         let mut files = scene.footage();
         let large = files.len() as u64;
@@ -886,7 +886,7 @@ impl Conform {
     }
 }
 
-/// A file that client `client` writes, and what writes all of it from the front.
+/// The file that client `client` writes.
 fn output(scene: &Scene<'_>, client: u64, grows: bool) -> Source {
     Source {
         path: format!("{OUTPUT}/client{client:02}.mov"),
@@ -958,8 +958,8 @@ impl Grow {
 }
 
 impl Direct {
-    /// File after file from the front, from a drawn one on; an end shorter than a request is left
-    /// out.
+    /// Reads file after file from the front, beginning with a drawn one; skips an end shorter than
+    /// a request.
     fn draw(&self, scene: &Scene<'_>, dice: &mut Dice) -> Script {
         let files = scene.footage();
         let count = files.len() as u64;
@@ -995,7 +995,7 @@ impl Direct {
 pub struct Mix(pub Vec<(Workload, u64)>);
 
 impl Mix {
-    /// As on the command line.
+    /// Parses the command line's form.
     ///
     /// Errors   no such workload, or no number
     pub fn parse(text: &str) -> Result<Mix> {
@@ -1027,18 +1027,18 @@ impl Mix {
         copies.map(|(_, count)| count).sum()
     }
 
-    /// Programs that read the disk, and are no clients of the server.
+    /// Programs that read the disk, and are not clients of the server.
     pub fn beside_count(&self) -> u64 {
         let beside = self.0.iter().filter(|(workload, _)| workload.is_beside());
         beside.map(|(_, count)| count).sum()
     }
 
-    /// Somebody writes.
+    /// Some of its clients write.
     pub fn writes(&self) -> bool {
         self.0.iter().any(|(workload, _)| workload.writes())
     }
 
-    /// The files that they need beside the footage, each once.
+    /// The files that the clients need beside the footage, each once.
     pub fn material(&self, scene: &Scene<'_>) -> Vec<Source> {
         let all = self
             .0
@@ -1055,7 +1055,7 @@ impl Mix {
         let mut client = 0u64;
         let mut parts = Vec::new();
         for (workload, count) in &self.0 {
-            // Beside clients that play a list again, all others go on until they are done.
+            // Clients without a list go on until those that repeat theirs are done.
             let (scene, passes) = match workload.has_list() {
                 true => (*scene, scene.passes),
                 false => {
@@ -1129,7 +1129,7 @@ mod tests {
         Mix::parse(mix).unwrap().draw(&scene, 1)
     }
 
-    /// Of all parts: every piece lies in its file.
+    /// Checks that every piece of all parts lies in its file.
     fn check_places(parts: &[Part]) {
         for part in parts {
             for run in &part.script.runs {
@@ -1169,13 +1169,13 @@ mod tests {
         let mut lengths = Vec::new();
         for part in &parts {
             assert_eq!(part.script.frame_count(), 15_000);
-            // The last one ends with the time.
+            // The end of the time cuts the last one short.
             let runs = &part.script.runs[..part.script.runs.len() - 1];
             lengths.extend(runs.iter().map(|run| run.frame_count as f64 / 25.0));
         }
         assert!(lengths.iter().all(|length| (1.48..=6.02).contains(length)));
         let mean = lengths.iter().sum::<f64>() / lengths.len() as f64;
-        // Of 1,600 lengths, a deviation of 1.3 s: a tenth is three standard errors.
+        // 1,600 lengths with a standard deviation of 1.3 s: 0.1 s is three standard errors.
         assert!((2.9..3.1).contains(&mean), "{mean}");
         assert_ne!(parts[0].script.runs, parts[1].script.runs);
         assert_eq!(
