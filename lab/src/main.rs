@@ -31,7 +31,8 @@ fn dispatch(command: Command) -> Result<()> {
             println!("{}", serde_json::to_string(&words::of(&command))?);
             Ok(())
         }
-        // Clients end when the lab that started them says so, not by Ctrl-C.
+        // Clients have process groups of their own: Ctrl-C does not reach them, and they catch no
+        // signal.
         Command::Player => player::main(),
         Command::Editor => edit::editor::main(),
         Command::Writer => writer::main(),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The memory of the drive that writes go to first: volatile, destaged in order of position.
+//! The drive's write cache: volatile, destaged in order of position.
 //!
-//! Bytes that lie here are acknowledged and not on the medium. A flush is a line drawn between what
-//! came before and what comes after ([`WriteCache::close_epoch`]); it is done when nothing from
-//! before the line is left. When the power goes, any part of it may have reached the medium, in any
-//! order ([`WriteCache::lose`]): pages are whole or not there, and nothing else is promised.
+//! Bytes that lie here are acknowledged and not on the medium. A flush divides the writes before it
+//! from those after it, see [`WriteCache::close_epoch`]; it ends when no earlier bytes are left. At
+//! a power cut any part of the cache may have reached the medium, in any order, see
+//! [`WriteCache::lose`]: a page is there whole or not at all, and nothing else is promised.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// The unit that a medium writes whole or not at all. Units: bytes.
 pub const ATOM_BYTES: u64 = 4096;
 
-/// Bytes somebody wrote.
+/// Written bytes.
 #[derive(Clone, Debug)]
 pub struct Bytes {
     whole: Arc<[u8]>,
@@ -21,7 +21,7 @@ pub struct Bytes {
 }
 
 impl Bytes {
-    /// They themselves.
+    /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
         &self.whole[self.start..self.start + self.length]
     }
@@ -71,7 +71,7 @@ pub struct WriteCache {
 }
 
 impl WriteCache {
-    /// Room for so many bytes; 0: none, every write goes to the medium.
+    /// A cache of so many bytes; 0: none, every write goes to the medium.
     pub fn new(capacity: u64) -> WriteCache {
         WriteCache {
             capacity,
@@ -92,13 +92,13 @@ impl WriteCache {
         self.bytes == 0
     }
 
-    /// Full enough that the medium had better begin, whatever else waits for it.
+    /// True when it is so full that the head must begin to destage, even if requests wait.
     pub fn is_pressing(&self) -> bool {
         self.bytes >= self.capacity / 4 * 3 && self.bytes > 0
     }
 
-    /// Whether a write of `length` can be taken now. One larger than all of it can when it is
-    /// empty.
+    /// True if it has room for a write of `length` now. A write larger than the whole cache fits
+    /// when the cache is empty.
     pub fn fits(&self, length: u64) -> bool {
         self.capacity > 0 && (self.bytes + length <= self.capacity || self.is_empty())
     }
@@ -117,13 +117,14 @@ impl WriteCache {
         };
         for (at, old) in hidden {
             put(self, at, self.epoch);
-            // A flush that waits for these bytes waits on: the medium has neither version yet.
+            // A flush that waits for the old bytes goes on waiting: the medium has neither version
+            // yet.
             put(self, at + old.len(), old.epoch);
         }
         put(self, end, self.epoch);
     }
 
-    /// Lay what is here over `buffer`, which has the medium's bytes from `offset`.
+    /// Copy its bytes over `buffer`, which has the medium's bytes from `offset`.
     pub fn overlay(&self, offset: u64, buffer: &mut [u8]) {
         let end = offset + buffer.len() as u64;
         for (&at, piece) in self.touching(offset, end) {
@@ -134,15 +135,15 @@ impl WriteCache {
         }
     }
 
-    /// These bytes are of no more interest: discarded, or written to the medium directly.
+    /// Drop these bytes: they were discarded, or written to the medium directly.
     pub fn forget(&mut self, offset: u64, length: u64) {
         self.remove(offset, length);
     }
 
     /// The run that a head at `head` should write next: the nearest ahead, else the first of the
-    /// disk, as far as it goes on without a gap, at most `most` bytes. Offset and length.
+    /// disk, up to the next gap, at most `most` bytes. Returns offset and length.
     pub fn next_run(&self, head: u64, most: u64) -> Option<(u64, u64)> {
-        // A run whose middle the head stands in begins there.
+        // If the head is inside a run, the run begins at the head.
         let ahead = self
             .touching(head, head + 1)
             .next()
@@ -162,7 +163,7 @@ impl WriteCache {
         Some((start, (end - start).min(most)))
     }
 
-    /// Remove a range; what was there, in order of offset.
+    /// Remove a range; returns its bytes in order of offset.
     pub fn take(&mut self, offset: u64, length: u64) -> Vec<(u64, Bytes)> {
         let pieces = self.remove(offset, length);
         pieces
@@ -197,8 +198,8 @@ impl WriteCache {
         taken
     }
 
-    /// Draw a line: what is written from now on is after it. Returns the epoch that must be gone
-    /// for everything before it to be on the medium.
+    /// End the epoch: later writes belong to the next. Returns it; when nothing of it or of an
+    /// earlier one is left, all earlier writes are on the medium.
     pub fn close_epoch(&mut self) -> u64 {
         self.epoch += 1;
         self.epoch - 1
@@ -211,8 +212,8 @@ impl WriteCache {
             .is_none_or(|(&oldest, _)| oldest > epoch)
     }
 
-    /// The power goes. Returns what had reached the medium all the same: `keeps` is asked for each
-    /// page.
+    /// Lose the content at a power cut. Returns the pages that reached the medium all the same:
+    /// those for which `keeps` says true.
     pub fn lose(&mut self, mut keeps: impl FnMut() -> bool) -> Vec<(u64, Bytes)> {
         let mut kept = Vec::new();
         for (at, piece) in std::mem::take(&mut self.pieces) {
@@ -342,7 +343,7 @@ mod tests {
         cache.put(4, bytes(2, 8));
         assert!(!cache.is_past(line));
         cache.take(0, 4);
-        // Its other half was written again, but the medium has no version of it yet.
+        // The other half was overwritten, but the medium has no version of it yet.
         assert!(!cache.is_past(line));
         cache.take(4, 4);
         assert!(cache.is_past(line));

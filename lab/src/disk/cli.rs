@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! `rushes-lab disk …`: the commands, their flags and what they print.
+//! `rushes-lab disk …`: the commands, their flags and their output.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub enum DiskCommand {
         /// Its name.
         name: String,
     },
-    /// Take down what killed runs left behind.
+    /// Take down disks that killed runs left behind.
     Clean {
         /// Disks in use too.
         #[arg(long)]
@@ -41,7 +41,7 @@ pub enum DiskCommand {
     },
     /// Measure Table 5 on a disk of its own and print it beside the paper's figures.
     Measure(Measure),
-    /// Print what the disks have done, as JSON.
+    /// Print the counts of the disks, as JSON.
     Stat {
         /// Its name; all disks without.
         name: Option<String>,
@@ -130,7 +130,7 @@ impl Kind {
 fn parse_bytes(text: &str) -> Result<ByteCount, String> {
     match parse_amount(text)? {
         0 => Err(String::from("a disk of 0 bytes has no room; expected more")),
-        // Whole pages, as the disk wants them.
+        // The disk takes whole pages alone.
         bytes => Ok(ByteCount(bytes.next_multiple_of(4096))),
     }
 }
@@ -142,7 +142,7 @@ fn parse_seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Does it.
+/// Runs a command.
 pub fn run(command: &DiskCommand) -> Result<(), DiskError> {
     match command {
         DiskCommand::Serve { name, detached } => setup::serve(name, *detached),

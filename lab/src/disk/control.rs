@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Commands to a running slow disk and its answers: the two faces of the `control` file.
+//! Commands to a running slow disk and its answers: writes and reads of the `control` file.
 //!
-//! Commands are lines of text, so that a shell can give them (`echo timing off > …/control`); the
-//! answer to a read is one JSON object. No command waits for the disk.
+//! Commands are lines of text, so that a shell can send them: `echo timing off > …/control`. A read
+//! returns one JSON object. No command waits for the disk.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -13,22 +13,22 @@ use serde::{Deserialize, Serialize};
 
 use super::timing::{Direction, Request, Service};
 
-/// Something that goes wrong on purpose.
+/// An injected fault.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fault {
-    /// Requests that touch these bytes end with EIO, after the time they would have taken.
+    /// Requests that touch these bytes fail with EIO, after the time that they would have taken.
     Fail {
         /// Reads or writes.
         direction: Direction,
         /// First bad byte of the disk.
         start: u64,
-        /// How many.
+        /// Number of bad bytes.
         length: u64,
-        /// So many requests, then never again; `None` for ever.
+        /// So many requests fail, then no more; `None`: all.
         count: Option<u64>,
     },
-    /// Every request takes so many times as long; 1 is normal.
+    /// The time of every request is multiplied by this; 1 is normal.
     Slow {
         /// At least 0.
         factor: f64,
@@ -41,7 +41,7 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// True when it lets such a request fail.
+    /// True when it makes such a request fail.
     pub(super) fn hits(&self, direction: Direction, offset: u64, length: u64) -> bool {
         matches!(*self, Fault::Fail { direction: which, start, length: bad, count }
             if which == direction
@@ -54,7 +54,7 @@ impl Fault {
 /// A line of the control file.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Command {
-    /// `timing on`, `timing off`: off, requests are served as fast as memory allows.
+    /// `timing on`, `timing off`: off, the disk serves requests as fast as memory allows.
     Timing(bool),
     /// `fail read START LENGTH [COUNT]`, `slow FACTOR`, `stall MS`.
     Inject(Fault),
@@ -62,17 +62,17 @@ pub(super) enum Command {
     Clear,
     /// `reset`: statistics start at zero.
     Reset,
-    /// `power off SEED`: what is not on the medium may vanish, page by page as the seed has it;
+    /// `power off SEED`: the cache loses pages that the seed chooses, the medium gets the others;
     /// every request fails from now on.
     PowerOff(u64),
-    /// `power on`: requests are served again.
+    /// `power on`: the disk serves requests again.
     PowerOn,
-    /// `stamps on KEY`: from now on it is noted when pages stamped with this key come; `stamps
+    /// `stamps on KEY`: the disk notes from now on when pages stamped with this key come; `stamps
     /// off`: no more.
     Stamps(Option<NonZeroU64>),
     /// `record on`, `record off`: every change from now on goes into a log as well.
     Record(bool),
-    /// `mark N`: a word of the program that records, between what came before and what comes after.
+    /// `mark N`: a mark that the recording program puts between earlier and later changes.
     Mark(u64),
 }
 
@@ -181,22 +181,22 @@ impl FromStr for Command {
 pub struct Flow {
     /// Requests served, failed ones included.
     pub request_count: u64,
-    /// Bytes of them.
+    /// Their bytes.
     pub bytes: u64,
-    /// Those that started where the last request ended.
+    /// Requests that started where the last one ended.
     pub sequential_count: u64,
-    /// Those for which the head had to move.
+    /// Requests for which the head had to move.
     pub positioned_count: u64,
     /// Time that the disk worked for them. Units: ms.
     pub busy_ms: f64,
     /// Longest from arrival to answer. Units: ms.
     pub longest_wait_ms: f64,
-    /// Those that were failed on purpose.
+    /// Requests that an injected fault failed.
     pub failed_count: u64,
 }
 
 impl Flow {
-    /// One request more.
+    /// Count one more request.
     pub(super) fn count(&mut self, request: &Request, service: &Service) {
         self.request_count += 1;
         self.bytes += request.length.0;
@@ -208,15 +208,15 @@ impl Flow {
     }
 }
 
-/// The statistics of a slow disk: counted since it was put up or since the last reset, and only
-/// while the timing was on.
+/// The statistics of a slow disk since it was put up or since the last reset; reads and writes
+/// count only while the timing is on.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
     /// Size of the disk.
     pub disk_bytes: u64,
     /// True when requests take the time of the model.
     pub timing: bool,
-    /// Since when this counts. Units: ms.
+    /// Time since these counts began. Units: ms.
     pub elapsed_ms: f64,
     /// Reads.
     pub read: Flow,
@@ -224,34 +224,34 @@ pub struct Statistics {
     pub write: Flow,
     /// Requests served as fast as possible because the timing was off.
     pub untimed_count: u64,
-    /// Flushes (they cost nothing on a disk without a write cache).
+    /// Flushes; they take no time on a disk without a write cache.
     pub flush_count: u64,
-    /// Writes that its memory took; `write` then counts what went on to the medium.
+    /// Writes that went into the write cache; `write` then counts the runs that the head destaged.
     pub cached_count: u64,
-    /// Bytes of them.
+    /// Their bytes.
     pub cached_bytes: u64,
-    /// Bytes in its memory now that the medium does not have.
+    /// Bytes in the write cache now that the medium does not have.
     pub cache_bytes: u64,
     /// True while the power is off.
     pub powerless: bool,
-    /// Discards and zeroed ranges (they cost nothing either).
+    /// Discards and zeroed ranges; they take no time.
     pub discard_count: u64,
-    /// Requests waiting now, the one in service not counted.
+    /// Requests that wait now, without the one in service.
     pub waiting_count: u64,
-    /// Most that ever waited.
+    /// The most requests that ever waited.
     pub waiting_count_max: u64,
-    /// How much later than the model said an answer left us, mean. Units: ms.
+    /// How long after the model's instant the disk answered, on average. Units: ms.
     pub oversleep_ms_mean: f64,
-    /// The same, worst.
+    /// The same, at worst.
     pub oversleep_ms_max: f64,
     /// Processor time of the serving process since it started. Units: ms.
     pub cpu_ms: f64,
-    /// Runs of stamped pages that found no room in the log of arrivals.
+    /// Runs of stamped pages for which the log of arrivals had no room.
     #[serde(default)]
     pub stamps_lost_count: u64,
-    /// The faults on purpose that act now.
+    /// The injected faults that act now.
     pub faults: Vec<Fault>,
-    /// The last command that was not understood.
+    /// The error of the last command that failed.
     pub last_error: Option<String>,
 }
 

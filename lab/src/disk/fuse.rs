@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The door to the kernel: a FUSE file system of one big file, its control file and its log of
-//! stamps.
+//! The interface to the kernel: a FUSE file system of one big file, its control file and its log
+//! of stamps.
 //!
-//! Everything that knows the crate `fuser` is here, behind [`OneFile`], since its API breaks
-//! between releases. It decides nothing: replies travel with the requests and may be answered from
-//! any thread.
+//! Only this file uses the crate `fuser`, behind [`OneFile`], since its API breaks between
+//! releases. It decides nothing: replies travel with the requests, and any thread may answer.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -26,11 +25,12 @@ use fuser::{
 /// requests a second, some 50 µs each.
 pub(super) const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
-/// Threads that take requests from the kernel. They only queue them (and copy what is written).
+/// Threads that take requests from the kernel. They copy the bytes of writes and queue requests; a
+/// request that needs no wait they also serve.
 const THREAD_COUNT: usize = 2;
 
 /// Requests that the kernel may have under way: more than the loop device's queue depth of 128, so
-/// that the order among them is ours.
+/// that we decide their order.
 const UNDER_WAY_MAX: u16 = 512;
 
 /// Names in the mounted folder.
@@ -42,16 +42,16 @@ const ROOT: u64 = 1;
 const DISK: u64 = 2;
 const CONTROL: u64 = 3;
 const STAMPS: u64 = 4;
-/// Attributes never change, except that the two text files have no size worth asking for.
+/// Attributes never change; the size of the two text files is always 0.
 const FOR_EVER: Duration = Duration::from_secs(86_400);
 
-/// The file behind the door.
+/// The file behind the interface.
 pub(super) trait OneFile: Send + Sync + 'static {
     /// Size of the file. Units: bytes.
     fn size(&self) -> u64;
-    /// Somebody wants bytes.
+    /// A read.
     fn read(&self, offset: u64, length: u32, reply: BytesReply);
-    /// Somebody brings bytes; they are gone when this returns.
+    /// A write; `bytes` is valid only until this returns.
     fn write(&self, offset: u64, bytes: &[u8], reply: WrittenReply);
     /// These bytes read as zero from now on.
     fn discard(&self, offset: u64, length: u64) -> io::Result<()>;
@@ -115,7 +115,7 @@ fn errno(error: &io::Error) -> Errno {
 pub(super) struct Mounted(fuser::BackgroundSession);
 
 impl Mounted {
-    /// Waits until somebody has unmounted it.
+    /// Waits until it is unmounted.
     pub(super) fn wait(self) -> io::Result<()> {
         self.0.join()
     }
@@ -141,7 +141,7 @@ pub(super) fn mount(file: Arc<dyn OneFile>, folder: &Path) -> io::Result<Mounted
 
 struct Door {
     file: Arc<dyn OneFile>,
-    /// The text that a reader of a file saw when it opened it.
+    /// The text of a text file at the time of its open, for each open handle.
     snapshots: Mutex<Snapshots>,
 }
 
@@ -181,8 +181,8 @@ impl Door {
 
 impl Filesystem for Door {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Without asynchronous direct I/O the loop device would have one request under way and
-        // every decision about order would be made above us.
+        // Without asynchronous direct I/O the loop device would send one request at a time, and
+        // the layers above would decide the order.
         config
             .add_capabilities(InitFlags::FUSE_ASYNC_DIO)
             .map_err(|_| {
@@ -216,7 +216,7 @@ impl Filesystem for Door {
         reply.attr(&FOR_EVER, &self.attributes(inode.0));
     }
 
-    /// Nothing can be changed, but a shell that truncates the control file must not fail.
+    /// Changes nothing, but succeeds: a shell truncates the control file before it writes.
     fn setattr(
         &self,
         _request: &Request,

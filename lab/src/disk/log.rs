@@ -2,9 +2,9 @@
 //! The requests to a disk, in order: every write with its bytes, every flush and discard, and marks
 //! that the workload sets.
 //!
-//! From it any state can be made that a power cut may leave ([`crate::power`]). It knows nothing of
-//! what the bytes mean. Each record says when, by a clock that all disks of a machine share: so the
-//! logs of several have one order.
+//! From it [`crate::power`] makes any state that a power cut may leave. It knows nothing of the
+//! meaning of the bytes. Each record has its time by a clock that all disks of a machine share, so
+//! that the logs of several have one order.
 //!
 //! The file, all numbers little-endian, version 2:
 //!
@@ -20,9 +20,9 @@
 //! | 0 | 8 | kind: 1 write, 2 zeros written, 3 discard, 4 flush, 5 mark |
 //! | 8 | 8 | offset on the disk; of a mark its number |
 //! | 16 | 8 | length in bytes; 0 for flush and mark |
-//! | 24 | 8 | when it was done, before it was answered: ns of the monotonic clock, never less than the record before |
+//! | 24 | 8 | time of the change, before its answer: ns of the monotonic clock, never less than the record before |
 //!
-//! and after the head of a write its bytes. Zeros have none: file systems write many of them.
+//! and after the head of a write its bytes. Zeros are without: file systems write many of them.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -34,36 +34,36 @@ const MAGIC: [u8; 8] = *b"RUSHLOG\x02";
 const HEAD_BYTES: usize = 16;
 const RECORD_BYTES: usize = 32;
 
-/// A log larger than this is broken off: it lies in memory. Units: bytes.
+/// The recorder stops at this size, since the log lies in memory. Units: bytes.
 const LOG_BYTES_MAX: u64 = 1 << 30;
 
-/// Something that changes a disk, or the promise that changes are safe, or a mark.
+/// A change of a disk, a flush that makes changes durable, or a mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change<'a> {
-    /// Bytes came.
+    /// A write.
     Write {
-        /// Where to.
+        /// Offset on the disk. Units: bytes.
         offset: u64,
-        /// They.
+        /// Its bytes.
         bytes: &'a [u8],
     },
-    /// Zeros came; so many.
+    /// A write of zeros.
     Zeros {
-        /// Where to.
+        /// Offset on the disk. Units: bytes.
         offset: u64,
         /// Units: bytes.
         length: u64,
     },
     /// These bytes read as zero from now on.
     Discard {
-        /// Where.
+        /// Offset on the disk. Units: bytes.
         offset: u64,
         /// Units: bytes.
         length: u64,
     },
-    /// All before it survives a power cut.
+    /// A flush: all earlier changes survive a power cut.
     Flush,
-    /// The workload said something.
+    /// A mark of the workload.
     Mark {
         /// The number of the mark.
         number: u64,
@@ -71,7 +71,7 @@ pub enum Change<'a> {
 }
 
 impl Change<'_> {
-    /// Kind, offset, length, as the head of a record has them.
+    /// Kind, offset and length, the first fields of a record's head.
     fn head(&self) -> [u64; 3] {
         match *self {
             Change::Write { offset, bytes } => [1, offset, bytes.len() as u64],
@@ -87,7 +87,7 @@ impl Change<'_> {
 pub(super) struct Recorder {
     out: BufWriter<File>,
     bytes: u64,
-    /// Why it is not whole.
+    /// Why the log is incomplete.
     complaint: Option<String>,
 }
 
@@ -103,8 +103,8 @@ impl Recorder {
         })
     }
 
-    /// One more, that was done now. An error is told by [`Recorder::complaint`]: the disk itself
-    /// did nothing wrong.
+    /// Notes a change that was made at `now`. [`Recorder::complaint`] returns an error: the request
+    /// itself did not fail.
     pub(super) fn note(&mut self, change: Change, now: Instant) {
         if self.complaint.is_some() {
             return;
@@ -163,7 +163,7 @@ impl Log {
         Log::parse(std::fs::read(path).map_err(LogError::Unreadable)?)
     }
 
-    /// Understands the content of a file.
+    /// Parses the content of a file.
     pub fn parse(bytes: Vec<u8>) -> Result<Log, LogError> {
         if bytes.len() < HEAD_BYTES || bytes[..8] != MAGIC {
             return Err(LogError::NoLog);
@@ -208,7 +208,7 @@ impl Log {
         Ok(log)
     }
 
-    /// The file that it was read from, as bytes.
+    /// The bytes of the file.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -218,7 +218,7 @@ impl Log {
         self.disk_bytes
     }
 
-    /// How many records.
+    /// Number of records.
     pub fn len(&self) -> usize {
         self.starts.len()
     }
@@ -248,12 +248,12 @@ impl Log {
         }
     }
 
-    /// When that was done, by the clock of the machine that recorded it.
+    /// When that change was made, by the clock of the machine that recorded it.
     pub fn when(&self, index: usize) -> Instant {
         Instant(number_at(&self.bytes, self.starts[index] + 24))
     }
 
-    /// All, in order.
+    /// All records, in order.
     pub fn iter(&self) -> impl Iterator<Item = Change<'_>> {
         (0..self.len()).map(|index| self.get(index))
     }
@@ -265,16 +265,16 @@ fn number_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(number)
 }
 
-/// Why a file is no log.
+/// Why a file is not a log.
 #[derive(Debug)]
 pub enum LogError {
     /// The file could not be read.
     Unreadable(io::Error),
-    /// It begins otherwise, or is of another version.
+    /// It has another beginning, or is of another version.
     NoLog,
-    /// A record that cannot be.
+    /// A record is invalid.
     Damaged {
-        /// Where in the file it begins.
+        /// Where in the file the record begins. Units: bytes.
         at: usize,
     },
 }
@@ -348,7 +348,7 @@ mod tests {
     fn damaged_log_is_refused_and_never_read_past_its_end() {
         let whole = recorded("damaged", &CHANGES);
         for end in 0..whole.len() {
-            // A cut between two records cannot be told from an earlier end.
+            // A file cut between two records is a valid, shorter log.
             if let Ok(log) = Log::parse(whole[..end].to_vec()) {
                 assert!(log.len() < CHANGES.len());
             }
@@ -357,7 +357,7 @@ mod tests {
             (0, 0),
             (HEAD_BYTES, 9),
             (HEAD_BYTES + RECORD_BYTES + 15, 255),
-            // Before the record before it.
+            // A time before that of the record before.
             (HEAD_BYTES + RECORD_BYTES + 24, 1),
         ] {
             let mut bytes = whole.clone();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Table 5 again: direct random reads and writes of 64 KiB to 16 MiB, beside the paper's figures
-//! and beside what the timing model says on a virtual clock.
+//! and those of the timing model on a virtual clock.
 //!
-//! The difference between measured and model is what this machine adds (loop device, FUSE,
-//! scheduling); the difference between model and paper is the error of the fit. The paper's writes
-//! were absorbed by the memory of its array: a disk with a write cache is measured with that memory
-//! full, and one without parts company from the paper where requests are small.
+//! Measured minus model is the time that loop device, FUSE and scheduling add on this machine;
+//! model minus paper is the error of the fit. The memory of the paper's array absorbed its writes:
+//! the lab measures a disk with a write cache while that is full, and a disk without one differs
+//! from the paper at small requests.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -33,7 +33,7 @@ pub const TABLE5_READ_MBPS: [(u64, f64); 7] = [
     (16384, 1216.6),
 ];
 
-/// Random writes there.
+/// Random writes in the same table.
 pub const TABLE5_WRITE_MBPS: [(u64, f64); 7] = [
     (64, 224.3),
     (512, 376.3),
@@ -46,7 +46,7 @@ pub const TABLE5_WRITE_MBPS: [(u64, f64); 7] = [
 
 /// Alignment of direct requests. Units: bytes.
 const BLOCK_BYTES: u64 = 4096;
-/// Requests that the model is asked for; enough that chance is below a percent.
+/// Requests that the model serves; enough to keep the error by chance below a percent.
 const MODEL_REQUEST_COUNT: u32 = 4000;
 
 /// One cell of the table, measured.
@@ -56,15 +56,15 @@ pub struct Cell {
     pub direction: Direction,
     /// Size of a request.
     pub bytes: u64,
-    /// How many were measured.
+    /// Number of requests measured.
     pub count: u32,
-    /// Measured, one after the other. Units: Mb/s (10⁶ bits).
+    /// The rate measured, one request after the other. Units: Mb/s, 10⁶ bits a second.
     pub mbps: f64,
-    /// The timing model on a virtual clock. Units: Mb/s.
+    /// The rate of the timing model on a virtual clock. Units: Mb/s.
     pub model_mbps: f64,
-    /// The paper. Units: Mb/s.
+    /// The rate in the paper. Units: Mb/s.
     pub paper_mbps: f64,
-    /// Measured against the paper. Units: percent.
+    /// The rate measured above that of the paper. Units: percent.
     pub deviation_percent: f64,
 }
 
@@ -73,11 +73,11 @@ pub struct Cell {
 pub struct Table {
     /// Size of the disk.
     pub disk_bytes: u64,
-    /// How it takes its time.
+    /// Its timing.
     pub timing: DiskTiming,
-    /// All sizes of reads, then of writes (if they were measured).
+    /// All sizes of reads, then of writes if they were measured.
     pub cells: Vec<Cell>,
-    /// Reads of 1 MiB one behind the other. Units: Mb/s.
+    /// Sequential reads of 1 MiB. Units: Mb/s.
     pub sequential_read_mbps: f64,
 }
 
@@ -86,11 +86,11 @@ pub struct Table {
 pub struct Plan {
     /// Time for each cell.
     pub time: Duration,
-    /// Writes too: **what is on the disk is lost**.
+    /// Measure writes too: **this destroys the content of the disk**.
     pub writes: bool,
 }
 
-/// Numbers that are random enough for places; the same in every run.
+/// Pseudo-random numbers for places; the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -141,7 +141,7 @@ pub fn model_mbps(
     mbps(total, now.0 as f64 / 1e9)
 }
 
-/// The same for writes through a cache that is full when the clock starts.
+/// The throughput of writes through a cache that is full when the clock starts.
 fn model_cached_write_mbps(timing: DiskTiming, size: ByteCount, bytes: ByteCount) -> f64 {
     let mut disk = Mechanics::new(timing, size);
     let mut cache = WriteCache::new(timing.write_cache_bytes);
@@ -150,7 +150,8 @@ fn model_cached_write_mbps(timing: DiskTiming, size: ByteCount, bytes: ByteCount
     let mut now = Moment::ZERO;
     let mut begun = None;
     let mut count = 0u32;
-    // Once over what it holds, for the order of position to settle, then as much again to be timed.
+    // The first cacheful fills it, the second lets the order of positions settle, the third is
+    // timed.
     let enough = (timing.write_cache_bytes / bytes.0.max(1)).max(64) as u32;
     while count < 3 * enough {
         while !cache.fits(bytes.0) {
@@ -241,8 +242,8 @@ fn fill_cache(file: &File, buffer: &[u8], size: u64, capacity: u64) -> io::Resul
     Ok(())
 }
 
-/// One request after the other at random places, at least three. Returns how many, in how many
-/// seconds.
+/// Sends one request after the other at random places, at least three. Returns their number and the
+/// seconds that they took.
 fn time_random(
     file: &File,
     direction: Direction,
@@ -265,11 +266,11 @@ fn time_random(
     Ok((count, start.elapsed().as_secs_f64()))
 }
 
-/// Reads one behind the other from the middle of the disk. Returns Mb/s.
+/// Reads sequentially from the middle of the disk. Returns Mb/s.
 fn time_sequential(file: &File, buffer: &mut [u8], size: u64, time: Duration) -> io::Result<f64> {
     let bytes = buffer.len() as u64;
     let mut at = size / 2 / BLOCK_BYTES * BLOCK_BYTES;
-    // The first pays for the way there.
+    // The first read pays for the seek.
     file.read_exact_at(buffer, at)?;
     let start = Instant::now();
     let mut done = 0;
@@ -282,7 +283,7 @@ fn time_sequential(file: &File, buffer: &mut [u8], size: u64, time: Duration) ->
 }
 
 impl Table {
-    /// For people: as in the paper, sizes from left to right.
+    /// Prints a table for people: as in the paper, sizes from left to right.
     pub fn print(&self, out: &mut dyn io::Write) -> io::Result<()> {
         for direction in [Direction::Read, Direction::Write] {
             let cells: Vec<&Cell> = self
@@ -329,8 +330,8 @@ struct Aligned {
 
 impl Aligned {
     fn new(length: usize) -> Aligned {
-        // Never grown, so its start stays where it is; not zeros, which would leave no trace on the
-        // disk.
+        // It never grows, so its start stays in place. Not zeros: the disk stores no pages of
+        // zeros.
         let memory = vec![0x5a; length + BLOCK_BYTES as usize];
         let start = memory.as_ptr().align_offset(BLOCK_BYTES as usize);
         Aligned {

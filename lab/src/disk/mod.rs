@@ -3,10 +3,10 @@
 //! something on any machine.
 //!
 //! It is a FUSE file system with one file, a loop device over that file, and `mq-deadline`:
-//! [`timing`] is the model, [`cache`] the drive's memory, [`server`] the child process that keeps
-//! it, [`stamps`] its log of when recorded pages came, [`fuse`] the door to the kernel, [`log`]
-//! what it has been told when that is recorded, [`setup`] what puts a disk up and takes it down,
-//! [`measure`] the proof against the paper's table.
+//! [`timing`] is the model, [`cache`] the drive's write cache, [`server`] the child process that
+//! serves it, [`stamps`] its log of the arrival of recorded pages, [`fuse`] the interface to the
+//! kernel, [`log`] the recorded requests, [`setup`] puts a disk up and takes it down, [`measure`]
+//! compares it with the paper's table.
 
 pub mod cache;
 pub mod cli;

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The process behind a slow disk: takes requests from the kernel and answers each when the model
-//! says.
+//! The process behind a slow disk: takes requests from the kernel and answers each at the model's
+//! instant.
 //!
-//! It is a process of its own so that its processor time can be told from everybody else's and so
+//! It is a process of its own so that its processor time is counted apart from all others, and so
 //! that it cannot wait for a file system that waits for it. One thread is the disk: it takes one
-//! request, fetches the bytes, sleeps until the model's instant, answers. Without a write cache
-//! what is written goes to the backing file when it comes and only its answer waits; with one
-//! ([`super::cache`]) it is answered when it comes, and goes to the backing file when the head has
-//! been there. The backing file is sparse, and pages of zeros are holes in it.
+//! request, fetches the bytes, sleeps until the model's instant, answers. Without a write cache a
+//! write goes to the backing file when it comes, and only its answer waits. With one, see
+//! [`super::cache`], the disk answers the write when it comes, and its bytes go to the backing file
+//! when the head writes them. The backing file is sparse, and pages of zeros are holes in it.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -34,18 +34,18 @@ use crate::servers::daemon::TMPFS_MAGIC;
 /// Granularity of holes. Units: bytes.
 const PAGE_BYTES: u64 = 4096;
 
-/// Longest run that goes from the write cache to the medium before anybody else gets a turn. Units:
-/// bytes.
+/// Longest run that the head destages from the write cache before another request gets a turn.
+/// Units: bytes.
 pub(super) const DESTAGE_BYTES: u64 = 4 << 20;
 
-/// After so long without a request the disk begins to empty its write cache. A write that goes into
-/// the cache is none: a head that has nothing else to do need not wait until there is more.
+/// After so long without a read or a write past the cache the disk begins to empty its write cache.
+/// A write into the cache does not count: an idle head need not wait until the cache holds more.
 const IDLE: Duration = Duration::from_ms(100);
 
-/// How often a backing file on a real disk is written out.
+/// How often the process syncs a backing file on a real disk.
 const KEEP_FREE: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// Longest sleep that no command ends.
+/// Longest sleep that a command cannot end.
 const LONG: Duration = Duration::from_ms(200);
 
 /// A slow disk at work.
@@ -53,15 +53,15 @@ pub(super) struct Server {
     backing: File,
     size: ByteCount,
     timing: DiskTiming,
-    /// Pages stamped with it are noted when they come; 0: none are. Beside the lock, since bytes
-    /// are looked at outside it.
+    /// The disk notes the arrival of pages stamped with this key; 0: of none. Not in `state`, since
+    /// the scan of the bytes runs outside its lock.
     stamp_key: AtomicU64,
-    /// Where the log goes when changes are recorded.
+    /// Path of the log while changes are recorded.
     log_path: PathBuf,
-    /// Before `state` when both are locked.
+    /// Locked before `state` when both are.
     recorder: Mutex<Option<Recorder>>,
     state: Mutex<State>,
-    /// A request came, or a command.
+    /// A request or a command came.
     changed: Condvar,
     /// A command came.
     commanded: Condvar,
@@ -72,23 +72,23 @@ struct State {
     mechanics: Mechanics,
     queue: Queue<Waiting>,
     cache: WriteCache,
-    /// Writes that found the cache full, in order.
+    /// Writes that wait for room in the cache, in order.
     stalled: VecDeque<Stalled>,
-    /// Flushes and the epoch each waits for.
+    /// Flushes and the epoch for which each waits.
     flushes: Vec<(u64, SyncedReply)>,
-    /// A run of the cache is being written to the medium.
+    /// The head is destaging a run of the cache.
     destaging: bool,
-    /// Since when there has been something in the cache.
+    /// Since when the cache has held bytes.
     filled_since: Option<Instant>,
-    /// Since when somebody has waited for it to become emptier.
+    /// Since when the head has had to destage: see [`State::must_destage`].
     pressed_since: Option<Instant>,
-    /// When somebody last wanted to read, or to write past the cache.
+    /// When the last read, or write past the cache, came.
     wanted_at: Instant,
     powerless: bool,
     faults: Vec<Fault>,
     stalled_until: Instant,
-    /// When faults were cleared or the timing switched off last: nothing that began before waits
-    /// on.
+    /// When a command last cleared faults or switched the timing off: long waits that began before
+    /// end.
     released_at: Instant,
     stamps: stamps::Log,
     statistics: Statistics,
@@ -101,7 +101,7 @@ struct Waiting {
     reply: Reply,
     /// Stamped pages of a write.
     seen: Vec<Seen>,
-    /// It will fail on purpose.
+    /// It fails, by an injected fault or because the power is off.
     failing: bool,
 }
 
@@ -115,9 +115,9 @@ struct Stalled {
 
 /// The next work of the head.
 enum Work {
-    /// A request; `None`: answer it at once.
+    /// A request, and the instant of its answer; `None`: at once.
     Serve(Request, Waiting, Option<Instant>),
-    /// A run of the cache was written to the medium; it ends then.
+    /// A run of the cache that the head is writing, and the instant at which it ends.
     Destage(Instant),
 }
 
@@ -201,7 +201,7 @@ fn sleep_until(at: Instant) {
         tv_sec: (at.0 / 1_000_000_000) as i64,
         tv_nsec: (at.0 % 1_000_000_000) as _,
     };
-    // Interrupted: sleep on. Anything else cannot happen with a valid clock and time.
+    // Interrupted: sleep on. No other error can occur with a valid clock and time.
     while rustix::thread::clock_nanosleep_absolute(ClockId::Monotonic, &at)
         == Err(rustix::io::Errno::INTR)
     {}
@@ -222,14 +222,14 @@ impl State {
             .product()
     }
 
-    /// True when such a request is to fail.
+    /// True when a fault hits such a request.
     fn will_fail(&self, direction: Direction, offset: u64, length: u64) -> bool {
         self.faults
             .iter()
             .any(|fault| fault.hits(direction, offset, length))
     }
 
-    /// True when this request is to fail; counts down.
+    /// True when a fault hits this request; counts the fault down.
     fn takes_fault(&mut self, direction: Direction, offset: u64, length: u64) -> bool {
         let hit = self
             .faults
@@ -281,7 +281,7 @@ impl State {
             }
             Command::Stamps(Some(_)) => self.stamps = stamps::Log::default(),
             Command::Stamps(None) => {}
-            // Their work on the cache needs the backing file: see `Server::command`.
+            // The effect on the cache needs the backing file: see `Server::obey_with_cache`.
             Command::PowerOff(_) => self.powerless = true,
             Command::PowerOn => {
                 self.powerless = false;
@@ -292,21 +292,21 @@ impl State {
         }
     }
 
-    /// Somebody waits for the cache to become emptier.
+    /// True when the cache is nearly full, or a write or a flush waits for the head to destage.
     fn must_destage(&self) -> bool {
         self.cache.is_pressing() || !self.stalled.is_empty() || !self.flushes.is_empty()
     }
 
-    /// Notes since when the head has had a reason to go to the cache: to be called whenever that
-    /// may have changed. It begins then, and not when the disk's thread has woken up, or that delay
-    /// would be added to every run.
+    /// Notes since when the head has had a reason to destage; called after each change that may
+    /// give or end one. By the model the head begins at that instant, not when the disk's thread
+    /// wakes up: that delay would add to every run.
     fn note_reasons(&mut self, now: Instant) {
         let since = |is_so: bool, since: Option<Instant>| is_so.then(|| since.unwrap_or(now));
         self.filled_since = since(!self.cache.is_empty(), self.filled_since);
         self.pressed_since = since(self.must_destage(), self.pressed_since);
     }
 
-    /// Flushes whose bytes are all on the medium.
+    /// Takes the flushes whose bytes are all on the medium.
     fn take_synced(&mut self) -> Vec<SyncedReply> {
         if self.destaging {
             return Vec::new();
@@ -320,7 +320,7 @@ impl State {
         done.into_iter().map(|(_, reply)| reply).collect()
     }
 
-    /// Writes that fit now are taken; returns the writers to be told so.
+    /// Takes stalled writes that fit now into the cache; returns the replies to send.
     fn take_stalled(&mut self) -> Vec<(WrittenReply, u32)> {
         let mut taken = Vec::new();
         while let Some(first) = self.stalled.front()
@@ -335,7 +335,7 @@ impl State {
         taken
     }
 
-    /// Into the cache.
+    /// Puts a write into the cache and counts it.
     fn keep(&mut self, offset: u64, bytes: Arc<[u8]>) {
         self.statistics.cached_count += 1;
         self.statistics.cached_bytes += bytes.len() as u64;
@@ -349,14 +349,14 @@ impl Server {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A backing file on a real disk, which may be larger than the machine's memory, is written out
-    /// as it comes, and what was is not kept in memory: else the kernel would make room for seconds
-    /// in the middle of a measurement.
+    /// Syncs a backing file on a real disk every second and drops its clean pages. It may be larger
+    /// than the machine's memory: else the kernel would reclaim memory for seconds in the middle of
+    /// a measurement.
     fn keep_memory_free(&self) {
         loop {
             std::thread::sleep(KEEP_FREE);
-            // Bytes that cannot be written out stay in memory; the next reader or writer of them is
-            // told.
+            // If the sync fails, the bytes stay in memory; the next read or write of them reports
+            // the error.
             if rustix::fs::fdatasync(&self.backing).is_ok() {
                 let advice = rustix::fs::Advice::DontNeed;
                 let _ = rustix::fs::fadvise(&self.backing, 0, None, advice);
@@ -364,9 +364,9 @@ impl Server {
         }
     }
 
-    /// The disk itself: for ever one request after the other.
+    /// The disk itself: serves one request after the other, for ever.
     fn work(&self) {
-        // A timer slack of 50 µs is the default and would be added to every request.
+        // The default timer slack of 50 µs would add to every request.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
         let mut buffer = Vec::new();
         loop {
@@ -383,7 +383,7 @@ impl Server {
         }
     }
 
-    /// Answer each request that has waited for the cache and need not any more.
+    /// Answer the stalled writes for which the cache now has room, and the flushes that are done.
     fn settle_cache(&self) {
         let mut state = self.lock();
         let taken = state.take_stalled();
@@ -398,7 +398,7 @@ impl Server {
         }
     }
 
-    /// Waits for something to do and lets the model decide when it ends.
+    /// Waits for the head's next work and lets the model decide when it ends.
     fn take(&self) -> Work {
         let mut state = self.lock();
         loop {
@@ -450,7 +450,7 @@ impl Server {
         }
     }
 
-    /// The head writes a run of the cache.
+    /// Begins to destage a run of the cache.
     fn destage(&self, state: &mut State, offset: u64, length: u64, time: Instant) -> Work {
         let idle_at = state.wanted_at + IDLE;
         let since = state.pressed_since.unwrap_or_else(|| {
@@ -474,8 +474,8 @@ impl Server {
         Work::Destage(service.done)
     }
 
-    /// The backing file is memory: a failure to store there is a machine out of memory, and the
-    /// writer was told long ago that all is well.
+    /// Stores destaged bytes; prints an error, since the writer got its answer long ago. The backing
+    /// file lies in memory, so an error means that the machine has no more.
     fn store_or_complain(&self, offset: u64, bytes: &[u8]) {
         if let Err(error) = self.store(offset, bytes) {
             eprintln!(
@@ -492,7 +492,7 @@ impl Server {
         until: Option<Instant>,
         buffer: &mut Vec<u8>,
     ) {
-        // The bytes are fetched while the model's head moves.
+        // Fetch the bytes while the model's head moves.
         let fetched = match &waiting.reply {
             Reply::Bytes(_) if !waiting.failing => self.fetch(request, buffer),
             _ => Ok(0),
@@ -518,12 +518,11 @@ impl Server {
         }
     }
 
-    /// Sleeps until the model's instant. Returns false when a command ended it before.
+    /// Sleeps until the model's instant. Returns false when a command ended the sleep before.
     fn wait(&self, until: Instant) -> bool {
         let begun = now();
-        // No request of a healthy disk takes so long: here something goes wrong on purpose, and the
-        // program that does that may end it. Waiting for that as well would cost the others their
-        // precision.
+        // No request of a healthy disk takes longer than LONG: this is an injected fault, which a
+        // command may end. A shorter sleep does not wait for commands, which would cost precision.
         let mut left = until.since(begun);
         while left > LONG {
             let state = self.lock();
@@ -549,7 +548,7 @@ impl Server {
         if buffer.len() < length {
             buffer.resize(length, 0);
         }
-        // Both under one lock, or a run that is destaged meanwhile is seen in neither.
+        // Both under one lock: a run destaged between the two would be seen in neither.
         let state = (self.timing.write_cache_bytes > 0).then(|| self.lock());
         self.backing
             .read_exact_at(&mut buffer[..length], request.offset)?;
@@ -559,13 +558,13 @@ impl Server {
         Ok(length)
     }
 
-    /// Whether this request is to fail. It is asked once.
+    /// True when this request must fail. Called once for each request: it counts faults down.
     fn is_failing(&self, request: &Request) -> bool {
         let mut state = self.lock();
         state.powerless || state.takes_fault(request.direction, request.offset, request.length.0)
     }
 
-    /// Queues a request for the disk; gives it back when it may be served at once.
+    /// Queues a request for the disk; returns the reply when the caller may answer at once.
     fn queue(
         &self,
         request: Request,
@@ -612,7 +611,7 @@ impl Server {
 
 impl Server {
     /// Makes bytes of the backing file zero and gives their memory back. Takes no lock: a caller
-    /// that destages has it.
+    /// that destages holds it.
     fn punch(&self, offset: u64, length: u64) -> io::Result<()> {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         match rustix::fs::fallocate(&self.backing, flags, offset, length) {
@@ -621,8 +620,8 @@ impl Server {
         }
     }
 
-    /// Takes a write into the cache, or lets it wait for room there; gives it back when it is to go
-    /// to the medium.
+    /// Takes a write into the cache, or lets it wait for room there; returns the reply when the
+    /// write goes to the medium.
     fn write_cached(
         &self,
         offset: u64,
@@ -633,7 +632,7 @@ impl Server {
         let length = bytes.len() as u64;
         let cached =
             self.timing.write_cache_bytes > 0 && offset.saturating_add(length) <= self.size.0;
-        // Not under the lock: a megabyte takes its time.
+        // Outside the lock: copying a megabyte takes a while.
         let copy: Arc<[u8]> = Arc::from(if cached { bytes } else { &[] });
         let mut state = self.lock();
         if state.powerless {
@@ -668,8 +667,8 @@ impl Server {
         None
     }
 
-    /// Does something and notes it. One lock around both, so that the log has changes in the order
-    /// in which they happened; without a recorder nobody waits for anybody.
+    /// Makes a change and notes it. One lock around both, so that the log has changes in the order
+    /// in which they happened; without a recorder changes do not wait for each other.
     fn recorded(&self, change: Change, act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let mut recorder = self.recorder();
         let Some(recorder) = recorder.as_mut() else {
@@ -786,8 +785,8 @@ impl OneFile for Server {
         let Some(reply) = self.write_cached(offset, bytes, &mut seen, reply) else {
             return;
         };
-        // A write that fails is not stored. A disk may do either; but a program that forgets that
-        // it failed is found out by old bytes alone.
+        // A failed write stores nothing. A disk may do either; but only old bytes expose a program
+        // that ignores the error.
         let failing = self.is_failing(&request);
         if !failing
             && let Err(error) = self.recorded(Change::Write { offset, bytes }, || {
@@ -816,7 +815,7 @@ impl OneFile for Server {
     }
 
     fn sync(&self, reply: SyncedReply) {
-        // The backing file is gone with the disk: nothing of it has to survive a crash of the
+        // No sync of the backing file: it goes with the disk and need not survive a crash of the
         // machine.
         let mut state = self.lock();
         state.statistics.flush_count += 1;
@@ -953,7 +952,7 @@ mod tests {
                 run(3 * page, 6 * page, true)
             ]
         );
-        // Half pages at the ends are written even when they are zeros.
+        // Parts of pages at the ends are written even if they are zeros.
         assert_eq!(
             zero_runs(512, &bytes[..2 * page]),
             [

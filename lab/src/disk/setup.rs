@@ -2,11 +2,11 @@
 //! Puts a slow disk up and takes it down: server process, FUSE mount, loop device, file systems on
 //! it.
 //!
-//! Nothing may stay behind, however a run ends. So each disk has a folder below [`ROOT`] that says
-//! what belongs to it, and three parties can take it down: the owner (`close`, drop), the server
-//! itself when its standard input ends because the owner was killed, and `rushes-lab disk clean`
-//! when both are gone. The things to take down are found in the kernel's own tables (`/sys/block`,
-//! mountinfo), not in our notes.
+//! Nothing may stay behind, however a run ends. So each disk has a folder below [`ROOT`] with a
+//! record of its parts, and three parties can take it down: the owner by `close` or drop, the
+//! server itself when its standard input ends because the owner was killed, and `rushes-lab disk
+//! clean` when both are gone. They find mounts and loop devices in the kernel's own tables,
+//! `/sys/block` and mountinfo, not in the record.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -30,10 +30,10 @@ use super::fuse::{CONTROL_NAME, DISK_NAME, STAMPS_NAME};
 use super::stamps::Arrival;
 use super::timing::DiskTiming;
 
-/// Where disks note what belongs to them, one folder each.
+/// The folder of all disks, with a folder for each.
 const ROOT: &str = "/run/rushes-lab/disks";
 
-/// How long a busy file system is asked politely to go, and a server to end.
+/// How long we retry a plain unmount of a busy file system, and wait for a server to end.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How long a folder may be without a record before it counts as left behind.
@@ -46,16 +46,16 @@ pub struct DiskSpec {
     pub name: String,
     /// Its size; whole 4 KiB pages.
     pub bytes: u64,
-    /// Folder for the sparse file behind it: memory (`/dev/shm`) unless a real disk is wanted.
+    /// Folder for the sparse file behind it: `/dev/shm`, in memory, or one on a real disk.
     pub folder: PathBuf,
-    /// How it takes its time.
+    /// Its timing.
     pub timing: DiskTiming,
-    /// The `rushes-lab` binary; looked for beside the running one when `None`.
+    /// The `rushes-lab` binary; `None`: the one beside the running program.
     pub program: Option<PathBuf>,
 }
 
 impl DiskSpec {
-    /// The disk array of Table 5, `size` large.
+    /// The disk array of Table 5, with a size of `size`.
     pub fn table5(size: ByteCount) -> DiskSpec {
         DiskSpec {
             name: String::new(),
@@ -67,7 +67,7 @@ impl DiskSpec {
     }
 }
 
-/// An error of a slow disk: which step, on what, why.
+/// An error of a slow disk: the step, its object, the reason.
 #[derive(Debug)]
 pub struct DiskError {
     step: &'static str,
@@ -97,7 +97,7 @@ impl std::error::Error for DiskError {
     }
 }
 
-/// Turns an I/O error into one that says where.
+/// Adds the step and its object to an I/O error.
 fn failed<E: Into<io::Error>>(
     step: &'static str,
     on: impl AsRef<OsStr>,
@@ -109,7 +109,7 @@ fn failed<E: Into<io::Error>>(
     }
 }
 
-/// A process that cannot be mistaken for a later one with the same number.
+/// A process, told apart from a later one with the same number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Process {
     pid: u32,
@@ -135,7 +135,7 @@ impl Process {
     fn signal(self, signal: Signal) {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         if let (true, Some(pid)) = (self.lives(), pid) {
-            // Gone in between is as good.
+            // If it has ended meanwhile, that is as good.
             let _ = rustix::process::kill_process(pid, signal);
         }
     }
@@ -148,14 +148,14 @@ fn is_zombie(pid: u32) -> bool {
         .unwrap_or(true)
 }
 
-/// The parts that belong to a disk, as noted in its folder.
+/// The parts of a disk, as noted in its folder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) spec: DiskSpec,
     /// The file behind it.
     pub(super) backing: PathBuf,
-    /// The process that takes it down; `None`: the caller of `disk down` does. While a disk is put
-    /// up, the process that does that.
+    /// The process that takes it down; `None`: `disk down` does. While a disk is put up, the
+    /// process that puts it up.
     owner: Option<Process>,
     server: Option<Process>,
 }
@@ -177,7 +177,7 @@ impl Room {
         })
     }
 
-    /// All that are there.
+    /// The folders of all disks.
     pub(super) fn all() -> Vec<Room> {
         let entries = fs::read_dir(ROOT).into_iter().flatten().flatten();
         entries
@@ -221,7 +221,7 @@ impl Room {
         entries
             .filter(|entry| {
                 fs::read_to_string(entry.path().join("loop/backing_file"))
-                    // The kernel marks a file whose mount is gone.
+                    // The kernel adds this to a file whose mount is gone.
                     .is_ok_and(|path| Path::new(path.trim().trim_end_matches(" (deleted)")) == disk)
             })
             .map(|entry| Path::new("/dev").join(entry.file_name()))
@@ -232,7 +232,7 @@ impl Room {
         self.mount().join(CONTROL_NAME)
     }
 
-    /// Gives commands to the server.
+    /// Sends commands to the server.
     pub(super) fn command(&self, commands: &[control::Command]) -> Result<(), DiskError> {
         let text: Vec<String> = commands.iter().map(ToString::to_string).collect();
         let path = self.control();
@@ -259,22 +259,22 @@ impl Room {
             .map_err(|reason| failed("understand", &path)(io::Error::other(reason)))
     }
 
-    /// True when somebody is there who will take it down, or nobody is meant to.
+    /// True while its owner lives; of a disk without an owner, while its server lives.
     fn is_kept(&self) -> bool {
         match self.record() {
             Ok(Record {
                 owner: Some(owner), ..
             }) => owner.lives(),
             Ok(record) => record.server.is_some_and(Process::lives),
-            // Somebody may be about to write the record.
+            // Another process may be about to write the record.
             Err(_) => fs::metadata(&self.folder)
                 .and_then(|meta| meta.modified())
                 .is_ok_and(|at| at.elapsed().is_ok_and(|age| age < RECORD_PATIENCE)),
         }
     }
 
-    /// Unmounts what is on the disk, detaches it, unmounts it, ends its server, removes its files;
-    /// goes on after a failure and reports the first.
+    /// Unmounts file systems on the disk, detaches the loop device, unmounts the disk, ends its
+    /// server, removes its files; goes on after an error and returns the first.
     ///
     /// `inside` is true in the server itself, which must outlive its mount.
     pub(super) fn take_down(&self, inside: bool) -> Result<(), DiskError> {
@@ -287,7 +287,7 @@ impl Room {
             }
         };
         if server.is_some_and(Process::lives) {
-            // Bytes that are still to be written go fast; a server that is on its way out may
+            // So that the kernel writes remaining bytes fast. A server that is about to end may
             // refuse.
             let _ = self.command(&[control::Command::Clear, control::Command::Timing(false)]);
         }
@@ -296,7 +296,7 @@ impl Room {
                 note(unmount(&mount));
             }
             let detached = detach(&device);
-            // Somebody else may have been faster.
+            // Another process may have detached it before.
             if self.loop_devices().contains(&device) {
                 note(detached);
             }
@@ -323,7 +323,7 @@ impl Room {
     }
 }
 
-/// Where the log of a disk goes when it is recorded: to the same memory.
+/// Path of a disk's log: beside the backing file, so in memory as a rule.
 fn log_beside(backing: &Path) -> PathBuf {
     backing.with_extension("log")
 }
@@ -346,7 +346,7 @@ fn wait_until(span: Duration, mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// Lines of mountinfo: device number and mount point, oldest first.
+/// All mounts in mountinfo: device number and mount point, oldest first.
 fn mount_table() -> Vec<(String, PathBuf)> {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     text.lines()
@@ -406,7 +406,7 @@ fn mounted_at(point: &Path) -> bool {
     mount_table().iter().any(|(_, at)| at == point)
 }
 
-/// Unmounts, politely first; then lazily, so that a forgotten user cannot keep us.
+/// Unmounts; if the file system stays busy, lazily, so that a forgotten program cannot hold us up.
 fn unmount(point: &Path) -> Result<(), DiskError> {
     let polite = wait_until(PATIENCE, || {
         !matches!(
@@ -424,7 +424,7 @@ fn detach(device: &Path) -> Result<(), DiskError> {
     run(Command::new("losetup").arg("--detach").arg(device)).map(drop)
 }
 
-/// Runs a tool to its end. Returns what it printed; its complaint is the error.
+/// Runs a tool to its end. Returns its standard output; the error has its standard error.
 fn run(command: &mut Command) -> Result<String, DiskError> {
     let name = command.get_program().to_owned();
     let output = command
@@ -448,7 +448,7 @@ fn program(spec: &DiskSpec) -> Result<PathBuf, DiskError> {
     if this.file_name() == Some(OsStr::new("rushes-lab")) {
         return Ok(this);
     }
-    // Tests run from `deps/`, one below.
+    // Tests run in `deps/`, one folder below.
     let candidates = this.ancestors().skip(1).take(2);
     for folder in candidates {
         let candidate = folder.join("rushes-lab");
@@ -461,7 +461,8 @@ fn program(spec: &DiskSpec) -> Result<PathBuf, DiskError> {
 }
 
 /// A command that runs `program` in the real-time class where that is allowed: a real disk needs no
-/// processor to answer in time, and beside a busy machine even nice −20 waits 15 ms now and then.
+/// processor to answer in time, and on a busy machine even a process at nice −20 waits 15 ms now
+/// and then.
 fn in_time(program: &Path) -> Command {
     let real_time = ["--fifo", "10"];
     let mut probe = Command::new("chrt");
@@ -474,7 +475,7 @@ fn in_time(program: &Path) -> Command {
     command
 }
 
-/// File systems that a slow disk can be given.
+/// File systems for a slow disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum FileSystem {
     /// ext4.
@@ -490,13 +491,12 @@ pub struct SlowDisk {
     room: Room,
     device: PathBuf,
     server_pid: u32,
-    /// The server and the pipe whose end tells it that we are gone; `None` when nobody owns the
-    /// disk.
+    /// The server and the pipe whose end tells it that we are gone; `None`: the disk is detached.
     owned: Option<(Child, ChildStdin)>,
 }
 
 impl SlowDisk {
-    /// Puts a disk up that goes when it is dropped, or when this process dies.
+    /// Puts up a disk that is taken down when it is dropped, or when this process dies.
     ///
     /// Errors   a missing right (root is needed), tool (losetup) or device (`/dev/fuse`), or no
     /// memory
@@ -504,7 +504,7 @@ impl SlowDisk {
         SlowDisk::put_up(spec, true)
     }
 
-    /// Puts a disk up that stays until `rushes-lab disk down NAME`.
+    /// Puts up a disk that stays until `rushes-lab disk down NAME`.
     pub fn create_detached(spec: &DiskSpec) -> Result<SlowDisk, DiskError> {
         SlowDisk::put_up(spec, false)
     }
@@ -534,7 +534,7 @@ impl SlowDisk {
         fs::create_dir(&room.folder).map_err(failed("create", &room.folder))?;
         let result = SlowDisk::fill(&room, spec, &program, owned);
         if result.is_err() {
-            // The first failure is the one to report.
+            // The caller gets the first error.
             let _ = room.take_down(false);
         }
         result
@@ -561,7 +561,7 @@ impl SlowDisk {
         if !owned {
             command.arg("--detached");
         }
-        // One that outlives us must not keep our caller's pipe open.
+        // A server that outlives us must not keep our caller's pipe open.
         let last_words = if owned {
             Stdio::inherit()
         } else {
@@ -601,7 +601,7 @@ impl SlowDisk {
         Ok(disk)
     }
 
-    /// A disk that is up already.
+    /// Finds a disk that is up.
     pub fn find(name: &str) -> Result<SlowDisk, DiskError> {
         let room = Room::named(name)?;
         let record = room.record()?;
@@ -627,17 +627,17 @@ impl SlowDisk {
         &self.device
     }
 
-    /// The sparse file behind it: what is on the medium, without anybody's cache.
+    /// The sparse file behind it: the bytes on the medium, without those in caches.
     pub fn backing(&self) -> Result<PathBuf, DiskError> {
         Ok(self.room.record()?.backing)
     }
 
-    /// The process that serves it, to tell its processor time from others'.
+    /// The process that serves it, for its processor time.
     pub fn server_pid(&self) -> u32 {
         self.server_pid
     }
 
-    /// Timing on or off; off for set-up.
+    /// Switches the timing on or off; off for setup.
     pub fn timing(&self, on: bool) -> Result<(), DiskError> {
         self.room.command(&[control::Command::Timing(on)])
     }
@@ -652,8 +652,8 @@ impl SlowDisk {
         self.room.command(&[control::Command::Reset])
     }
 
-    /// Notes from now on when pages stamped with this key come (`crate::stage::take`); `None`: no
-    /// more. Earlier notes are forgotten with each new key.
+    /// Notes from now on when pages come that `crate::stage::take` stamped with this key; `None`:
+    /// no more. A new key deletes earlier notes.
     pub fn watch_stamps(&self, key: Option<NonZeroU64>) -> Result<(), DiskError> {
         self.room.command(&[control::Command::Stamps(key)])
     }
@@ -663,43 +663,43 @@ impl SlowDisk {
         self.room.arrivals()
     }
 
-    /// Lets something go wrong.
+    /// Injects a fault.
     pub fn inject(&self, fault: Fault) -> Result<(), DiskError> {
         self.room.command(&[control::Command::Inject(fault)])
     }
 
-    /// Nothing goes wrong any more.
+    /// Ends all injected faults.
     pub fn clear_faults(&self) -> Result<(), DiskError> {
         self.room.command(&[control::Command::Clear])
     }
 
-    /// Cuts its power: what is not flushed may be lost, page by page as `seed` has it, and every
-    /// request fails.
+    /// Cuts its power: it loses pages of the write cache that `seed` chooses, and every request
+    /// fails.
     pub fn power_off(&self, seed: u64) -> Result<(), DiskError> {
         self.room.command(&[control::Command::PowerOff(seed)])
     }
 
-    /// Gives it back.
+    /// Switches its power on again.
     pub fn power_on(&self) -> Result<(), DiskError> {
         self.room.command(&[control::Command::PowerOn])
     }
 
-    /// Begins a log of every change ([`super::log`]); one that was there is gone.
+    /// Begins a [`super::log`] of every change; replaces an earlier one.
     ///
-    /// Errors   a disk with a write cache of its own
+    /// Errors   the disk has a write cache
     pub fn record(&self) -> Result<(), DiskError> {
         self.room.command(&[control::Command::Record(true)])
     }
 
-    /// Ends the log. Returns where it is, until the next one begins or the disk goes.
+    /// Ends the log. Returns its path, valid until the next one begins or the disk is taken down.
     ///
-    /// Errors   the log is not whole: memory or its bound were used up
+    /// Errors   the log is incomplete: memory ran out, or it reached its greatest size
     pub fn end_record(&self) -> Result<PathBuf, DiskError> {
         self.room.command(&[control::Command::Record(false)])?;
         Ok(log_beside(&self.backing()?))
     }
 
-    /// Somebody who writes marks into the log.
+    /// A writer of marks in the log.
     pub fn marker(&self) -> Result<Marker, DiskError> {
         let path = self.room.control();
         let file = fs::OpenOptions::new()
@@ -716,8 +716,8 @@ impl SlowDisk {
         let mut command = match kind {
             FileSystem::Ext4 => {
                 let mut command = Command::new("mkfs.ext4");
-                // Initialised now: otherwise a kernel thread would do it later, during the
-                // measurement.
+                // Initialise inode tables and journal now: a kernel thread would otherwise do it
+                // during the measurement.
                 command.args(["-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0"]);
                 command
             }
@@ -731,7 +731,7 @@ impl SlowDisk {
         self.timing(on)
     }
 
-    /// Mounts its file system in `folder`; it is unmounted with the disk.
+    /// Mounts its file system in `folder`; taking down the disk unmounts it.
     pub fn mount(&self, folder: &Path, options: &str) -> Result<(), DiskError> {
         let mut command = Command::new("mount");
         if !options.is_empty() {
@@ -751,7 +751,7 @@ impl SlowDisk {
     fn end(&mut self, (mut child, pipe): (Child, ChildStdin)) -> Result<(), DiskError> {
         let result = self.room.take_down(false);
         drop(pipe);
-        // It has ended already; this collects it.
+        // The server has ended already; this reaps it.
         let _ = child.wait();
         result
     }
@@ -767,15 +767,15 @@ impl Drop for SlowDisk {
     }
 }
 
-/// Writes marks into the log of a disk that is recorded.
+/// Writes marks into the log of a recorded disk.
 #[derive(Debug)]
 pub struct Marker {
     file: fs::File,
 }
 
 impl Marker {
-    /// When this returns, the mark stands after everything that the disk had answered before it was
-    /// called.
+    /// When this returns, the mark stands after every change that the disk answered before the
+    /// call.
     pub fn mark(&mut self, number: u64) -> io::Result<()> {
         let line = control::Command::Mark(number).to_string();
         // One write is one command.
@@ -783,7 +783,7 @@ impl Marker {
     }
 }
 
-/// Takes down what killed runs left behind; with `all`, disks in use too. Returns the names.
+/// Takes down disks that killed runs left behind; with `all`, disks in use too. Returns the names.
 pub fn clean(all: bool) -> Result<Vec<String>, DiskError> {
     let mut names = Vec::new();
     for room in Room::all() {
@@ -795,7 +795,7 @@ pub fn clean(all: bool) -> Result<Vec<String>, DiskError> {
     Ok(names)
 }
 
-/// The word that the server prints, before the name of the device, when that can be used.
+/// The word that the server prints before the name of the device when the device is ready.
 const READY: &str = "ready ";
 
 /// Puts a loop device over the file and gives it the queue of a rotating disk. Returns the device.
@@ -825,11 +825,11 @@ pub(super) fn serve(name: &str, detached: bool) -> Result<(), DiskError> {
     let room = Room::named(name)?;
     let record = room.record()?;
     // A session of its own: Ctrl-C in the owner's terminal must not reach the disk before the
-    // owner. It fails for a group leader, that is when started by hand, and then does not matter.
+    // owner. It fails for a group leader, as when started by hand, where it does not matter.
     let _ = rustix::process::setsid();
-    // A real disk needs no processor to be in time. Not fatal: the statistics tell the oversleep.
+    // A real disk needs no processor to be in time. Not fatal: the statistics show the oversleep.
     let _ = rustix::process::setpriority_process(None, -20);
-    // Memory that we need while answering must not be looked for by writing to ourselves.
+    // When we allocate memory, the kernel must not reclaim it by writing to the disk that we serve.
     let _ = rustix::process::configure_io_flusher_behavior(true);
     let backing = fs::OpenOptions::new()
         .read(true)
@@ -848,28 +848,29 @@ pub(super) fn serve(name: &str, detached: bool) -> Result<(), DiskError> {
         log_beside(&record.backing),
     )
     .map_err(|error| {
-        // A process that cleaned us away meanwhile did not know of this file.
+        // A process that took the disk down meanwhile may have done so before this file existed.
         let _ = fs::remove_file(&record.backing);
         failed("mount", room.mount())(error)
     })?;
-    // The server attaches, not the owner: were the owner killed meanwhile, its losetup would go on
-    // and attach to a file that has been taken down.
+    // The server attaches the loop device, not the owner: if the owner were killed meanwhile, its
+    // losetup would go on and attach to a file that was taken down.
     match attach(&room) {
-        // An owner who is gone does not listen; the end of our standard input tells it below.
+        // The write fails if the owner is gone; the end of our standard input shows that below.
         Ok(device) => drop(writeln!(io::stdout(), "{READY}{}", device.display())),
         Err(error) => {
             let _ = room.take_down(true);
             return Err(error);
         }
     }
-    // Held while we take ourselves down: unmounting ends the session below before all is removed.
+    // Held while we take the disk down: the unmount ends `mounted.wait` before all files are
+    // removed.
     let ending = Arc::new(Mutex::new(()));
     let (guard, guarded) = (ending.clone(), room.clone());
     std::thread::spawn(move || {
         wait_for_the_end(detached);
         let _ending = guard.lock();
         if let Err(error) = guarded.take_down(true) {
-            // Not eprintln, which panics when nobody listens.
+            // Not eprintln, which panics if standard error is closed.
             let _ = writeln!(io::stderr(), "{error}");
         }
     });
@@ -878,13 +879,13 @@ pub(super) fn serve(name: &str, detached: bool) -> Result<(), DiskError> {
     result
 }
 
-/// Returns when the owner is gone or wants us gone.
+/// Returns when the owner is gone, or at SIGTERM or SIGINT.
 fn wait_for_the_end(detached: bool) {
     let (told, end) = std::sync::mpsc::channel();
     if !detached {
         let told = told.clone();
         std::thread::spawn(move || {
-            // The input does not matter, only its end.
+            // Only the end of the input matters.
             let _ = io::copy(&mut io::stdin(), &mut io::sink());
             let _ = told.send(());
         });

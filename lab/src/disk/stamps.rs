@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When stamped pages (`crate::stage::take`) came to the disk: a log that grows while somebody
-//! wants it.
+//! When pages stamped by `crate::stage::take` came to the disk: a log that grows from `stamps on`.
 //!
-//! A page has come when the disk has answered for it: from then on it is the disk's affair. The
-//! later way of the page in the disk's own memory is not asked here. One entry for each run of
-//! pages that follow one another in a file and came in one request.
+//! A page has come when the disk has acknowledged its write. The log does not follow it from the
+//! disk's write cache to the medium. One entry stands for pages that follow one another in a file
+//! and came in one request.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +13,7 @@ use rushes_core::units::Instant;
 use super::cache::ATOM_BYTES;
 use crate::stage::take::read_stamp;
 
-/// Most entries of a log, 40 bytes each. Twelve recordings of 100 Mb/s make some ten thousand a
+/// Entries of a log at most, 40 bytes each. Twelve recordings of 100 Mb/s make some ten thousand a
 /// minute.
 const ENTRIES_MAX: usize = 2 << 20;
 
@@ -32,13 +31,13 @@ pub(super) struct Seen {
 pub struct Arrival {
     /// Units: ns, CLOCK_MONOTONIC.
     pub at_ns: u64,
-    /// Of the file.
+    /// Number of the file.
     pub number: u64,
     /// First page.
     pub page: u64,
-    /// How many.
+    /// Number of pages.
     pub count: u64,
-    /// Their ends were there, too.
+    /// The pages were complete up to their ends.
     pub whole: bool,
 }
 
@@ -83,7 +82,7 @@ impl FromStr for Arrival {
 pub(super) fn scan(key: u64, offset: u64, bytes: &[u8]) -> Vec<Seen> {
     let mut seen: Vec<Seen> = Vec::new();
     let skip = (offset.next_multiple_of(ATOM_BYTES) - offset) as usize;
-    // A file system whose blocks are pages writes nothing else.
+    // Whole pages suffice: a file system whose blocks are pages writes nothing else.
     for page in bytes
         .get(skip..)
         .unwrap_or_default()
@@ -164,7 +163,7 @@ mod tests {
         let take = |number| Take { key: KEY, number };
         take(1).fill(40 * ATOM_BYTES, first);
         take(2).fill(0, &mut rest[..ATOM_BYTES as usize]);
-        // A page of which the end has not come yet.
+        // A page whose end has not come yet.
         take(2).fill(ATOM_BYTES, &mut rest[ATOM_BYTES as usize..][..1000]);
         let run = |number, page, count, whole| Seen {
             number,
@@ -175,7 +174,7 @@ mod tests {
         let wanted = [run(1, 40, 2, true), run(2, 0, 1, true), run(2, 1, 1, false)];
         assert_eq!(scan(KEY, 8 * ATOM_BYTES, &bytes), wanted);
         assert_eq!(scan(KEY + 1, 8 * ATOM_BYTES, &bytes), []);
-        // A request that begins within a page: only whole pages of the disk are looked at.
+        // A request that begins within a page: the scan looks at whole pages of the disk alone.
         assert_eq!(scan(KEY, 8 * ATOM_BYTES - 512, &bytes[..100]), []);
     }
 

@@ -4,15 +4,16 @@
 //! Nothing here sleeps, reads a clock or knows FUSE: instants come in as arguments, so that the
 //! same code runs on a virtual clock in the tests and on the monotonic clock in [`super::server`].
 //!
-//! The trick is that the head has a place *and an instant* ([`Mechanics::head_at`]). Requests that
-//! queue up start at the instant the last one ended, whenever the sleeper woke: oversleep does not
-//! add up. A contiguous read that comes later starts there as well, since the drive went on reading
-//! into its own memory: the idle gap is its credit, bounded by the size of that memory.
+//! The trick is that the head has a place *and an instant*, [`Mechanics::head_at`]. A queued
+//! request starts at the instant at which the last one ended, not when the sleeping thread woke:
+//! oversleep does not add up. A contiguous read that comes later starts there as well, since the
+//! drive went on reading into its own memory: the idle gap is its credit, bounded by the size of
+//! that memory.
 
 use rushes_core::units::{ByteCount, BytesPerSecond, Duration, Instant};
 use serde::{Deserialize, Serialize};
 
-/// Reading and writing cost differently.
+/// The direction of a request: reads and writes take different times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
@@ -30,7 +31,7 @@ pub struct DirectionTiming {
     pub positioning_ms: f64,
     /// Transfer. Units: bytes/s.
     pub bytes_per_second: u64,
-    /// How `k` depends on the way.
+    /// How `k` depends on the distance.
     pub seek: Seek,
 }
 
@@ -38,18 +39,18 @@ pub struct DirectionTiming {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Seek {
-    /// At the shortest distance that is not contiguous.
+    /// *k* at the shortest distance that is not contiguous.
     pub shortest: f64,
-    /// The time that the whole disk adds.
+    /// The addition to *k* for the distance of the whole disk.
     pub span: f64,
     /// *p*.
     pub power: f64,
-    /// However far.
+    /// *k* at any distance is at most this.
     pub most: f64,
 }
 
 impl Seek {
-    /// The root law of an arm that accelerates half of the way.
+    /// The square-root law of an arm that accelerates for half of the distance.
     const ARM: Seek = Seek {
         shortest: 0.4,
         span: 1.13,
@@ -73,9 +74,9 @@ pub struct DiskTiming {
     pub read: DirectionTiming,
     /// Writes.
     pub write: DirectionTiming,
-    /// Memory of the drive that it fills while it is idle. Units: bytes.
+    /// The drive's memory for read-ahead, which it fills while it is idle. Units: bytes.
     pub read_ahead_bytes: u64,
-    /// Volatile memory of the drive that writes go to first; 0: none. Units: bytes.
+    /// The drive's volatile write cache; 0: none. Units: bytes.
     pub write_cache_bytes: u64,
     /// A request that has waited so long goes first. Units: ms.
     pub patience_ms: u64,
@@ -99,8 +100,9 @@ impl DiskTiming {
         patience_ms: 100,
     };
 
-    /// The same array with the memory that its write row tells of: among the many writes that wait
-    /// in it, destaged in order of position, the next is near, and a short way costs little.
+    /// The same array with the write cache that its row of writes shows: of the many writes that
+    /// wait in it, destaged in order of position, the next is near, and a short distance takes
+    /// little time.
     pub const TABLE5_WRITE_BACK: DiskTiming = DiskTiming {
         write: DirectionTiming {
             positioning_ms: 14.0,
@@ -116,8 +118,8 @@ impl DiskTiming {
         ..DiskTiming::TABLE5
     };
 
-    /// A drive without moving parts behind a serial link: any place costs as much as any other, and
-    /// little.
+    /// A drive without moving parts behind a serial link: positioning takes the same short time
+    /// everywhere.
     pub const SSD: DiskTiming = DiskTiming {
         read: DirectionTiming {
             positioning_ms: 0.1,
@@ -148,7 +150,9 @@ impl DiskTiming {
         self
     }
 
-    /// A sentence that says what is wrong, when something is.
+    /// Checks all parameters.
+    ///
+    /// Errors   a sentence with the wrong parameter and the value expected
     pub fn check(&self) -> Result<(), String> {
         for (name, direction) in [("read", self.read), ("write", self.write)] {
             if direction.bytes_per_second == 0 {
@@ -198,7 +202,7 @@ impl DiskTiming {
         BytesPerSecond(self.of(direction).bytes_per_second).time_for(length)
     }
 
-    /// How long a drive can read ahead until its memory is full.
+    /// How long the drive reads ahead until its memory is full.
     fn read_ahead_time(&self) -> Duration {
         self.transfer(Direction::Read, ByteCount(self.read_ahead_bytes))
     }
@@ -214,9 +218,9 @@ impl DiskTiming {
 pub struct Request {
     /// Read or write.
     pub direction: Direction,
-    /// Where. Units: bytes from the start of the disk.
+    /// Offset on the disk. Units: bytes.
     pub offset: u64,
-    /// How much.
+    /// Its length.
     pub length: ByteCount,
     /// When it came.
     pub arrived: Instant,
@@ -231,9 +235,9 @@ impl Request {
 /// The work of the mechanics on a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// When its bytes are there (never before it came).
+    /// When its bytes are there, never before its arrival.
     pub done: Instant,
-    /// How long the disk worked for it alone (what was read ahead in the idle gap included).
+    /// How long the disk worked for it alone, its read-ahead in the idle gap included.
     pub busy: Duration,
     /// The head had to move.
     pub positioned: bool,
@@ -248,7 +252,7 @@ pub struct Mechanics {
     head: u64,
     /// When it ended, by the model.
     head_at: Instant,
-    /// The direction of that request: only reads are followed by read-ahead.
+    /// The direction of that request: the drive reads ahead after reads alone.
     last: Option<Direction>,
 }
 
@@ -264,15 +268,14 @@ impl Mechanics {
         }
     }
 
-    /// Where the head is. Units: bytes from the start of the disk.
+    /// The place of the head. Units: bytes from the start of the disk.
     pub fn head(&self) -> u64 {
         self.head
     }
 
-    /// Serves `request` next, with everything that comes before it ended; `slow` multiplies its
-    /// cost.
+    /// Serves `request` after all earlier ones have ended; `slow` multiplies its time.
     ///
-    /// Assumes  requests are served in the order of these calls, and one that is served has arrived
+    /// Assumes  the caller serves requests in the order of these calls, and each has arrived
     /// Errors   none
     pub fn serve(&mut self, request: &Request, slow: f64) -> Service {
         let contiguous = self.last.is_some() && request.offset == self.head;
@@ -288,8 +291,8 @@ impl Mechanics {
         let distance = if contiguous {
             0
         } else {
-            // A first request, or one that re-reads the very sector under the head, still pays the
-            // shortest positioning: only what follows the last request directly is free.
+            // A first request at the place of the head still pays the shortest positioning: only a
+            // request that continues the last one pays none.
             request.offset.abs_diff(self.head).max(1)
         };
         let positioning = self
@@ -307,19 +310,20 @@ impl Mechanics {
         }
     }
 
-    /// The head stands still until `at`.
+    /// Lets the head stand still until `at`.
     pub fn hold_until(&mut self, at: Instant) {
         self.head_at = self.head_at.max(at);
     }
 
-    /// Forgets when the last request ended; for after the timing was off.
+    /// Forgets when the last request ended: after the timing or the power was off, and when faults
+    /// are cleared.
     pub fn rest_at(&mut self, now: Instant) {
         self.head_at = now;
         self.last = None;
     }
 }
 
-/// The requests that wait for the head, and which is next.
+/// The requests that wait for the head; it chooses the next.
 #[derive(Debug)]
 pub struct Queue<T> {
     waiting: Vec<(Request, T)>,
@@ -334,12 +338,12 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// Adds a request with whatever belongs to it.
+    /// Adds a request with its payload.
     pub fn push(&mut self, request: Request, payload: T) {
         self.waiting.push((request, payload));
     }
 
-    /// How many wait.
+    /// Number of requests that wait.
     pub fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -349,8 +353,8 @@ impl<T> Queue<T> {
         self.waiting.is_empty()
     }
 
-    /// Takes the next: one that has waited longer than `patience` (the longest first), else the
-    /// nearest ahead of the head, else the one nearest to the start of the disk.
+    /// Takes the next request: of those that have waited for `patience` the one that has waited
+    /// longest, else the nearest ahead of the head, else the nearest to the start of the disk.
     pub fn take_next(
         &mut self,
         head: u64,
@@ -361,12 +365,11 @@ impl<T> Queue<T> {
             Some(index) => index,
             None => self.nearest(head)?,
         };
-        // Order of arrival must stay: it breaks ties.
+        // Not `swap_remove`: the order of arrival breaks ties.
         Some(self.waiting.remove(index))
     }
 
-    /// Whether the request that is next here goes before a write that is to be destaged at
-    /// `offset`.
+    /// True when the next request of this queue goes before a destaging at `offset`.
     pub fn goes_before(&self, offset: u64, head: u64, now: Instant, patience: Duration) -> bool {
         if self.overdue(now, patience).is_some() {
             return true;
@@ -457,14 +460,14 @@ mod tests {
     fn idle_gap_gives_a_contiguous_read_at_most_the_drives_memory() {
         let mut disk = Mechanics::new(DiskTiming::TABLE5, SIZE);
         let first = disk.serve(&read(0, 1 << 20, Instant::ZERO), 1.0);
-        // 3 ms of idleness are 3 ms of read-ahead.
+        // 3 idle ms are 3 ms of read-ahead.
         let short = disk.serve(
             &read(1 << 20, 1 << 20, first.done + Duration::from_ms(3)),
             1.0,
         );
         assert!((ms(short.done) - ms(first.done) - 6.096).abs() < 0.01);
-        // A second of idleness is 8 MB of it: eight requests at once (8.39 MB less 8 MB remain to
-        // be read).
+        // An idle second is 8 MB of read-ahead: eight requests come at once, since 8.39 MB less
+        // 8 MB remain to be read.
         let later = short.done + Duration::from_s(1);
         let mut done = later;
         for index in 0..8u64 {
