@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Client processes of the lab: start with a job, wait until connected, say when to begin, collect.
+//! Client processes of the lab: starts them with a job, waits until they are connected, sends the
+//! instant of their beginning, collects their results.
 //!
 //! They are this program again with a hidden subcommand. libsmbclient keeps state per process, and
-//! a real client is a process (and an smbd child) of its own.
+//! a real client is a process, with an smbd child, of its own.
 
 use crate::clients::door::{Address, Door};
 use crate::servers::server::Server;
@@ -16,10 +17,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// The beginning of each hidden subcommand: read a job, connect, say `ready`, hear when to begin.
+/// The beginning of each hidden subcommand: reads a job, connects, prints `ready`, reads the
+/// instant of its beginning.
 ///
 /// Returns  job, connection, and the instant. Units: ns, CLOCK_MONOTONIC
-/// Errors   no such job, a server that refuses us, or no instant
+/// Errors   no job, a server that refuses us, or no instant
 pub fn take_job<J: DeserializeOwned>(address: impl Fn(&J) -> &Address) -> Result<(J, Door, u64)> {
     let mut lines = std::io::stdin().lock().lines();
     let job: J = serde_json::from_str(&lines.next().context("no job was given")??)
@@ -54,17 +56,18 @@ impl Client {
                 command.env("HOME", home);
                 command
             }
-            // It has no cache.
+            // Our NFS client has no cache.
             Address::Nfs { .. } => Command::new(program),
             Address::Disk(_) => Command::new(program),
-            // Page cache belongs to the reader: local clients live in the server's purse.
+            // The kernel charges page cache to the reader: local clients run in the server's
+            // control group.
             Address::Local(_) | Address::Rushes { .. } => server.cgroup().command(&program),
         };
         Client::spawn(command, subcommand, job)
     }
 
-    /// The same for a program that is no client of the server: its processor time and memory are
-    /// not the server's.
+    /// The same for a program that is not a client of the server: its processor time and memory do
+    /// not count as the server's.
     pub fn start_beside<J: Serialize>(subcommand: &str, job: &J) -> Result<Client> {
         Client::spawn(Command::new(std::env::current_exe()?), subcommand, job)
     }
@@ -96,12 +99,12 @@ impl Client {
         Ok(())
     }
 
-    /// Tell it when to begin. Units: ns, CLOCK_MONOTONIC.
+    /// Send it the instant of its beginning. Units: ns, CLOCK_MONOTONIC.
     pub fn begin(&mut self, at_ns: u64) -> Result<()> {
         writeln!(self.input, "{at_ns}").context("a client is gone")
     }
 
-    /// Its result; waits for it.
+    /// Wait for its result.
     pub fn result<R: DeserializeOwned>(mut self) -> Result<R> {
         let line = self.line()?;
         let result = serde_json::from_str(&line).context("a client's result is not understood")?;
@@ -109,7 +112,7 @@ impl Client {
         Ok(result)
     }
 
-    /// Process.
+    /// Its process number.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -133,7 +136,7 @@ impl Drop for Client {
     }
 }
 
-/// Clients at work, each waited for on a thread of its own; killed when dropped before they are
+/// Clients at work, with a thread for each that waits for it; killed when dropped before they are
 /// done.
 #[derive(Debug)]
 pub struct Crowd<R> {
@@ -149,7 +152,7 @@ struct Waiting {
 }
 
 impl<R: DeserializeOwned + Send + 'static> Crowd<R> {
-    /// Wait for these.
+    /// Start to wait for these clients.
     pub fn gather(clients: Vec<Client>) -> Crowd<R> {
         let (sender, results) = mpsc::channel();
         let wait = |(index, client): (usize, Client)| {
@@ -172,14 +175,14 @@ impl<R: DeserializeOwned + Send + 'static> Crowd<R> {
         }
     }
 
-    /// All have given their results.
+    /// True when all have returned their results.
     pub fn is_done(&self) -> bool {
         self.waiting
             .iter()
             .all(|one| one.done.load(Ordering::SeqCst))
     }
 
-    /// Their results, in the order of the clients; waits for them.
+    /// Wait for their results; returns them in the order of the clients.
     pub fn results(mut self) -> Result<Vec<R>> {
         for one in &mut self.waiting {
             if let Some(thread) = one.thread.take() {
@@ -197,8 +200,8 @@ impl<R: DeserializeOwned + Send + 'static> Crowd<R> {
 impl<R> Drop for Crowd<R> {
     fn drop(&mut self) {
         for one in &self.waiting {
-            // The thread reaps its child before it sets the flag, so the number may be free again
-            // only after that; the window in between is a few instructions, on the way out.
+            // The thread sets the flag just after it has reaped its child. Only in the few
+            // instructions between the two, on the way out, may the number be another process's.
             if !one.done.load(Ordering::SeqCst)
                 && let Some(pid) = rustix::process::Pid::from_raw(one.pid as i32)
             {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Clients that copy while others play: real `smbclient` processes, which keep 2 × 8 MiB in flight;
-//! over NFS threads with as many bytes in flight, in requests of 1 MiB: Ganesha takes none that are
-//! larger. Each is a connection of its own, where smbclient has one.
+//! over NFS threads with as many bytes in flight, in requests of 1 MiB, since Ganesha takes no
+//! larger ones. Each thread has a connection of its own, where an smbclient has one in all.
 //!
-//! Each downloads files of its own, one after the other, into a pipe whose other end is the lab: it
-//! compares every byte, counts them as they arrive, and keeps nothing. Files are larger than the
-//! cache, and each copier has several, so that none is met warm.
+//! Each smbclient downloads files of its own, one after the other, into a pipe whose other end is
+//! the lab: the lab compares every byte, counts bytes as they arrive, and keeps nothing. Files are
+//! larger than the cache, and each copier has several, so that it finds none of them cached.
 
 use crate::clients::door::Address;
 use crate::clients::nfs::Nfs;
@@ -24,8 +24,9 @@ use std::thread::JoinHandle;
 
 /// Units: bytes.
 const PIPE_READ_BYTES: usize = 1 << 20;
-/// Of one request over NFS, and how many a copier has in flight. Units: bytes.
+/// Size of one request over NFS. Units: bytes.
 const NFS_READ_BYTES: usize = 1 << 20;
+/// Requests that a copier has in flight over NFS.
 const NFS_READ_COUNT: usize = 16;
 
 /// The work of all copiers.
@@ -33,9 +34,9 @@ const NFS_READ_COUNT: usize = 16;
 pub struct Tally {
     /// Bytes that arrived.
     pub bytes: u64,
-    /// Bytes that differ from what was written.
+    /// Bytes that differ from those written.
     pub bytes_wrong: u64,
-    /// Whole files.
+    /// Whole files that arrived.
     pub file_count: u64,
     /// The errors.
     pub failures: Vec<String>,
@@ -61,9 +62,9 @@ struct Shared {
 /// A file to copy: its path below the share, its content and its size.
 #[derive(Clone, Debug)]
 pub struct Reel {
-    /// Below the share.
+    /// Its path below the share.
     pub path: String,
-    /// The bytes that must arrive; `None`: they are only counted.
+    /// The content that must arrive; `None`: the lab only counts bytes.
     pub clip: Option<Clip>,
     /// Units: bytes.
     pub bytes: u64,
@@ -102,7 +103,7 @@ impl Copies {
         self.shared.bytes.load(Ordering::Relaxed)
     }
 
-    /// End them, wherever they are; what arrived counts.
+    /// End them, even in the middle of a file; bytes that arrived count.
     pub fn stop(mut self) -> Tally {
         self.halt();
         let shared = &self.shared;
@@ -155,8 +156,8 @@ fn copy(shared: &Shared, address: &Address, fifo: &Path, reel: &Reel) -> Result<
     if let Address::Nfs { port, export } = address {
         return copy_over_nfs(shared, (*port, export), reel);
     }
-    // Opened for both directions so that neither end waits for the other; it is drained without
-    // blocking only in the sense that end of file never comes: the child's exit ends the copy.
+    // Open without a wait for a writer; then let reads block. A read returns 0 bytes while no
+    // writer has the pipe open: before smbclient opens it, and after it has closed it.
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let pipe = File::from(rustix::fs::open(fifo, flags, Mode::empty())?);
     rustix::fs::fcntl_setfl(&pipe, OFlags::empty())?;
@@ -169,7 +170,7 @@ fn copy(shared: &Shared, address: &Address, fifo: &Path, reel: &Reel) -> Result<
         let mut children = shared.lock_children();
         children.push(child);
         if shared.stopping.load(Ordering::SeqCst) {
-            // Halt may have passed before the child was on the list.
+            // `halt` may have killed the others before this child was on the list.
             children.iter_mut().for_each(|child| drop(child.kill()));
         }
     }
@@ -239,7 +240,7 @@ fn copy_over_nfs(shared: &Shared, (port, export): (u16, &str), reel: &Reel) -> R
     Ok(())
 }
 
-/// Read what the child writes until it closes its end; returns how much came.
+/// Read the bytes that the child writes until it closes its end; returns their number.
 fn drain(shared: &Shared, mut pipe: File, reel: &Reel, pid: u32) -> Result<u64> {
     let _ = rustix::pipe::fcntl_setpipe_size(&pipe, PIPE_READ_BYTES);
     let mut buffer = vec![0u8; PIPE_READ_BYTES];
@@ -248,7 +249,7 @@ fn drain(shared: &Shared, mut pipe: File, reel: &Reel, pid: u32) -> Result<u64> 
     loop {
         let got = pipe.read(&mut buffer)?;
         if got == 0 {
-            // Nobody has it open for writing: either not yet, or no more.
+            // The child does not have it open for writing: not yet, or no more.
             if begun || has_ended(shared, pid) {
                 return Ok(done);
             }

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A file that is read with O_DIRECT: no cache of the kernel's has its bytes before or afterwards.
+//! A file for reads with O_DIRECT: no cache of the kernel has its bytes before or afterwards.
 //!
-//! Places and lengths of a caller are as it likes; the pages around them are read. Not done here:
-//! writing.
+//! A caller may give any place and length; it reads the pages around them. Absent: writing.
 
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};
@@ -10,7 +9,7 @@ use std::io::Result;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
-/// The alignment that direct I/O wants of memory, places and lengths. Units: bytes.
+/// The alignment of memory, places and lengths that direct I/O requires. Units: bytes.
 const ALIGN: u64 = 4096;
 
 /// An open file, and memory for its largest request.
@@ -58,7 +57,7 @@ mod tests {
 
     #[test]
     fn bytes_of_any_place_come_and_end_with_the_file() {
-        // A folder in memory may have no direct I/O; that of the build has.
+        // A folder in memory may have no direct I/O; the build's folder has.
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
         let path = folder.join(format!("direct-{}.bin", std::process::id()));
         let content: Vec<u8> = (0..10_000u32).map(|at| (at / 7) as u8).collect();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! How a client of the lab reaches files: over SMB (libsmbclient, as many programs do), over NFS (a
-//! small client of our own), on the mount itself, or on the disk past every cache.
+//! How a client of the lab reaches files: over SMB with libsmbclient, as many programs do; over NFS
+//! with a small client of our own; on the mount itself; through the daemon's own client library; or
+//! on the disk past every cache.
 //!
 //! One process has one door: libsmbclient keeps state for the whole process, so clients are
 //! processes.
@@ -19,7 +20,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Longer than any collapse that a run waits for.
+/// Longer than a run ever waits for a server that has collapsed.
 const SMB_TIMEOUT: Duration = Duration::from_secs(120);
 
 const READS_ONLY: &str = "the lab only reads on the disk itself";
@@ -31,13 +32,13 @@ pub enum Address {
     Smb {
         /// TCP port on 127.0.0.1.
         port: u16,
-        /// Share.
+        /// Name of the share.
         share: String,
-        /// User.
+        /// Name of the user.
         user: String,
-        /// Password.
+        /// The user's password.
         password: String,
-        /// Home folder of the client, so that nobody's settings leak into the measurement.
+        /// Home folder of the client, so that no settings of a real user leak into the measurement.
         home: PathBuf,
     },
     /// An NFS export of this machine.
@@ -49,8 +50,8 @@ pub enum Address {
     },
     /// A folder.
     Local(PathBuf),
-    /// A folder of the server's own file system, read with O_DIRECT; paths of other folders are
-    /// taken as they are.
+    /// A folder of the server's own file system, read with O_DIRECT; absolute paths are taken as
+    /// they are.
     Disk(PathBuf),
     /// A folder that Rushes serves to programs on its own machine.
     Rushes {
@@ -69,9 +70,9 @@ pub enum Door {
     Smb(SmbClient),
     /// Over NFS.
     Nfs(Box<RefCell<Nfs>>),
-    /// Plain calls.
+    /// By system calls on the mount.
     Local(PathBuf),
-    /// Direct reads.
+    /// By direct reads.
     Disk(PathBuf),
     /// The daemon's own client library. Its session belongs to one thread.
     Rushes {
@@ -88,7 +89,7 @@ pub enum Opened<'a> {
     Smb {
         /// Handle.
         file: SmbFile<'a>,
-        /// Where libsmbclient would read next.
+        /// The place at which libsmbclient would read next. Units: bytes.
         position: u64,
     },
     /// Over NFS.
@@ -106,7 +107,7 @@ pub enum Opened<'a> {
     Rushes(Served<'a>),
 }
 
-/// A file that the daemon was told of; it forgets it when this is dropped.
+/// A file that is open at the daemon; dropping it closes it there.
 pub struct Served<'a> {
     session: &'a RefCell<Client>,
     handle: Option<FileHandle>,
@@ -193,8 +194,8 @@ impl Door {
                 let client = SmbClient::new(credentials, options)
                     .context("libsmbclient could not be set up")?;
                 client.set_timeout(SMB_TIMEOUT)?;
-                // The connection is made at the first call; a player's first frame must not pay for
-                // it.
+                // libsmbclient connects at the first call; a player's first frame must not pay for
+                // that.
                 client.stat("/").with_context(|| {
                     format!("share {share} on 127.0.0.1:{port} refused the connection")
                 })?;
@@ -203,7 +204,7 @@ impl Door {
         }
     }
 
-    /// Open a file below the share for reading, and writing if so wished.
+    /// Open a file below the share for reading, with `write` for writing too.
     pub fn open(&self, path: &str, write: bool) -> Result<Opened<'_>> {
         let describe = || format!("{path} cannot be opened");
         match self {
@@ -240,7 +241,7 @@ impl Door {
                 Ok(Opened::Disk(file))
             }
             Door::Rushes { root, session } => {
-                // Writes go to the file, and nobody here would tell the daemon of them.
+                // Writes would go to the file, and this client does not report them to the daemon.
                 ensure!(!write, "the lab only reads through the daemon itself");
                 let file = File::open(root.join(path)).with_context(describe)?;
                 let handle = session.borrow_mut().open(&file, path.as_bytes());
@@ -280,7 +281,7 @@ impl Door {
         }
     }
 
-    /// Create or empty a file and write this into it.
+    /// Create or empty a file and write `content` into it.
     pub fn create(&self, path: &str, content: &[u8]) -> Result<()> {
         let describe = || format!("{path} cannot be created");
         match self {
@@ -314,7 +315,7 @@ impl Door {
         }
     }
 
-    /// List a folder with sizes and times, as a file browser does; returns how many entries it has.
+    /// List a folder with sizes and times, as a file browser does; returns the number of entries.
     pub fn list(&self, path: &str) -> Result<usize> {
         let describe = || format!("{path} cannot be listed");
         match self {
@@ -349,7 +350,7 @@ impl Door {
 }
 
 impl Opened<'_> {
-    /// Fill `buffer` from `offset` on; returns how much there was before the end of the file.
+    /// Fill `buffer` from `offset` on; returns the number of bytes before the end of the file.
     pub fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> Result<usize> {
         let mut done = 0;
         while done < buffer.len() {
@@ -378,7 +379,7 @@ impl Opened<'_> {
         Ok(done)
     }
 
-    /// Make a file of the mount so long; over SMB see [`crate::clients::wire`].
+    /// Give a file of the mount this size; over SMB see [`crate::clients::wire`].
     pub fn set_len(&mut self, bytes: u64) -> Result<()> {
         match self {
             Opened::Local(file) => Ok(file.set_len(bytes)?),
@@ -388,9 +389,10 @@ impl Opened<'_> {
         }
     }
 
-    /// Close what was written. Over NFS it is on stable storage then, as a kernel's client has it.
+    /// Close a written file. Over NFS its bytes are on stable storage then, as with the kernel's
+    /// client.
     ///
-    /// Errors   of NFS only: others do not say
+    /// Errors   over NFS alone: the other doors report none
     pub fn finish(self) -> Result<()> {
         if let Opened::Nfs { nfs, file } = self {
             nfs.borrow_mut().commit(&file)?;

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A player: one process that asks for frames when an editing station would, and tells how late
+//! A player: one process that requests frames when an editing station would, and reports how late
 //! they came.
 //!
-//! It asks for frame *k* not before `start + k·period`, one frame at a time; the frame is late when
-//! it is there past `start + preroll + k·period`. `start` is when its open returned. Bytes are
-//! checked after the clock was read, so checking makes nothing late. The process ends at a hard
-//! limit whatever the server does: frames that did not come by then are late.
+//! It requests frame *k* not before `start + k·period`, one frame at a time; the frame is late when
+//! it comes after `start + preroll + k·period`. `start` is when its open returned. It compares
+//! bytes after it has read the clock, so the comparison makes nothing late. The process ends at a
+//! hard limit even if the server never answers: frames that have not come by then are late.
 
 use crate::clients::client;
 use crate::clients::door::{Address, Door, Opened};
@@ -18,16 +18,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The work of a player; handed to it as one line of JSON on its standard input.
+/// The work of a player, which it reads as one line of JSON from its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
-    /// Which stream of the stage.
+    /// Number of the stage's stream.
     pub stream: u64,
-    /// Where to find it.
+    /// The server's address.
     pub address: Address,
     /// One file, or one per frame.
     pub files: Vec<String>,
-    /// Of the content.
+    /// Seed of the content.
     pub seed: u64,
     /// Frames to play.
     pub frame_count: u64,
@@ -39,7 +39,7 @@ pub struct Job {
     pub period_ns: u64,
     /// Units: ns.
     pub preroll_ns: u64,
-    /// How long past the last frame's deadline to go on. Units: ns.
+    /// The process goes on for so long after the last frame's deadline. Units: ns.
     pub grace_ns: u64,
     /// The content that the bytes must have.
     pub content: Content,
@@ -50,29 +50,29 @@ pub struct Job {
 pub enum Content {
     /// Footage made up by the lab.
     MadeUp,
-    /// The xxh3 of each frame, taken from what was written.
+    /// The xxh3 of each frame of the written files.
     Hashes(Vec<u64>),
 }
 
 /// The result of a player; one line of JSON on its standard output.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Playback {
-    /// Which stream of the stage.
+    /// Number of the stage's stream.
     pub stream: u64,
     /// When its open returned. Units: ns, CLOCK_MONOTONIC.
     pub start_ns: u64,
     /// How long its open took.
     pub open_ms: f64,
-    /// From its open being asked for to its first frame being there.
+    /// From the request to open the file to the arrival of the first frame.
     pub first_frame_ms: f64,
-    /// When each frame came, relative to its deadline (negative: before it). Units: ms. Shorter
-    /// than the clip when the limit was reached.
+    /// How long after its deadline each frame came; negative: before. Units: ms. Shorter than the
+    /// clip if the process reached its limit.
     pub lateness_ms: Vec<f32>,
-    /// Bytes that differ from what was written, or were missing.
+    /// Bytes that differ from those written, or were missing.
     pub bytes_wrong: u64,
     /// Bytes received.
     pub bytes: u64,
-    /// The first error of its kind.
+    /// The first error.
     pub error: Option<String>,
     /// CPU time of this process.
     pub cpu_s: f64,
@@ -90,7 +90,7 @@ pub fn cpu_s() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Sleep until then.
+/// Sleep until an instant. Units: ns, CLOCK_MONOTONIC.
 pub fn sleep_until_ns(then: u64) {
     let left = then.saturating_sub(now_ns());
     if left > 0 {
@@ -98,8 +98,8 @@ pub fn sleep_until_ns(then: u64) {
     }
 }
 
-/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin
-/// at, plays.
+/// The hidden subcommand: reads a [`Job`], connects, prints `ready`, waits for the instant of its
+/// beginning, plays.
 pub fn main() -> Result<()> {
     let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     let shared = Arc::new(Mutex::new(Playback {
@@ -128,12 +128,12 @@ fn note_error(shared: &Mutex<Playback>, error: &anyhow::Error) {
     playback.error.get_or_insert(format!("{error:#}"));
 }
 
-/// Print what is known and end the process.
+/// Print the result so far and end the process.
 fn finish(shared: &Mutex<Playback>) -> Result<()> {
     let mut playback = shared.lock().unwrap_or_else(PoisonError::into_inner);
     playback.cpu_s = cpu_s();
     let line = serde_json::to_string(&*playback)?;
-    // The lock stays held: a thread that comes second must not print another line.
+    // The lock stays held: a second thread must not print another line.
     println!("{line}");
     std::io::stdout().flush()?;
     std::process::exit(0)
@@ -176,7 +176,7 @@ fn play(door: &Door, job: &Job, shared: &Mutex<Playback>) -> Result<()> {
         playback.bytes_wrong += (buffer.len() - got) as u64;
         playback.bytes_wrong += match &job.content {
             Content::MadeUp => clip.wrong_bytes(frame * job.frame_stride, &buffer[..got]),
-            // A hash does not say how many: the whole frame counts.
+            // A hash does not say how many bytes differ: the whole frame counts.
             Content::Hashes(hashes) => match hashes.get(frame as usize) {
                 Some(hash) if *hash == xxh3_64(&buffer[..got]) => 0,
                 _ => got as u64,
@@ -197,7 +197,7 @@ fn read_frame<'a>(
         let file = file.as_mut().context("the file is not open")?;
         return file.read_at(buffer, frame * job.frame_bytes);
     }
-    // A sequence: open, read, close. The first was opened to begin.
+    // A sequence: open, read, close. The first file is open already.
     let mut opened = match file.take() {
         Some(opened) => opened,
         None => {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A metadata storm: clients that list a folder of 100,000 entries and look entries up at a stated
-//! rate, as render farms, browsers and backup programs do beside those who play.
+//! rate, as render farms, browsers and backup programs do beside players.
 
 use crate::clients::door::{Address, Door};
 use crate::clients::player::{now_ns, sleep_until_ns};
@@ -13,21 +13,21 @@ use std::io::{BufRead, Write};
 /// The work of a storm client; one line of JSON on its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
-    /// Where.
+    /// The server's address.
     pub address: Address,
     /// Entries of the folder.
     pub entry_count: u64,
     /// Look-ups a second.
     pub rate: f64,
-    /// A listing of the whole folder so often; 0: never. Units: s.
+    /// Time from one listing of the whole folder to the next; 0: none. Units: s.
     pub list_every_s: f64,
-    /// How long. Units: s.
+    /// How long the storm lasts. Units: s.
     pub seconds: f64,
-    /// Of the order of look-ups.
+    /// Seed of the order of look-ups.
     pub seed: u64,
 }
 
-/// The result of it; one line of JSON on its standard output.
+/// The result of a storm client; one line of JSON on its standard output.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Done {
     /// Look-ups answered.
@@ -38,12 +38,12 @@ pub struct Done {
     pub stat_ms_max: f64,
     /// Longest listing.
     pub list_ms_max: f64,
-    /// First failure.
+    /// First error.
     pub error: Option<String>,
 }
 
-/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin
-/// at.
+/// The hidden subcommand: reads a [`Job`], connects, prints `ready`, waits for the instant of its
+/// beginning, works.
 pub fn main() -> Result<()> {
     let mut lines = std::io::stdin().lock().lines();
     let job: Job = serde_json::from_str(&lines.next().context("no job was given")??)?;
@@ -84,8 +84,7 @@ fn storm(door: &Door, job: &Job, begin: u64, done: &mut Done) -> Result<()> {
             done.list_ms_max = done.list_ms_max.max((now_ns() - asked) as f64 / 1e6);
         }
         sleep_until_ns(next_stat.min(end));
-        // The time that a slow answer cost is not caught up with in a burst: the rate is an upper
-        // bound.
+        // After a slow answer it does not catch up in a burst: the rate is an upper bound.
         next_stat = next_stat.max(now_ns().saturating_sub(step)) + step;
         let asked = now_ns();
         door.stat(&Plan::entry_path(dice.below(job.entry_count)))?;

@@ -2,8 +2,8 @@
 //! A client that works instead of playing: sequential, random and metadata loads, one request at a
 //! time.
 //!
-//! Every byte read is compared with what was written, by whomever: pages that the client overwrote
-//! carry a generation of their own.
+//! It compares every byte read with the stage's content or its own last write: pages that it
+//! overwrote carry a generation of their own. A [`Load::Pass`] compares one page of each block.
 
 use crate::clients::door::{Address, Door, Opened};
 use crate::clients::player::{now_ns, sleep_until_ns};
@@ -13,108 +13,108 @@ use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 
 const PAGE: u64 = PAGE_BYTES as u64;
-/// Generations of content lie so far apart that no other clip is met.
+/// Distance of generations in clip numbers, so large that no other clip has them.
 const GENERATION: u64 = 1 << 32;
 
 /// The work of a worker; one line of JSON on its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
-    /// Where.
+    /// The server's address.
     pub address: Address,
-    /// Which file below the share; a folder for metadata.
+    /// Path of the file below the share; a folder for metadata.
     pub path: String,
     /// The clip that it holds: seed and number.
     pub clip: (u64, u64),
-    /// How much of it is used. Units: bytes.
+    /// The part of the file, from its front, that the worker uses. Units: bytes.
     pub file_bytes: u64,
     /// The kind of load.
     pub load: Load,
-    /// Of offsets and sizes.
+    /// Seed of offsets and sizes.
     pub seed: u64,
 }
 
 /// Kinds of work.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Load {
-    /// Read it all, so many times.
+    /// Read the whole file, so many times.
     SequentialRead {
-        /// Units: bytes.
+        /// Size of a request. Units: bytes.
         block: u64,
-        /// Times.
+        /// Number of times.
         rounds: u64,
     },
-    /// Write it all, so many times.
+    /// Write the whole file, so many times.
     SequentialWrite {
-        /// Units: bytes.
+        /// Size of a request. Units: bytes.
         block: u64,
-        /// Times.
+        /// Number of times.
         rounds: u64,
     },
-    /// Read it all, or make it anew and write it all, once; of what is read one page of each block
-    /// is compared.
+    /// Read the file once, or make it anew and write it once; compares the first page of each block
+    /// that it reads.
     Pass {
-        /// Whole pages. Units: bytes.
+        /// Size of a request, whole pages. Units: bytes.
         block: u64,
-        /// Write, a [`Pattern`].
+        /// Write a [`Pattern`].
         write: bool,
-        /// Not longer than that; 0: to the end. Units: s.
+        /// Stop after so long; 0: at the end. Units: s.
         seconds: f64,
     },
     /// Read blocks anywhere.
     RandomRead {
-        /// Units: bytes.
+        /// Size of a request. Units: bytes.
         block: u64,
-        /// How many.
+        /// Number of requests.
         count: u64,
     },
     /// Create, look up, open and remove so many small files.
     Metadata {
-        /// How many.
+        /// Number of files.
         count: u64,
     },
     /// Read or write pieces of random size anywhere, for a time.
     Mixed {
-        /// Of 100 requests.
+        /// Reads in 100 requests.
         read_percent: u64,
-        /// Smallest. Units: bytes.
+        /// Smallest request. Units: bytes.
         block_min: u64,
-        /// Largest. Units: bytes.
+        /// Largest request. Units: bytes.
         block_max: u64,
         /// Units: s.
         seconds: f64,
     },
     /// Write pieces of random size anywhere in a client's own share of the file.
     Scatter {
-        /// Which and where.
+        /// The client's share, and the sizes of its writes.
         places: Scattered,
-        /// How much in all. Units: bytes.
+        /// Bytes in all. Units: bytes.
         bytes: u64,
     },
 }
 
-/// Writes of several clients that never meet: the file is cut into cells as large as the largest
-/// write, and each client has every so-many-th of them. So anybody can tell later what the file
-/// must hold.
+/// Writes of several clients that never overlap: the file is cut into cells of the size of the
+/// largest write, and each client has every `client_count`-th cell. So the lab can compute the
+/// content of the file later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scattered {
-    /// Which client.
+    /// Number of the client.
     pub client: u64,
-    /// Of how many.
+    /// Number of clients.
     pub client_count: u64,
     /// Smallest write; whole pages. Units: bytes.
     pub block_min: u64,
-    /// Largest, and the size of a cell. Units: bytes.
+    /// Largest write, and the size of a cell. Units: bytes.
     pub block_max: u64,
 }
 
-/// One of them.
+/// One of these writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScatteredWrite {
     /// Units: bytes.
     pub offset: u64,
     /// Units: bytes.
     pub length: u64,
-    /// Of its content.
+    /// Generation of its content.
     pub generation: u32,
 }
 
@@ -141,24 +141,24 @@ impl Scattered {
 /// The result of a worker; one line of JSON on its standard output.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Done {
-    /// How long it took.
+    /// Time from the first request to the end.
     pub seconds: f64,
     /// Requests.
     pub request_count: u64,
     /// Bytes read and written.
     pub bytes: u64,
-    /// Bytes that differ from what was written.
+    /// Bytes read that differ from those written.
     pub bytes_wrong: u64,
     /// Mean time of a request.
     pub response_ms_mean: f64,
-    /// 99 of 100 took no longer.
+    /// The 99th percentile of these times.
     pub response_ms_p99: f64,
-    /// First failure.
+    /// First error.
     pub error: Option<String>,
 }
 
-/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin
-/// at.
+/// The hidden subcommand: reads a [`Job`], connects, prints `ready`, waits for the instant of its
+/// beginning, works.
 pub fn main() -> Result<()> {
     let mut lines = std::io::stdin().lock().lines();
     let job: Job = serde_json::from_str(&lines.next().context("no job was given")??)?;
@@ -182,7 +182,7 @@ pub fn main() -> Result<()> {
 
 struct Worker {
     clip: Clip,
-    /// Of each page: 0 as the stage was made.
+    /// Generation of each page: 0 is the stage's content.
     generations: Vec<u32>,
     responses_ns: Vec<u64>,
     bytes: u64,
@@ -269,7 +269,7 @@ impl Worker {
                 let end = now_ns() + (seconds * 1e9) as u64;
                 let mut generation = 0;
                 while now_ns() < end {
-                    // Sizes evenly over the powers of two, as applications have them.
+                    // All powers of two are equally likely, as with applications.
                     let doublings = (block_max / block_min).ilog2();
                     let block = block_min << dice.below(u64::from(doublings) + 1);
                     let places = (job.file_bytes - block) / PAGE + 1;
@@ -394,7 +394,7 @@ impl Worker {
     }
 }
 
-/// Content that costs next to nothing to make: the same block again and again, but for its first
+/// Content that takes next to no time to make: the same block again and again, but for its first
 /// page.
 #[derive(Clone, Debug)]
 pub struct Pattern {
@@ -403,7 +403,7 @@ pub struct Pattern {
 }
 
 impl Pattern {
-    /// Of blocks of so many bytes, whole pages.
+    /// A pattern of blocks of so many bytes, whole pages.
     pub fn new(clip: Clip, block_bytes: u64) -> Pattern {
         let mut block = vec![0; block_bytes as usize];
         clip.fill(0, &mut block);
@@ -418,7 +418,7 @@ impl Pattern {
     }
 }
 
-/// Content of a page that was written again so often.
+/// The content of generation `generation` of a clip's page.
 pub fn clip_of(clip: Clip, generation: u32) -> Clip {
     Clip {
         number: clip.number + u64::from(generation) * GENERATION,
@@ -487,7 +487,7 @@ mod tests {
             assert_eq!(block, pattern.at(offset));
         }
         assert_ne!(pattern.at(0).to_vec(), pattern.at(1 << 18).to_vec());
-        // Read as footage it is something else.
+        // A pass over it that expects footage finds other bytes.
         assert!(work_in(room.path(), pass(false)).bytes_wrong > 0);
     }
 

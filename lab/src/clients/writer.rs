@@ -3,13 +3,13 @@
 //! can.
 //!
 //! Recording, it sends frame *k* not before `start + k·period`, one frame at a time, and notes when
-//! the server has acknowledged it. `start` is when its open returned. Frames are made before the
-//! clock is waited for, so making them delays nothing. The process ends at a hard limit whatever
-//! the server does.
+//! the server has acknowledged it. `start` is when its open returned. It makes a frame before it
+//! waits for the clock, so making frames delays nothing. The process ends at a hard limit even if
+//! the server never answers.
 //!
-//! libsmbclient has no flush. A writer closes its file, and bringing the bytes to the disk is the
-//! affair of the process that started it; a writer that is to flush does so over a connection of
-//! its own ([`crate::clients::wire`]).
+//! libsmbclient has no flush. A writer closes its file, and the process that started it brings the
+//! bytes to the disk; a writer with `flush` set flushes over a connection of its own,
+//! [`crate::clients::wire`].
 
 use crate::clients::client;
 use crate::clients::door::{Address, Door, Opened};
@@ -21,35 +21,35 @@ use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The work of a writer; handed to it as one line of JSON on its standard input.
+/// The work of a writer, which it reads as one line of JSON from its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
-    /// Where.
+    /// The server's address.
     pub address: Address,
-    /// Of the stamps.
+    /// Key of the stamps.
     pub key: u64,
-    /// One after the other.
+    /// The files, one after the other.
     pub files: Vec<Target>,
     /// Size of each. Units: bytes.
     pub file_bytes: u64,
-    /// How much is written in one call. Units: bytes.
+    /// Size of one write. Units: bytes.
     pub frame_bytes: u64,
-    /// Time between frames; 0: as fast as it goes. Units: ns.
+    /// Time between frames; 0: as fast as possible. Units: ns.
     pub period_ns: u64,
-    /// How a file is made long before anything is written into it.
+    /// How the writer extends a file to its size before it writes frames.
     pub extend: Extend,
-    /// Before it is closed, an SMB client asks for it to be on the disk.
+    /// The writer flushes each file before it closes it.
     pub flush: bool,
-    /// When the process ends at the latest, after its beginning. Units: ns.
+    /// The process ends at the latest so long after its beginning. Units: ns.
     pub limit_ns: u64,
 }
 
-/// A file to be written.
+/// A file to write.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Target {
-    /// Its number among all of the run.
+    /// Its number among all files of the run.
     pub number: u64,
-    /// Below the share.
+    /// Its path below the share.
     pub path: String,
 }
 
@@ -59,15 +59,15 @@ pub enum Extend {
     /// Nothing.
     #[default]
     None,
-    /// One byte at the end of each so many, as the redirector of Windows does so that no request
-    /// takes long. Units: bytes.
+    /// A write of one byte at the end of each so many bytes, as the redirector of Windows does so
+    /// that no request takes long. Units: bytes.
     OneByte(u64),
-    /// The end of file is set.
+    /// A request that sets the end of file.
     SetEof,
 }
 
 impl Extend {
-    /// Where it writes single bytes into a file that is to be so long.
+    /// The places of its single bytes in a file of this size. Units: bytes.
     pub fn places(self, file_bytes: u64) -> Vec<u64> {
         match self {
             Extend::OneByte(step) if step > 0 && file_bytes > 0 => (1..=file_bytes.div_ceil(step))
@@ -81,9 +81,9 @@ impl Extend {
 /// The result of a writer; one line of JSON on its standard output.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Done {
-    /// Those that were opened, in order.
+    /// The files that it opened, in order.
     pub files: Vec<Recorded>,
-    /// The first error; nothing was written after it.
+    /// The first error, after which it stopped.
     pub error: Option<String>,
     /// CPU time of this process.
     pub cpu_s: f64,
@@ -94,15 +94,15 @@ pub struct Done {
 pub struct Recorded {
     /// Its number.
     pub number: u64,
-    /// Below the share.
+    /// Its path below the share.
     pub path: String,
     /// When its open returned. Units: ns, CLOCK_MONOTONIC.
     pub start_ns: u64,
     /// How long its open took.
     pub open_ms: f64,
-    /// How long it took to make it long.
+    /// How long it took to extend it.
     pub extend_ms: f64,
-    /// When each frame was acknowledged. Units: ns, CLOCK_MONOTONIC.
+    /// When the server acknowledged each frame. Units: ns, CLOCK_MONOTONIC.
     pub acknowledged_ns: Vec<u64>,
     /// How long its flush took.
     pub flush_ms: f64,
@@ -110,8 +110,8 @@ pub struct Recorded {
     pub closed_ns: u64,
 }
 
-/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin
-/// at, writes.
+/// The hidden subcommand: reads a [`Job`], connects, prints `ready`, waits for the instant of its
+/// beginning, writes.
 pub fn main() -> Result<()> {
     let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     let shared = Arc::new(Mutex::new(Done::default()));
@@ -141,12 +141,12 @@ fn lock(shared: &Mutex<Done>) -> std::sync::MutexGuard<'_, Done> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Print what is known and end the process.
+/// Print the result so far and end the process.
 fn finish(shared: &Mutex<Done>) -> Result<()> {
     let mut done = lock(shared);
     done.cpu_s = cpu_s();
     let line = serde_json::to_string(&*done)?;
-    // The lock stays held: a thread that comes second must not print another line.
+    // The lock stays held: a second thread must not print another line.
     println!("{line}");
     std::io::stdout().flush()?;
     std::process::exit(0)
@@ -200,7 +200,7 @@ fn write_file(
     Ok(())
 }
 
-/// Change what is known of the file that is being written.
+/// Change the result of the current file.
 fn note(shared: &Mutex<Done>, change: impl FnOnce(&mut Recorded)) {
     if let Some(file) = lock(shared).files.last_mut() {
         change(file);

@@ -20,7 +20,7 @@
 //! | 0 | 8 | kind: 1 write, 2 zeros written, 3 discard, 4 flush, 5 mark |
 //! | 8 | 8 | offset on the disk; of a mark its number |
 //! | 16 | 8 | length in bytes; 0 for flush and mark |
-//! | 24 | 8 | time of the change, before its answer: ns of the monotonic clock, never less than the record before |
+//! | 24 | 8 | time of the change, before its answer: ns of the monotonic clock, never decreasing |
 //!
 //! and after the head of a write its bytes. Zeros are without: file systems write many of them.
 

@@ -474,8 +474,8 @@ impl Server {
         Work::Destage(service.done)
     }
 
-    /// Stores destaged bytes; prints an error, since the writer got its answer long ago. The backing
-    /// file lies in memory, so an error means that the machine has no more.
+    /// Stores destaged bytes; prints an error, since the writer got its answer long ago. The
+    /// backing file lies in memory as a rule: then an error means that the machine has no more.
     fn store_or_complain(&self, offset: u64, bytes: &[u8]) {
         if let Err(error) = self.store(offset, bytes) {
             eprintln!(

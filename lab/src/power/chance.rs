@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Seeded chance (splitmix64): of our own, so that a seed means the same for years.
+//! Seeded chance by splitmix64: our own code, so that a seed means the same for years.
 
 /// A stream of numbers that its seed decides.
 #[derive(Clone, Debug)]
 pub struct Chance(u64);
 
 impl Chance {
-    /// From a seed, and which of the streams of that seed.
+    /// A stream of a seed, by its number.
     pub fn new(seed: u64, stream: u64) -> Chance {
         let mut chance = Chance(seed);
         let mixed = chance.number() ^ stream.wrapping_mul(0xd1b5_4a32_d192_ed03);
@@ -24,11 +24,11 @@ impl Chance {
 
     /// One of `0..end`; 0 when that is empty.
     pub fn below(&mut self, end: u64) -> u64 {
-        // The bias of a remainder is of no interest at these sizes.
+        // The bias of a remainder does not matter at these sizes.
         if end == 0 { 0 } else { self.number() % end }
     }
 
-    /// True so many times of a hundred.
+    /// True so many times in a hundred.
     pub fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
@@ -38,7 +38,7 @@ impl Chance {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// An index, each as likely as its weight says.
+    /// An index, with a likelihood in proportion to its weight.
     pub fn weighted(&mut self, weights: &[u64]) -> usize {
         let mut left = self.below(weights.iter().sum());
         for (index, &weight) in weights.iter().enumerate() {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Is what was found after a power cut what may be there?
+//! Checks the files found after a power cut against the states that are allowed.
 //!
-//! Three promises: what was synced is there; what was renamed into place is whole, the old or the
-//! new; no file ever shows a byte that was never its own. It compares a [`Tree`] that was read with
-//! the [`History`] that was played, knows nothing of disks and mounts, and gives the file system no
-//! benefit of a doubt beyond what the history allows.
+//! Three promises: synced bytes are there; a file renamed into place is whole, the old one or the
+//! new one; no file ever shows a byte that was never its own. It compares the [`Tree`] that was
+//! read with the [`History`] of the steps, knows nothing of disks and mounts, and allows the file
+//! system nothing beyond the history.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,7 +20,7 @@ pub enum Node {
     Folder,
     /// A file with its content.
     File(Vec<u8>),
-    /// Something that could not be read, and why.
+    /// An entry that could not be read, and the error.
     Unreadable(String),
 }
 
@@ -31,36 +31,36 @@ pub type Tree = BTreeMap<String, Node>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// Bytes of another file, or of nobody.
+    /// Bytes of another file, or of none.
     Foreign,
     /// Synced bytes are not there.
     Lost,
-    /// A file, folder or name is not there, or is and should not be.
+    /// A file, folder or name is missing, or is there and must not be.
     Name,
-    /// A size that the file never had since it was synced.
+    /// A size that the file has not had since its last sync.
     Size,
-    /// Something could not be read, or the file system not mounted.
+    /// An entry could not be read, or the file system not mounted.
     Unreadable,
-    /// The file system's own checker complains.
+    /// The file system's own checker, or `rushes pool fsck`, found a fault.
     Inconsistent,
 }
 
-/// One thing that is wrong.
+/// One broken promise.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// Which promise.
     pub rule: Rule,
-    /// Where.
+    /// The path.
     pub path: String,
-    /// Whose path it is; 0 where it is no file's.
+    /// The file at that path; 0: no file's.
     pub file: u64,
-    /// The contents that could have been there.
+    /// The contents that were allowed.
     pub expected: String,
-    /// The contents that were there.
+    /// The contents that were read.
     pub read: String,
 }
 
-/// All that is wrong in one lane's folder, of whose steps `done` were acknowledged.
+/// All broken promises in one lane's folder after a cut with `done` acknowledged steps.
 pub fn check(history: &History, done: usize, tree: &Tree) -> Vec<Finding> {
     let mut findings: Vec<Finding> = history
         .paths
@@ -74,7 +74,7 @@ pub fn check(history: &History, done: usize, tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Paths that nobody ever made.
+/// Paths that no lane ever made.
 pub fn strangers(histories: &[History], tree: &Tree) -> Vec<Finding> {
     tree.iter()
         .filter(|(path, _)| histories.iter().all(|h| !h.paths.contains_key(*path)))
@@ -88,8 +88,8 @@ pub fn strangers(histories: &[History], tree: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// The files that were put aside because nobody knew their names: of each, all bytes are one
-/// file's, of whatever time.
+/// Checks the files in `lost+found`: all bytes of each must be those that one file had at some
+/// time.
 pub fn orphans(histories: &[History], found: &Tree) -> Vec<Finding> {
     let wrong = found.iter().filter_map(|(path, node)| {
         let (file, read) = mixed(histories, node)?;
@@ -106,7 +106,7 @@ pub fn orphans(histories: &[History], found: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// Where a file without a name has what is not of the file that it seems to be.
+/// The file that a file without a name most resembles, and the first sector that is not of it.
 fn mixed(histories: &[History], node: &Node) -> Option<(u64, String)> {
     let Node::File(bytes) = node else {
         return Some((0, kind_of(Some(node))));
@@ -137,7 +137,7 @@ fn kind_of(node: Option<&Node>) -> String {
     }
 }
 
-/// A path shows one of those who may have it, as it may be.
+/// The broken promise at a path, if its occupant or content is not an allowed one.
 fn wrong_at(history: &History, done: usize, path: &str, node: Option<&Node>) -> Option<Finding> {
     let (changes, safe) = possible(history.paths.get(path)?, done);
     let mut occupants: Vec<Occupant> = changes.iter().map(|change| change.what).collect();
@@ -160,8 +160,8 @@ fn wrong_at(history: &History, done: usize, path: &str, node: Option<&Node>) -> 
             (Occupant::File(file), Some(Node::File(bytes))) => {
                 match content_of(&history.files[&file], done, path, bytes) {
                     None => return None,
-                    // Of several the one that comes closest says most: a size that is wrong before
-                    // bytes that are another's.
+                    // Of several files report the closest: one with a wrong size before one with
+                    // foreign bytes.
                     Some(new) => {
                         let closer = complaint
                             .as_ref()
@@ -196,8 +196,8 @@ fn in_words(occupants: &[Occupant]) -> String {
     words.join(" or ")
 }
 
-/// A file whose name is safe and that nobody removed is at one of its possible paths: each path by
-/// itself might be explained while the file is at none of them.
+/// A file whose name is safe and that no step removed must be at one of its possible paths: each
+/// path by itself may be allowed while the file is at none of them.
 fn vanished(
     file: &FileHistory,
     done: usize,
@@ -231,7 +231,7 @@ fn vanished(
     })
 }
 
-/// The fault in the content of a file, first place first.
+/// The first fault in the content of a file.
 fn content_of(file: &FileHistory, done: usize, path: &str, bytes: &[u8]) -> Option<Finding> {
     let finding = |rule, expected: String, read: String| {
         let path = path.to_owned();
@@ -273,7 +273,7 @@ fn content_of(file: &FileHistory, done: usize, path: &str, bytes: &[u8]) -> Opti
     finding(Rule::Size, expected, format!("{size} bytes"))
 }
 
-/// Own bytes that are too old, or zeros: lost. All else is somebody else's.
+/// Own bytes that are too old, or zeros, are lost bytes. All others are foreign.
 fn rule_of(file: u64, index: u64, got: &[u8]) -> Rule {
     let own = Stamp::of(got).is_some_and(|stamp| (stamp.file, stamp.index) == (file, index));
     if own || got.iter().all(|&byte| byte == 0) {
@@ -313,8 +313,8 @@ mod tests {
         }
     }
 
-    /// One file of two pages, synced; then its second page is written again; then another file is
-    /// renamed over it.
+    /// A file of two pages, synced; a second write to its second page; then a rename of another
+    /// file over it.
     fn steps() -> Vec<Step> {
         vec![
             create(OLD, "l/a"),
@@ -376,7 +376,7 @@ mod tests {
             assert_eq!(rules(4, &[("l/a", bad)]), [rule]);
         }
         assert_eq!(rules(4, &[]), [Rule::Name]);
-        // Before the sync was acknowledged all of it may be missing, but not be wrong.
+        // Before the sync was acknowledged all bytes may be missing, but not wrong.
         assert_eq!(rules(2, &[]), []);
         assert_eq!(rules(2, &[("l/a", vec![0; 512])]), []);
     }
@@ -391,7 +391,7 @@ mod tests {
         elsewhere.copy_within(0..512, 512);
         for bad in [garbage, nobody, elsewhere, content(NEW, 6, 0, 8192)] {
             assert_eq!(rules(4, &[("l/a", bad.clone())]), [Rule::Foreign]);
-            // Unsynced is no excuse.
+            // Not even an unsynced file may show them.
             assert_eq!(rules(1, &[("l/a", bad)]), [Rule::Foreign]);
         }
     }
@@ -401,7 +401,7 @@ mod tests {
         assert_eq!(rules(7, &[("l/a", old([2, 4])), ("l/t", new())]), []);
         assert_eq!(rules(8, &[("l/a", new())]), []);
         assert_eq!(rules(9, &[("l/a", new())]), []);
-        // Back to the old one after the folder was synced; empty; cut off; half and half.
+        // The old file after the folder was synced; an empty one; one cut off; half of each.
         assert_eq!(rules(9, &[("l/a", old([2, 4]))]), [Rule::Foreign]);
         assert_eq!(rules(9, &[("l/a", Vec::new())]), [Rule::Size]);
         assert_eq!(rules(8, &[("l/a", Vec::new())]), [Rule::Size]);
@@ -413,7 +413,7 @@ mod tests {
 
     #[test]
     fn file_that_is_at_none_of_its_names_is_missed() {
-        // Gone from the old name, not come to the new one: each path alone would be explained.
+        // Gone from the old name and not at the new one: each path alone would be allowed.
         assert_eq!(rules(8, &[("l/a", old([2, 4]))]), [Rule::Name]);
     }
 

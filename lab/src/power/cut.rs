@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A power cut: what disks have on their media when the power goes at some record of their logs.
+//! A power cut: the content of disks' media when the power goes at some record of their logs.
 //!
-//! It goes for all at one instant. Before the last flush that a disk answered everything is there
-//! that came to this disk. Of what came after it any part may be, sector by sector, in any order:
-//! since a later write may be kept where an earlier one is lost, keeping any subset gives all
-//! orders.
+//! It goes for all at one instant. All changes that came to a disk before the last flush that it
+//! answered are on its medium. Of later changes any part may be, sector by sector, in any order:
+//! since a later write may be kept and an earlier one lost, keeping any subset gives all orders.
 //!
-//! One thing is never torn: ext4's superblock. It is two sectors with one checksum, written in
-//! place and read before the journal is, so that no ext4 survives a disk that writes half of it
-//! (`--lie superblock` shows that). Disks with physical sectors of 4 KiB do not.
+//! One thing is never torn: ext4's superblock. It is two sectors with one checksum, which ext4
+//! writes in place and reads before the journal. So no ext4 survives a disk that writes half of it,
+//! as `--lie superblock` shows. Disks with physical sectors of 4 KiB do not tear it.
 
 use std::ops::Range;
 
@@ -19,34 +18,33 @@ use super::sector::{NOBODY, SECTOR_BYTES, Stamp};
 use crate::disk::FileSystem;
 use crate::disk::log::Change;
 
-/// Sectors of ext4's superblock, whatever the size of its blocks.
+/// Sectors of ext4's superblock, the same for all block sizes.
 const SUPERBLOCK: Range<u64> = 2..4;
 
-/// An act of a disk that it may not do. With it the checks are checked.
+/// A forbidden act of a disk or a door, to test the checks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Lie {
     /// Nothing.
     #[default]
     None,
-    /// The last flush before the cut was answered and was none.
+    /// The disk answers the last flush before the cut without having flushed.
     Flush,
-    /// No flush ever was one.
+    /// The disk answers all flushes without having flushed.
     Flushes,
     /// Half of ext4's superblock may be new and half of it old.
     Superblock,
     /// Two writes of different files' content change places.
     Misdirect,
-    /// The disk does nothing, the door does: it syncs files and does not ask the daemon who has
-    /// their bytes.
+    /// The door lies, not the disk: it syncs files and does not ask the daemon for their bytes.
     Door,
 }
 
-/// Where the power goes, and how much is lost.
+/// When the power goes, and how much is lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// So many records of all disks had happened.
+    /// Records of all disks before the cut.
     pub record: usize,
-    /// Of each disk. They differ: what one kept may name what another one lost.
+    /// The loss of each disk. Losses differ: one disk may keep a name of bytes that another lost.
     pub losses: Vec<Loss>,
     seed: u64,
 }
@@ -54,15 +52,15 @@ pub struct Cut {
 /// The loss of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// Of writes after the last flush so many in a hundred are kept.
+    /// Of a hundred writes after the last flush that are not torn so many are kept.
     pub kept_percent: u64,
-    /// So many in a hundred are torn: any of their sectors are kept.
+    /// Of a hundred writes after the last flush so many are torn: any of their sectors are kept.
     pub torn_percent: u64,
 }
 
 impl Cut {
-    /// Somewhere in the logs. A quarter of them just after something was acknowledged, where
-    /// promises are youngest; half of them just before a flush, where most is at stake.
+    /// A cut somewhere in the logs: a quarter of cuts is just after a mark, when the step's promise
+    /// is youngest; half of them just before a flush, when most writes are at stake.
     pub fn random(seed: u64, recording: &Recording) -> Cut {
         let mut chance = Chance::new(seed, 0);
         let all = recording.len();
@@ -88,7 +86,7 @@ impl Cut {
         }
     }
 
-    /// Steps of each lane that had been acknowledged.
+    /// Number of steps of each lane that were acknowledged before the cut.
     pub fn done(&self, recording: &Recording) -> Vec<usize> {
         let mut done = vec![0; LANE_COUNT as usize];
         for at in 0..self.record {
@@ -100,7 +98,7 @@ impl Cut {
         done
     }
 
-    /// For each disk: its records before this one are on the medium.
+    /// For each disk the record before which all its changes are on the medium.
     fn barriers(&self, recording: &Recording, lie: Lie) -> Vec<usize> {
         let forgotten = match lie {
             Lie::None | Lie::Superblock | Lie::Misdirect | Lie::Door => 0,
@@ -117,8 +115,8 @@ impl Cut {
         (0..recording.disks.len()).map(barrier).collect()
     }
 
-    /// Makes each of `images` what the medium of that disk has; tells what became of the writes
-    /// that were not safe.
+    /// Fills each of `images` with the content of that disk's medium; returns the fate of the
+    /// writes that were not safe.
     pub fn images(&self, recording: &Recording, lie: Lie, images: &mut Vec<Vec<u8>>) -> Fate {
         images.resize_with(recording.disks.len(), Vec::new);
         for (image, disk) in images.iter_mut().zip(&recording.disks) {
@@ -174,13 +172,13 @@ impl Loss {
 enum Keep<'a> {
     Whole,
     Nothing,
-    /// As chance has it, and what it said last.
+    /// Each sector by chance, and the last decision.
     Sectors(&'a mut Chance, bool),
 }
 
 impl Keep<'_> {
-    /// Asked in order, for each sector of the disk that is written. The joined ones share the fate
-    /// of the first of them.
+    /// Called in order for each sector of a write. The joined sectors share the fate of the first
+    /// of them.
     fn keeps(&mut self, sector: u64, joined: &Range<u64>) -> bool {
         match self {
             Keep::Whole => true,
@@ -198,11 +196,11 @@ impl Keep<'_> {
 /// The fate of the writes after the last flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fate {
-    /// Whole on the medium.
+    /// Writes that are whole on the medium.
     pub kept: u64,
-    /// Some of their sectors.
+    /// Writes with some of their sectors there.
     pub torn: u64,
-    /// Not at all.
+    /// Writes that are lost.
     pub lost: u64,
 }
 
@@ -224,7 +222,7 @@ fn offset_of(change: Change) -> Option<u64> {
     }
 }
 
-/// Two writes of the same length to one disk whose content is of different files.
+/// Two writes of the same length to one disk with content of different files.
 fn two_writes(recording: &Recording, end: usize, chance: &mut Chance) -> Option<(usize, usize)> {
     let owner = |at: usize| match recording.get(at) {
         (disk, Change::Write { bytes, .. }) if bytes.len() >= SECTOR_BYTES => {
@@ -243,7 +241,7 @@ fn two_writes(recording: &Recording, end: usize, chance: &mut Chance) -> Option<
     None
 }
 
-/// Writes the sectors of a change that are kept; at another place if it is misdirected.
+/// Writes the sectors of a change that are kept; to `place` if the change is misdirected.
 fn store(change: Change, place: Option<u64>, image: &mut [u8], keeps: &mut dyn FnMut(u64) -> bool) {
     let (offset, length, bytes) = match change {
         Change::Write { offset, bytes } => (offset, bytes.len(), Some(bytes)),
@@ -276,7 +274,8 @@ mod tests {
     const BLOCK: u64 = 4096;
     const BLOCKS: u64 = 64;
 
-    /// The requests to a disk, and when; without bytes a flush, or a mark of that number.
+    /// The requests to a disk: time, offset, bytes; without bytes a flush, or a mark of that
+    /// number.
     fn disk(told: &[(u64, u64, &[u8])]) -> RecordedDisk {
         let mut bytes = b"RUSHLOG\x02".to_vec();
         bytes.extend((BLOCK * BLOCKS).to_le_bytes());
@@ -301,8 +300,8 @@ mod tests {
         vec![number as u8 + 1; BLOCK as usize]
     }
 
-    /// Two blocks, a flush, the rest of the blocks, of each sector the number of its block plus
-    /// one.
+    /// Two blocks, a flush and a mark, the rest of the blocks; each sector is full of the number of
+    /// its block plus one.
     fn recording() -> Recording {
         let blocks: Vec<Vec<u8>> = (0..BLOCKS).map(block_of).collect();
         let mut told: Vec<(u64, u64, &[u8])> = Vec::new();
@@ -327,7 +326,7 @@ mod tests {
         }
     }
 
-    /// Of each block, how many sectors are on the medium; they must be its own.
+    /// For each block the number of its sectors on the medium, which must have its content.
     fn sectors(cut: Cut, lie: Lie) -> (Vec<usize>, Fate) {
         let mut images = Vec::new();
         let fate = cut.images(&recording(), lie, &mut images);
@@ -421,7 +420,7 @@ mod tests {
                 .map(|image| counts(image).iter().sum::<usize>() / 8);
             blocks.collect::<Vec<_>>()
         };
-        // The first disk has flushed, the second has not; then that has, too.
+        // Neither disk has flushed; then the first has, then the second has, too.
         assert_eq!(kept(2), [0, 0]);
         assert_eq!(kept(5), [1, 0]);
         assert_eq!(kept(6), [1, 2]);

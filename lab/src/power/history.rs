@@ -2,14 +2,14 @@
 //! The state of each file and each path after every step of a lane, and from which step on a power
 //! cut may not take it back.
 //!
-//! It is computed from the steps alone. `done` is how many steps had been acknowledged before the
-//! cut; the step after those may have begun. So at a cut every file has a *floor*, its last sync
-//! among the done, and may show that or whatever later steps made of it; and every path has one,
-//! the last change of it that was made safe.
+//! It is computed from the steps alone. `done` is the number of steps acknowledged before the cut;
+//! the next step may have begun. So at a cut every file has a *floor*, its last sync among the done
+//! steps, and may show the state at that sync or after any later step; and every path has one, its
+//! last change that was safe.
 //!
-//! A change of a name is made safe by a sync of its folder; by fsync of the file itself; for a file
-//! that is new, by fdatasync as well, since nobody could get at the data otherwise. That is more
-//! than POSIX says and what ext4 and XFS, whose journals are in order, do.
+//! A sync of its folder makes a change of a name safe, and so does fsync of the file itself; for a
+//! new file fdatasync as well, since no program could reach the data otherwise. That is more than
+//! POSIX demands; ext4 and XFS, whose journals are in order, do it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,14 +22,14 @@ const SECTOR: u64 = SECTOR_BYTES as u64;
 /// The contents of a sector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Version {
-    /// Nothing, or made so.
+    /// Never written, or zeroed.
     Zero,
-    /// All from one write.
+    /// Bytes of one write.
     Whole {
-        /// Which.
+        /// Generation of that write.
         generation: u64,
     },
-    /// From several writes, or cut off.
+    /// Bytes of several writes, or a write cut off.
     Mixed(Arc<[u8; SECTOR_BYTES]>),
 }
 
@@ -49,12 +49,12 @@ impl Version {
     }
 }
 
-/// A step, and what was true after it.
+/// A step, and a state after it.
 #[derive(Clone, Debug)]
 pub struct Since<T> {
     /// Number of the step.
     pub step: usize,
-    /// Number of the step after whose end no cut takes this back.
+    /// Number of the step after whose end no cut takes this state back.
     pub safe_by: Option<usize>,
     /// The state.
     pub what: T,
@@ -70,10 +70,10 @@ impl<T> Since<T> {
     }
 }
 
-/// The states that may be true after a cut, of something that changed so: the last that is safe,
-/// and all after it that may have begun.
+/// The states that may hold after a cut: of these changes the last that is safe, and all later ones
+/// that may have begun.
 ///
-/// Returns these, and whether the first of them is safe; if not, what was before all of them is
+/// Returns these, and whether the first of them is safe; if not, the state before all changes is
 /// possible as well.
 pub fn possible<T>(changes: &[Since<T>], done: usize) -> (&[Since<T>], bool) {
     let end = changes.partition_point(|change| change.step <= done);
@@ -87,7 +87,7 @@ pub fn possible<T>(changes: &[Since<T>], done: usize) -> (&[Since<T>], bool) {
 /// The occupant of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Occupant {
-    /// Nobody.
+    /// Nothing.
     Nobody,
     /// A folder.
     Folder,
@@ -95,7 +95,7 @@ pub enum Occupant {
     File(u64),
 }
 
-/// Of one file.
+/// The history of one file.
 #[derive(Clone, Debug)]
 pub struct FileHistory {
     /// Its number.
@@ -106,7 +106,7 @@ pub struct FileHistory {
     syncs: Vec<usize>,
     /// Its names; `None`: removed.
     pub names: Vec<Since<Option<String>>>,
-    /// Bytes at which something that was done to it began or ended.
+    /// Offsets at which a change of it began or ended. Units: bytes.
     edges: BTreeSet<u64>,
     is_parted: bool,
 }
@@ -125,7 +125,7 @@ impl FileHistory {
         }
     }
 
-    /// The last sync among the done steps, or the file's creation.
+    /// The step of the last sync among the done ones, or of the file's creation.
     pub fn floor(&self, done: usize) -> usize {
         let synced = self.syncs.partition_point(|&step| step < done);
         synced
@@ -142,7 +142,8 @@ impl FileHistory {
         end.checked_sub(1).map_or(0, |last| self.sizes[last].1)
     }
 
-    /// Smallest and largest size it may have after a cut: write-back lets a file grow bit by bit.
+    /// Smallest and largest size that it may have after a cut: write-back lets a file grow bit by
+    /// bit.
     pub fn sizes(&self, done: usize) -> (u64, u64) {
         let floor = self.floor(done);
         let first = self.size_at(floor);
@@ -155,8 +156,8 @@ impl FileHistory {
     }
 
     /// The contents that a sector may have after a cut, the safe one first. Zeros are possible as
-    /// well where there was nothing when the file was synced: the size may have reached the disk
-    /// with a later write.
+    /// well where the file had no bytes at its last sync: the size may have reached the disk with a
+    /// later write.
     pub fn versions(&self, index: u64, done: usize) -> Vec<Version> {
         let floor = self.floor(done);
         let all = self.sectors.get(&index).map_or(&[][..], |all| all);
@@ -173,9 +174,9 @@ impl FileHistory {
         versions
     }
 
-    /// Whether a sector, or the first part of it that a file ends with, is one of these versions.
-    /// Of a pool it may be one up to a byte at which something began or ended, and another one from
-    /// there: bytes and length are on two disks, and a full disk parts a file at any byte.
+    /// True if a sector, or the first part of it at the end of a file, is one of these versions. On
+    /// a pool it may be one version up to an edge, where a change began or ended, and another from
+    /// there: bytes and length are on two disks, and a full disk splits a file at any byte.
     pub fn is_one_of<'a>(
         &'a self,
         index: u64,
@@ -201,7 +202,7 @@ impl FileHistory {
         fits.into_iter().all(|fits| fits)
     }
 
-    /// All that a sector ever was.
+    /// All versions that a sector ever had.
     pub fn versions_ever(&self, index: u64) -> impl Iterator<Item = &Version> {
         let all = self.sectors.get(&index).into_iter().flatten();
         all.map(|(_, version)| version)
@@ -241,12 +242,12 @@ impl FileHistory {
     }
 }
 
-/// Of one lane.
+/// The history of one lane.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// All files that ever were.
+    /// All files that ever existed.
     pub files: BTreeMap<u64, FileHistory>,
-    /// All paths that ever were.
+    /// All paths that ever existed.
     pub paths: BTreeMap<String, Vec<Since<Occupant>>>,
 }
 
@@ -255,12 +256,12 @@ struct Pending {
     step: usize,
     folder: String,
     file: Option<u64>,
-    /// fdatasync is not enough.
+    /// fdatasync does not make it safe.
     full_only: bool,
 }
 
 impl History {
-    /// Of these steps, in the folder `root` that was there before and is safe.
+    /// The history of these steps, in the folder `root`, which existed before and is safe.
     pub fn of(root: &str, steps: &[Step]) -> History {
         let mut history = History::default();
         let was_there = Since {
@@ -294,7 +295,7 @@ impl History {
         history
     }
 
-    /// The same on a pool, whose files lie in pieces.
+    /// The same on a pool, whose files have several segments.
     pub fn parted(mut self) -> History {
         for file in self.files.values_mut() {
             file.is_parted = true;
@@ -314,7 +315,7 @@ impl History {
         }
     }
 
-    /// Does one step; returns the change of names that it is.
+    /// Applies one step; returns its change of names, if it is one.
     fn apply(&mut self, number: usize, step: &Step) -> Option<Pending> {
         let pending = |path: &str, file, full_only| {
             Some(Pending {
@@ -514,7 +515,7 @@ mod tests {
             got[parts..].copy_from_slice(&versions[0].bytes(F, 1)[parts..]);
             file.is_one_of(1, &got, &versions)
         };
-        // New up to where the file ended, and what it had been behind that.
+        // The new version up to the former end of the file, the old one behind it.
         assert!(fits(&pool, 188) && !fits(&plain, 188));
         assert!(!fits(&pool, 100) && !fits(&plain, 100));
         assert!(fits(&pool, 512) && fits(&plain, 512) && fits(&plain, 0));

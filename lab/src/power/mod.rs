@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Power cuts: what is on a disk when the power goes at any instant, and whether that is what was
-//! promised.
+//! Power cuts: the content of disks when the power goes at any instant, compared with the promises.
 //!
 //! Lanes of random [`script`]s work on a real file system, through a daemon ([`served`]) or by
 //! themselves ([`writer`]), or on the mount of a pool ([`pooled`]), while the disks are
 //! [`record`]ed. Each point is a [`cut`] of those logs: images that the kernel mounts and recovers
-//! ([`mounted`], [`recovery`]), read whole and compared ([`check`]) with what the scripts allow
-//! ([`history`]), byte by byte, since every [`sector`] says whose it is. Nothing here takes its
-//! time: timing is for other experiments.
+//! ([`mounted`], [`recovery`]). [`check`] compares them, byte by byte, with the states that the
+//! scripts allow ([`history`]), since every [`sector`] names its file. Absent: time; the disks are
+//! as fast as memory.
 
 pub mod chance;
 pub mod check;
@@ -45,30 +44,30 @@ use crate::disk::log::Change;
 use crate::servers::daemon::find_rushes;
 use crate::stage::room::{self, Room};
 
-/// Points of one recording: enough to be quick, few enough that 100 points see several workloads.
+/// Points of one recording: many, since a recording takes time; few enough that 100 points see
+/// several workloads.
 const POINTS_OF_RECORDING: u64 = 25;
 
-/// Small, because each point of a power cut is a copy of it; large enough for XFS with a log.
-/// Units: MiB.
+/// Small, because each point copies the disk; large enough for XFS with a log. Units: MiB.
 const DISK_MIB: u64 = 48;
 
-/// Every so many points the file system's own checker has a look.
+/// The file system's own checker runs at every so many points.
 const FSCK_EVERY: u64 = 10;
 
-/// After so many violations it is clear, and each is a page to read.
+/// After so many violations the run stops: more would only be more to read.
 const VIOLATIONS_MAX: u64 = 20;
 
-/// Through whom the lanes write.
+/// The server through which the lanes write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Server {
     /// A daemon of ours.
     #[default]
     Rushes,
-    /// Nobody: they make the file system's own calls.
+    /// No server: the workloads make system calls on the file system.
     None,
 }
 
-/// The ground that they work on.
+/// The ground on which the lanes work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum Layout {
     /// A file system.
@@ -81,32 +80,32 @@ pub enum Layout {
 /// The plan of a run.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// On which file system; of a pool most members.
+    /// The file system; of a pool that of most members.
     pub file_system: FileSystem,
-    /// One of them, or a pool.
+    /// One file system, or a pool.
     pub layout: Layout,
-    /// Through whom.
+    /// The server.
     pub server: Server,
     /// Decides everything but the kernel's own timing.
     pub seed: u64,
-    /// How many points.
+    /// Number of points.
     pub points: u64,
-    /// This one only.
+    /// This point only.
     pub point: Option<u64>,
-    /// How the disk lies, or the door.
+    /// How the disk or the door lies.
     pub lie: Lie,
-    /// Mount options beside the usual ones, as mount takes them; empty for none.
+    /// Mount options beside the usual ones, in mount's syntax; empty for none.
     pub mount_options: String,
-    /// Recordings with violations are kept here.
+    /// Folder in which the run keeps recordings with violations.
     pub keep: Option<PathBuf>,
-    /// Recordings that were kept here are taken instead of new ones.
+    /// Folder with kept recordings, to take instead of new ones.
     pub from: Option<PathBuf>,
-    /// The `rushes-lab` binary; looked for beside the running one when `None`.
+    /// The `rushes-lab` binary; `None`: the one beside the running program.
     pub program: Option<PathBuf>,
 }
 
 impl Server {
-    /// As on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Server::Rushes => "rushes",
@@ -116,7 +115,7 @@ impl Server {
 }
 
 impl Layout {
-    /// As on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Layout::Plain => "plain",
@@ -235,10 +234,10 @@ impl Plan {
     }
 }
 
-/// Does it; `progress` is told after each point how many are done.
+/// Runs all points; calls `progress` after each with the number of points done.
 ///
-/// Errors   the disk, a file system or a tool is missing or fails; violations are no error, they
-/// are the answer
+/// Errors   the disk, a file system or a tool is missing or fails; violations are not an error but
+/// the answer
 pub fn cut_power(plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<PowerReport> {
     ensure!(
         plan.lie != Lie::Door || plan.server == Server::Rushes,
@@ -292,15 +291,15 @@ pub fn cut_power(plan: &Plan, progress: &mut dyn FnMut(u64)) -> Result<PowerRepo
     Ok(report)
 }
 
-/// Where recordings come from.
+/// The source of recordings.
 enum Source {
-    /// They are made.
+    /// The run makes them.
     Studio(Studio),
-    /// They were kept.
+    /// A former run kept them in this folder.
     Kept(PathBuf),
 }
 
-/// The ground that lanes work on.
+/// The disks on which lanes work, and the pool over them.
 struct Ground {
     places: Vec<Place>,
     pool: Option<PoolGround>,
@@ -348,9 +347,9 @@ struct Run<'a> {
     scratch: Scratch,
     source: Source,
     ground: Ground,
-    /// Where daemons live.
+    /// The house of daemons, if lanes write through one.
     house: Option<House<'a>>,
-    /// The one at work, and its number.
+    /// The current recording, and its number.
     recording: Option<(u64, Recording)>,
     images: Vec<Vec<u8>>,
     report: PowerReport,
@@ -443,7 +442,7 @@ impl Run<'_> {
             let place = place_file(folder, &name);
             let place = fs::read_to_string(&place)
                 .with_context(|| format!("{} cannot be read", place.display()))?;
-            // The one before has its room until here.
+            // Drop the former ground first: it holds its room, which may be the same folder.
             self.ground.pool = None;
             self.ground = Ground::of_pool(self.plan, PoolGround::again(Path::new(&place))?)?;
         }
@@ -470,12 +469,12 @@ impl Run<'_> {
     }
 }
 
-/// Says where a pool was that was recorded.
+/// The file with the folder in which a pool was recorded.
 fn place_file(folder: &Path, name: &str) -> PathBuf {
     folder.join(format!("{name}.place"))
 }
 
-/// The needs that are not there.
+/// The first tool, device or program that a run needs and this machine lacks.
 pub fn missing(file_system: FileSystem, layout: Layout, server: Server) -> Option<String> {
     let tools = match file_system {
         FileSystem::Ext4 => ["mkfs.ext4", "e2fsck"],

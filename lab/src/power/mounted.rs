@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! File systems that are mounted as long as somebody looks at them, and reading what is on them
-//! after a cut.
+//! File systems that are mounted as long as they are in use, and reading their trees after a cut.
 //!
-//! An image is mounted with `mount -o loop`: the kernel then detaches the loop device with the
-//! mount, so that nothing stays behind even if we are killed and somebody else unmounts.
+//! `mount -o loop` mounts an image: the kernel then detaches the loop device with the mount, so
+//! that nothing stays behind even if we are killed and another process unmounts.
 
 use std::fs;
 use std::io;
@@ -17,10 +16,10 @@ use rustix::mount::UnmountFlags;
 use super::check::{Node, Tree};
 use crate::disk::FileSystem;
 
-/// How long a busy file system is asked to go.
+/// How long an unmount of a busy file system is retried.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Its name for mount.
+/// The file system's name for mount.
 pub fn name_of(kind: FileSystem) -> &'static str {
     match kind {
         FileSystem::Ext4 => "ext4",
@@ -28,7 +27,7 @@ pub fn name_of(kind: FileSystem) -> &'static str {
     }
 }
 
-/// Runs a tool; its complaint is the error.
+/// Runs a tool; the error has its output. Returns its standard output.
 pub fn run(command: &mut Command) -> Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command
@@ -43,7 +42,7 @@ pub fn run(command: &mut Command) -> Result<String> {
     Ok(said(&output.stdout))
 }
 
-/// The file system that is mounted, and how.
+/// A file system and its mount options.
 #[derive(Clone, Debug)]
 pub struct How {
     /// Which file system.
@@ -52,13 +51,12 @@ pub struct How {
     pub options: String,
 }
 
-/// A disk's size, what is on it, and where that is mounted, as long as lanes work on it and after
-/// each cut.
+/// A disk's size, its file system, and the mount point, for the lanes and after each cut.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// Which file system.
+    /// File system and mount options.
     pub how: How,
-    /// An empty folder.
+    /// The mount point, an empty folder.
     pub point: PathBuf,
     /// Units: MiB.
     pub mib: u64,
@@ -71,7 +69,7 @@ impl Place {
     }
 }
 
-/// Unmounts them, the last first.
+/// Unmounts all, the last first.
 pub fn unmount_all(mounted: Vec<Mounted>) -> Result<()> {
     mounted.into_iter().rev().try_for_each(Mounted::unmount)
 }
@@ -87,7 +85,7 @@ impl Mounted {
     fn new(how: &How, from: &Path, point: &Path, image: bool) -> Result<Mounted> {
         let mut options = String::from("noatime,nosuid,nodev,noexec");
         if how.kind == FileSystem::Xfs {
-            // The disk that was recorded has the same one.
+            // The recorded disk has the same UUID.
             options.push_str(",nouuid");
         }
         if image {
@@ -120,7 +118,7 @@ impl Drop for Mounted {
         if let Some(point) = self.point.take()
             && unmount(&point).is_err()
         {
-            // A process that still holds it must not hold us.
+            // A process that still uses it must not hold us up.
             let _ = rustix::mount::unmount(&point, UnmountFlags::DETACH);
         }
     }
@@ -138,11 +136,11 @@ fn unmount(point: &Path) -> io::Result<()> {
     }
 }
 
-/// Everything below `root`. An entry that cannot be read is part of the answer.
+/// Reads everything below `root`. An entry that cannot be read is part of the tree.
 pub fn read_tree(root: &Path) -> Tree {
     let mut tree = Tree::new();
     read_folder(root, "", &mut tree);
-    // ext4's own.
+    // mkfs.ext4 makes it.
     if tree.get("lost+found") == Some(&Node::Folder) {
         tree.remove("lost+found");
     }

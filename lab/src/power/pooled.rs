@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A pool under power cuts: lanes work on its mount, with a daemon or without one, while all of its
-//! disks are recorded; after a cut our own tools look at what is left.
+//! disks are recorded; after a cut our own tools read and mend the pool.
 //!
-//! Meanwhile somebody disturbs it: members are filled, so that files go on elsewhere, and emptied,
-//! files are moved and brought together, and the command that does that is interrupted. Folders
-//! differ in how their files are spread.
+//! Meanwhile a thread disturbs it: it fills members, so that files continue on others, drains them,
+//! rebalances and defrags files, and interrupts these commands. Folders have different policies.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -33,12 +32,12 @@ use crate::servers::daemon::{Daemon, find_rushes};
 use crate::stage::array::UnionMount;
 use crate::stage::room::{self, Room};
 
-/// Enough for names, a journal and a copy of neither. Units: MiB.
+/// Enough for names and a journal, each once. Units: MiB.
 const CATALOGUE_MIB: u64 = 24;
 
-/// Enough for all that lanes have at once on one of them while another is full and a third is
-/// emptied, and so much that files are striped over them (core/src/pool/place.rs asks those with
-/// less than 64 MiB last). Units: MiB.
+/// One member holds all files of the lanes while another is full and the third is drained; and so
+/// much that files are striped: core/src/pool/place.rs takes members with less than 64 MiB free
+/// last. Units: MiB.
 const MEMBER_MIB: u64 = 84;
 
 const MEMBER_COUNT: usize = 3;
@@ -46,13 +45,13 @@ const MEMBER_COUNT: usize = 3;
 /// Folder of the pool on each file system.
 const BRANCH: &str = "pool";
 
-/// Where the kernel has the pool's tree.
+/// Mount point of the pool.
 const UNION: &str = "union";
 
-/// The file that takes a member's room.
+/// The file that fills a member.
 const BALLAST: &str = "ballast";
 
-/// How files of a lane may be spread.
+/// Policies of lanes' folders, drawn for each.
 const WISHES: [&str; 5] = [
     "single",
     "single choose=round_robin",
@@ -61,23 +60,23 @@ const WISHES: [&str; 5] = [
     "striped=2 unit=64KiB",
 ];
 
-/// A program that lets go of a file rests, or all would be over before anybody disturbed it.
+/// A lane rests at each step that drops pages: else the recording would end before a disturbance.
 const REST: Duration = Duration::from_millis(60);
 
-/// No command of ours takes longer on a pool that small, or something hangs. Units: s.
+/// A command of ours that takes longer on so small a pool hangs. Units: s.
 const COMMAND_S_MAX: &str = "60";
 
-/// Where a pool's file systems are mounted, and its tree.
+/// The mount points of a pool and of its file systems.
 #[derive(Debug)]
 pub struct PoolGround {
     folder: PathBuf,
     rushes: PathBuf,
-    /// The room of a run that is over: its paths are in the pool.
+    /// The room of an ended run, made again since its paths are in the pool.
     _room: Option<Room>,
 }
 
 impl PoolGround {
-    /// Below this room.
+    /// Makes it below this room.
     pub fn new(room: &Room) -> Result<PoolGround> {
         Ok(PoolGround {
             folder: room.path().to_owned(),
@@ -86,7 +85,7 @@ impl PoolGround {
         })
     }
 
-    /// Where it was when it was recorded.
+    /// Makes it at the place of its recording.
     pub fn again(folder: &Path) -> Result<PoolGround> {
         Ok(PoolGround {
             folder: folder.to_owned(),
@@ -95,13 +94,13 @@ impl PoolGround {
         })
     }
 
-    /// Its paths are in what is recorded.
+    /// The folder whose paths are in the recording.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The catalogue's disk, which is ext4, and those of the members: of `kind`, but for one that
-    /// is ext4.
+    /// The catalogue's disk, which has ext4, and those of the members, which have `kind`, but for
+    /// one with ext4.
     pub fn places(&self, kind: FileSystem, options: &str) -> Result<Vec<Place>> {
         let place = |point: PathBuf, kind, mib| -> Result<Place> {
             fs::create_dir_all(&point)?;
@@ -138,7 +137,7 @@ impl PoolGround {
         self.folder.join(UNION)
     }
 
-    /// A command of ours that is killed if it takes too long.
+    /// A command of ours; `timeout` kills it if it takes too long.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new("timeout");
         command.arg(COMMAND_S_MAX).arg(&self.rushes).args(words);
@@ -178,7 +177,7 @@ impl PoolGround {
         Ok(())
     }
 
-    /// The mount, for one recording; with a daemon of that house.
+    /// Mounts the pool for one recording, with a daemon of `house` if there is one.
     pub fn open(&self, seed: u64, house: Option<&House>) -> Result<PoolHost> {
         let shares: Vec<(String, PathBuf)> = (0..MEMBER_COUNT)
             .map(|number| (format!("member{number}"), self.member(number)))
@@ -224,8 +223,8 @@ impl PoolGround {
         })
     }
 
-    /// The recovery by our tools after a cut. `mend_first`: fsck is what an operator does first;
-    /// else the mount is.
+    /// Reads the pool after a cut. `mend_first`: fsck repairs it before the first mount; else the
+    /// mount comes first.
     pub fn recover(&self, mend_first: bool) -> Result<Recovered> {
         let mut recovered = Recovered::default();
         if !mend_first {
@@ -258,7 +257,7 @@ impl PoolGround {
         Ok(())
     }
 
-    /// Mends it, and looks whether it is mended.
+    /// Runs fsck twice: to mend, and to find faults that are left.
     fn fsck(&self, recovered: &mut Recovered) -> Result<()> {
         for repair in [true, false] {
             let report = match self.look_through(repair) {
@@ -277,7 +276,7 @@ impl PoolGround {
                     .filter(|finding| finding["state"] == "mended")
                     .count() as u64;
             }
-            // A fault that the first look could not mend, the second one finds.
+            // The second run finds the faults that the first could not mend.
             let left = findings.iter().filter(|_| !repair);
             recovered.complaints.extend(left.map(|finding| Finding {
                 rule: Rule::Inconsistent,
@@ -307,11 +306,11 @@ impl PoolGround {
     }
 }
 
-/// The mount of a pool, as long as one recording lasts.
+/// The mount of a pool for one recording.
 #[derive(Debug)]
 pub struct PoolHost {
     tree: PathBuf,
-    /// `rushes pool where`, without files.
+    /// `rushes pool where`, still without paths of files.
     listing: Command,
     stop: Arc<AtomicBool>,
     disturber: Option<JoinHandle<Result<u64>>>,
@@ -329,7 +328,7 @@ impl PoolHost {
         ended.unwrap_or_else(|_| Err(anyhow!("the thread that disturbs the pool panicked")))
     }
 
-    /// How many files are in pieces, and how many are striped.
+    /// Numbers of files with several segments, and of striped files.
     fn count(&mut self) -> Result<(u64, u64)> {
         let files: Vec<PathBuf> = read_tree(&self.tree)
             .into_iter()
@@ -389,14 +388,14 @@ impl Drop for PoolHost {
     }
 }
 
-/// System calls on the mount, by a program that comes and goes.
+/// A lane that makes system calls on the mount, and opens files again now and then.
 #[derive(Debug)]
 struct PoolLane<'a> {
     plain: Plain,
     root: &'a Path,
-    /// By a daemon: bytes that nobody syncs get old enough to be under way.
+    /// A daemon serves it: some steps wait past the write age, so that it writes unsynced bytes.
     served: bool,
-    /// Of each file that has one.
+    /// Name of each file that has one.
     names: BTreeMap<u64, String>,
     folders: BTreeSet<String>,
 }
@@ -420,7 +419,7 @@ impl PoolLane<'_> {
         }
     }
 
-    /// A FUSE mount has no syncfs: a lane that wants everything synced syncs each.
+    /// A FUSE mount has no syncfs: syncs each file and folder.
     fn sync_all(&mut self, number: usize) -> io::Result<()> {
         for &file in self.names.keys() {
             let data_only = false;
@@ -458,13 +457,14 @@ impl Writer for PoolLane<'_> {
     }
 }
 
-/// Fills, empties and tidies members while lanes work.
+/// Fills, drains and tidies members while lanes work.
 struct Disturber {
     ground: PoolGround,
     stop: Arc<AtomicBool>,
     chance: Chance,
-    /// Members that were filled, and emptied.
+    /// The member that it has filled.
     full: Option<usize>,
+    /// The member that it has begun to drain.
     emptied: Option<usize>,
     count: u64,
 }
@@ -495,14 +495,14 @@ impl Disturber {
         }
     }
 
-    /// The kernel's work after 30 s: bytes of a member's objects are on their way to its disk, and
-    /// nobody waits for them.
+    /// The kernel's work after 30 s: starts the write-back of a member's objects, and does not wait
+    /// for it.
     fn write_back(&mut self) -> Result<()> {
         let number = self.chance.below(MEMBER_COUNT as u64) as usize;
         let folders = fs::read_dir(self.ground.member(number).join("objects"))?;
         for folder in folders.flatten() {
             for object in fs::read_dir(folder.path())?.flatten() {
-                // One that has gone meanwhile has nothing to write.
+                // An object deleted meanwhile has nothing to write.
                 if let Ok(object) = File::open(object.path()) {
                     rustix::fs::fadvise(&object, 0, None, Advice::DontNeed)?;
                 }
@@ -511,8 +511,7 @@ impl Disturber {
         Ok(())
     }
 
-    /// And after 5 s: one of the file systems makes durable what it knows, whatever the others
-    /// have.
+    /// The kernel's work after 5 s: one of the file systems commits, independently of the others.
     fn commit(&mut self) -> Result<()> {
         let number = self.chance.below(MEMBER_COUNT as u64 + 1) as usize;
         let folder = match number {
@@ -522,7 +521,7 @@ impl Disturber {
         Ok(rustix::fs::syncfs(File::open(folder)?)?)
     }
 
-    /// One member has no room, or has it again.
+    /// Fills a member, or frees the room of the one that is full.
     fn fill(&mut self) -> Result<()> {
         self.count += 1;
         if let Some(full) = self.full.take() {
@@ -537,7 +536,7 @@ impl Disturber {
         let free = room.f_bfree * room.f_frsize;
         let left = self.chance.pick(&[0, 16 << 10, 64 << 10, 256 << 10]);
         let taken = free.saturating_sub(left);
-        // Others take room meanwhile: then as much as there is.
+        // Lanes may have taken room meanwhile: try smaller sizes.
         for taken in [taken, taken / 8 * 7, taken / 2] {
             let flags = FallocateFlags::empty();
             if rustix::fs::fallocate(&ballast, flags, 0, taken.max(1)).is_ok() {
@@ -547,7 +546,7 @@ impl Disturber {
         Ok(())
     }
 
-    /// A member is emptied for a while, or takes bytes again.
+    /// Drains a member for a while, or cancels the drain.
     fn empty(&mut self, span: Duration) -> Result<()> {
         if let Some(number) = self.emptied.take() {
             return self.tell(&["drain", "--cancel"], Some(number), Duration::MAX);
@@ -557,8 +556,8 @@ impl Disturber {
         self.tell(&["drain"], Some(number), span)
     }
 
-    /// Gives a command that is interrupted after a while. Its account of its work is nobody's
-    /// affair here.
+    /// Runs a command of `rushes pool` and interrupts it after `span`. Its output and exit status
+    /// do not matter here.
     fn tell(&mut self, words: &[&str], member: Option<usize>, span: Duration) -> Result<()> {
         self.count += 1;
         let mut child = Command::new(&self.ground.rushes)

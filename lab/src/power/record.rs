@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A recording: small disks, one or those of a pool, each with a fresh file system, and the log of
-//! everything that each was told while lanes worked on them.
+//! all requests to each while lanes worked on them.
 //!
-//! A disk is written full before its file system is made, with sectors that are nobody's: a file
-//! system that shows a block that it has not written shows them. Changes of several disks have one
-//! order, that of time: a disk notes a change before it answers, so that what followed from that
-//! answer, on whichever disk, is noted later.
+//! Before the file system is made, the disk is filled with sectors of [`NOBODY`]: a file system
+//! that shows a block that it has not written shows them. Changes of several disks have one order,
+//! that of time: a disk notes a change before it answers, so that a change on any disk that follows
+//! from the answer is noted later.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
@@ -28,11 +28,10 @@ use super::writer::{Host, Told, Writer};
 use crate::disk::log::{Change, Log};
 use crate::disk::{DiskSpec, FileSystem, Marker, SlowDisk};
 
-/// How long we wait for others to let go of the disk between two recordings.
+/// How long we wait between two recordings until no mount has the disk.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// The maker of a host that lets lanes at the file systems that are mounted; decided by that seed,
-/// where something is left to decide.
+/// Makes the host between lanes and the mounted file systems; the seed decides its choices.
 pub type Door<'a> = &'a dyn Fn(u64) -> Result<Box<dyn Host>>;
 
 /// One disk of a recording.
@@ -40,9 +39,9 @@ pub type Door<'a> = &'a dyn Fn(u64) -> Result<Box<dyn Host>>;
 pub struct RecordedDisk {
     /// The file system on it.
     pub file_system: FileSystem,
-    /// The disk before.
+    /// The content of the disk before the recording.
     pub base: Arc<Vec<u8>>,
-    /// The requests to it then.
+    /// The requests to it during the recording.
     pub log: Log,
 }
 
@@ -51,25 +50,25 @@ pub struct RecordedDisk {
 pub struct Recording {
     /// All disks. Marks are in the log of the first.
     pub disks: Vec<RecordedDisk>,
-    /// Disk and record, of all logs, in the order of time.
+    /// Disk and record, of all logs, in order of time.
     order: Vec<(usize, usize)>,
     /// The work of each lane.
     pub lanes: Vec<History>,
-    /// The host's account of it; nothing is known of one that was kept.
+    /// The host's counts; zero for a recording that was kept.
     pub told: Told,
 }
 
-/// The number of a mark: this step of this lane was acknowledged.
+/// The number of the mark for an acknowledged step of a lane.
 fn mark_of(lane: u64, step: usize) -> u64 {
     (lane << 32) | step as u64
 }
 
-/// The lane and the step that a mark is of.
+/// The lane and the step of a mark.
 pub fn lane_and_step(mark: u64) -> (usize, usize) {
     ((mark >> 32) as usize, (mark & 0xffff_ffff) as usize)
 }
 
-/// The histories of all lanes, as the seed decides them. Several disks are a pool.
+/// The histories of all lanes, by the seed. Several disks are a pool.
 fn histories(seed: u64, disks: usize) -> Vec<History> {
     let history = |lane| {
         let history = History::of(&lane_folder(lane), &steps(seed, lane));
@@ -82,7 +81,7 @@ fn histories(seed: u64, disks: usize) -> Vec<History> {
 }
 
 impl Recording {
-    /// From what a run kept, of so many disks.
+    /// Reads a recording that a run kept, with these file systems on its disks.
     pub fn load(
         folder: &Path,
         name: &str,
@@ -117,7 +116,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Of these disks, as the seed had lanes work on them.
+    /// A recording of these disks, with the lanes of this seed.
     ///
     /// Errors   a log is of another disk, or of other lanes
     pub fn new(disks: Vec<RecordedDisk>, seed: u64) -> Result<Recording> {
@@ -144,7 +143,7 @@ impl Recording {
         let mut order: Vec<(usize, usize)> = all
             .flat_map(|(disk, one)| (0..one.log.len()).map(move |record| (disk, record)))
             .collect();
-        // A stable sort: what one disk has noted at one instant stays in its order.
+        // A stable sort: changes that one disk noted at one instant keep their order.
         order.sort_by_key(|&(disk, record)| disks[disk].log.when(record));
         Recording {
             disks,
@@ -164,14 +163,14 @@ impl Recording {
         self.order.is_empty()
     }
 
-    /// One of them: on which disk, and what.
+    /// One record: its disk, and its change.
     pub fn get(&self, at: usize) -> (usize, Change<'_>) {
         let (disk, record) = self.order[at];
         (disk, self.disks[disk].log.get(record))
     }
 }
 
-/// Disks to record on, with fresh file systems that come back for each recording.
+/// Disks to record on, whose fresh file systems are restored for each recording.
 #[derive(Debug)]
 pub struct Studio {
     stands: Vec<Stand>,
@@ -185,8 +184,8 @@ struct Stand {
 }
 
 impl Studio {
-    /// Puts the disks up. `furnish` puts on the mounted file systems what is there before any
-    /// recording.
+    /// Puts the disks up. `furnish` makes the files and folders on the mounted file systems that
+    /// exist before each recording.
     pub fn open(
         places: &[Place],
         program: Option<&Path>,
@@ -224,7 +223,7 @@ impl Studio {
         self.stands.iter().map(mount).collect()
     }
 
-    /// Lets all lanes do what the seed decides.
+    /// Records all lanes with the steps of this seed.
     pub fn record(&self, seed: u64, door: Door) -> Result<Recording> {
         for stand in &self.stands {
             write_whole(stand.disk.block_device(), &stand.base)?;
@@ -233,7 +232,7 @@ impl Studio {
         let mounted = self.mount()?;
         let host = door(seed)?;
         let played = self.play(seed, &*host);
-        // Bytes that it writes out then are part of the recording.
+        // The bytes that it writes now are part of the recording.
         let told = host.close();
         let mut disks = Vec::new();
         for stand in &self.stands {
@@ -274,7 +273,7 @@ impl Studio {
     }
 }
 
-/// The folders of all lanes, below `root`.
+/// Makes the folders of all lanes, below `root`.
 pub fn make_lane_folders(root: &Path) -> Result<()> {
     for lane in 0..LANE_COUNT {
         fs::create_dir(root.join(lane_folder(lane)))?;
@@ -296,7 +295,7 @@ impl Lane {
             crate::stage::room::go_on()?;
             self.act(&mut *writer, number, step)
                 .with_context(|| format!("lane {}, step {number}: {step:?}", self.lane))?;
-            // Not in step with each other, whatever one processor makes of three threads.
+            // Keep the lanes out of step with each other, even on a single processor.
             if chance.percent(20) {
                 std::thread::yield_now();
             }
@@ -328,8 +327,8 @@ fn play_all(lanes: Vec<Lane>, host: &dyn Host) -> Result<()> {
     results.into_iter().collect()
 }
 
-/// Exclusively, so that it fails as long as the device is mounted anywhere, a copied mount
-/// namespace included: what that file system remembers must not get into the next recording.
+/// Writes a device from end to end. O_EXCL fails as long as the device is mounted anywhere, even in
+/// a copied mount namespace: that file system's cache must not get into the next recording.
 fn write_whole(device: &Path, bytes: &[u8]) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let file: File = OpenOptions::new()
@@ -352,7 +351,8 @@ fn write_whole(device: &Path, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// With 512-byte sectors, since that is what a cut tears; and without discarding what is nobody's.
+/// Makes a file system: XFS with 512-byte sectors, the unit that a cut tears; neither discards the
+/// sectors of [`NOBODY`].
 fn make_file_system(kind: FileSystem, device: &Path) -> Result<()> {
     let mut command = match kind {
         FileSystem::Ext4 => {
@@ -363,7 +363,7 @@ fn make_file_system(kind: FileSystem, device: &Path) -> Result<()> {
         }
         FileSystem::Xfs => {
             let mut command = Command::new("mkfs.xfs");
-            // Not supported below 300 MB, says mkfs, and means people; XFS's own tests do it all
+            // mkfs.xfs supports no size below 300 MB for users; XFS's own tests use such sizes all
             // the time.
             let small = ["--unsupported", "-d", "agcount=2", "-s", "size=512"];
             command.args(["-q", "-f", "-K"]).args(small);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The state after a cut: images that the kernel mounts and recovers, read whole; of a pool, what
-//! our own tools make of them.
+//! The state after a cut: images that the kernel mounts and recovers, read whole; a pool also by
+//! way of our own tools.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,33 +17,33 @@ use crate::stage::room::Room;
 /// The contents that came back after a cut.
 #[derive(Debug, Default)]
 pub struct Recovered {
-    /// As it was read, once or again after it was mended; none: it could not be.
+    /// The tree as read; of a pool that needed repair also before it. None: it was unreadable.
     pub trees: Vec<Tree>,
-    /// Files without a name that were put aside.
+    /// Files without a name that fsck moved to `lost+found`.
     pub orphans: Tree,
-    /// The misfits in a pool that were mended.
+    /// Misfits of a pool that fsck mended.
     pub mended: u64,
-    /// The faults of all of it.
+    /// Faults found on the way.
     pub complaints: Vec<Finding>,
 }
 
-/// How to look at it.
+/// How to read the images.
 #[derive(Clone, Copy, Debug)]
 pub struct Looking<'a> {
-    /// The file system on each image, and where it is mounted.
+    /// The file system on each image, and its mount point.
     pub places: &'a [Place],
-    /// They are a pool's.
+    /// The pool whose disks they are; `None`: plain.
     pub pool: Option<&'a PoolGround>,
-    /// The pool is mended before anybody mounts it; else it is mounted as it is.
+    /// fsck mends the pool before the mount; else the pool is mounted as it is.
     pub mend_first: bool,
-    /// The file systems' own checkers look as well.
+    /// The file systems' own checkers run as well.
     pub fsck: bool,
 }
 
-/// Where images are made and mounted.
+/// The folder for images.
 ///
-/// Each is a file of its own: mount may take a loop device again that somebody has kept open over
-/// the same file, and nothing that the kernel remembers of one point may reach the next.
+/// Each image is a file of its own: mount may reuse a loop device over the same file that another
+/// process kept open, and no cached state of one point may reach the next.
 #[derive(Debug)]
 pub struct Scratch {
     folder: PathBuf,
@@ -51,7 +51,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// In this room.
+    /// Makes it in this room.
     pub fn new(room: &Room) -> Scratch {
         Scratch {
             folder: room.path().to_owned(),
@@ -59,9 +59,9 @@ impl Scratch {
         }
     }
 
-    /// Lets the kernel recover images, and reads all of it.
+    /// Lets the kernel recover images, and reads all files.
     ///
-    /// Errors   of the experiment; what is wrong with what came back is in the answer
+    /// Errors   of the experiment; faults of the recovered state are in the answer
     pub fn recover(&mut self, images: &[Vec<u8>], how: Looking) -> Result<Recovered> {
         self.count += 1;
         let path = |number| self.folder.join(format!("cut-{}-{number}.img", self.count));
@@ -106,7 +106,7 @@ fn look_at(images: &[PathBuf], how: Looking) -> Result<Recovered> {
     Ok(recovered)
 }
 
-/// Something that could not even be looked at.
+/// The finding of a file system or a pool that could not be mounted or read.
 pub fn unreadable(expected: &str, error: &anyhow::Error) -> Finding {
     Finding {
         rule: Rule::Unreadable,
@@ -117,7 +117,7 @@ pub fn unreadable(expected: &str, error: &anyhow::Error) -> Finding {
     }
 }
 
-/// The complaint of the file system's own checker.
+/// The finding of the file system's own checker, if it has one.
 fn complaint(kind: FileSystem, image: &Path) -> Option<Finding> {
     let mut command = match kind {
         FileSystem::Ext4 => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The report of `rushes lab power-cuts`: counts, and each violation with how to see it again.
+//! The report of `rushes lab power-cuts`: counts, and each violation with the command to repeat it.
 
 use crate::reports::outcome::Outcome;
 use anyhow::{Result, ensure};
@@ -8,10 +8,10 @@ use serde_json::Value;
 
 use super::check::Finding;
 
-/// The names of the fields; docs/reference/lab-json.md describes them.
+/// Version of the field names; docs/reference/lab-json.md describes them.
 pub const REPORT_VERSION: u64 = 2;
 
-/// Of one run.
+/// The report of one run.
 #[derive(Clone, Debug, Serialize)]
 pub struct PowerReport {
     /// Version of these names.
@@ -20,7 +20,7 @@ pub struct PowerReport {
     pub file_system: &'static str,
     /// `plain` or `pool`.
     pub layout: &'static str,
-    /// Decides workloads and points.
+    /// Seed of workloads and points.
     pub seed: u64,
     /// Mount options beside the usual ones.
     pub mount_options: String,
@@ -29,19 +29,19 @@ pub struct PowerReport {
     pub lie: &'static str,
     /// The workloads wrote through a daemon.
     pub served: bool,
-    /// Writes that it took.
+    /// Writes that the daemon took.
     pub writes_served: u64,
-    /// Writes that it left to the workload's own descriptors, or all of them.
+    /// Writes that the daemon left to the workload's own descriptors.
     pub writes_plain: u64,
     /// Files of a pool that lay in more than one segment when a recording ended.
     pub files_in_pieces: u64,
     /// Files of a pool that were striped then.
     pub files_striped: u64,
-    /// How often a member of a pool was filled, emptied or tidied during recordings.
+    /// How often the lab filled, drained or tidied a member of a pool during recordings.
     pub disturbances: u64,
     /// Power cuts.
     pub points: u64,
-    /// Workloads that were recorded.
+    /// Recorded workloads.
     pub recordings: u64,
     /// Records of all logs.
     pub log_records: u64,
@@ -49,25 +49,25 @@ pub struct PowerReport {
     pub log_bytes: u64,
     /// Flushes in all logs.
     pub flushes: u64,
-    /// Writes that were not safe when the power went and were there all the same.
+    /// Writes that were not safe at a cut and were whole on the medium all the same.
     pub writes_kept: u64,
-    /// Of which some sectors were there.
+    /// Unsafe writes of which some sectors were there.
     pub writes_torn: u64,
-    /// That were not.
+    /// Unsafe writes that were lost.
     pub writes_lost: u64,
-    /// Files that were read after cuts.
+    /// Files read after cuts.
     pub files_read: u64,
-    /// Bytes of them.
+    /// Their bytes.
     pub bytes_read: u64,
-    /// Points after which the file system's own checker looked as well.
+    /// Points after which the file system's own checker ran as well.
     pub fsck_points: u64,
-    /// The misfits in a pool after cuts that `rushes pool fsck --repair` has mended.
+    /// Misfits of a pool after cuts that `rushes pool fsck --repair` mended.
     pub findings_mended: u64,
     /// Files of a pool in `lost+found` after that.
     pub orphans: u64,
     /// The first violations.
     pub violations: Vec<Violation>,
-    /// All that is wrong.
+    /// Number of all violations.
     pub violation_count: u64,
     /// Units: s.
     pub wall_s: f64,
@@ -77,7 +77,7 @@ pub struct PowerReport {
     pub environment: Value,
 }
 
-/// One thing that is wrong.
+/// One broken promise.
 #[derive(Clone, Debug, Serialize)]
 pub struct Violation {
     /// Number of the point.
@@ -86,15 +86,15 @@ pub struct Violation {
     pub record: usize,
     /// Steps of each lane that were acknowledged.
     pub steps_done: Vec<usize>,
-    /// The contents that were expected and those that were read.
+    /// The content expected and the content read.
     #[serde(flatten)]
     pub finding: Finding,
-    /// The command that does this point again.
+    /// The command that repeats this point.
     pub replay: String,
 }
 
 impl PowerReport {
-    /// For people.
+    /// The report as text for people.
     pub fn text(&self) -> String {
         let mut text = format!(
             "{}{}: {} power cuts over {} recordings {}({} records, {} flushes) in {:.0} s, {:.1} a second\n\

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The steps of a workload: decided by a seed before anything is done.
+//! The steps of a workload: a seed decides them before the first is performed.
 //!
 //! Several lanes work side by side, each in a folder of its own, so that one syncs while another is
-//! in the middle of something; within a lane steps follow each other. Each lane has its own taste:
-//! some kinds of step never happen in it, others often.
+//! in the middle of a step; within a lane steps follow each other. Each lane has weights of its
+//! own: some kinds of step never happen in it, others often.
 
 use super::chance::Chance;
 
@@ -13,11 +13,11 @@ pub const LANE_COUNT: u64 = 3;
 /// Steps of a lane.
 const STEP_COUNT: usize = 120;
 
-/// Files of a lane that are there at once; with their size it bounds what a small disk must hold.
+/// Files of a lane at one time; with their size it bounds the bytes on a small disk.
 const FILES_MAX: usize = 5;
 const FOLDERS_MAX: usize = 3;
 
-/// No file grows larger. Units: bytes.
+/// Largest size of a file. Units: bytes.
 const FILE_BYTES_MAX: u64 = 512 << 10;
 
 const PAGE: u64 = 4096;
@@ -33,14 +33,14 @@ pub enum Step {
     },
     /// A new, empty file.
     Create {
-        /// Unique in the recording.
+        /// Its number, unique in the recording.
         file: u64,
-        /// Nothing is there.
+        /// Its path, where nothing is.
         path: String,
     },
-    /// Bytes at any place, behind the end too.
+    /// A write at any place, also behind the end.
     Write {
-        /// Of this file.
+        /// Number of the file.
         file: u64,
         /// Units: bytes.
         offset: u64,
@@ -49,10 +49,9 @@ pub enum Step {
         /// By direct I/O; whole pages then.
         direct: bool,
     },
-    /// The same, told to be durable when it is answered (O_DSYNC), with all that was written
-    /// before.
+    /// A write with O_DSYNC, durable when it is answered, with all earlier writes of the file.
     WriteThrough {
-        /// Of this file.
+        /// Number of the file.
         file: u64,
         /// Units: bytes.
         offset: u64,
@@ -61,14 +60,14 @@ pub enum Step {
     },
     /// Another size.
     Truncate {
-        /// Of this file.
+        /// Number of the file.
         file: u64,
         /// Units: bytes.
         size: u64,
     },
-    /// Zeros from here on, and their blocks given back; the size stays.
+    /// A hole: zeros in a range whose blocks are freed; the size stays.
     Punch {
-        /// Of this file.
+        /// Number of the file.
         file: u64,
         /// Units: bytes.
         offset: u64,
@@ -77,7 +76,7 @@ pub enum Step {
     },
     /// Blocks without content; the size stays.
     Reserve {
-        /// Of this file.
+        /// Number of the file.
         file: u64,
         /// Units: bytes.
         offset: u64,
@@ -86,7 +85,7 @@ pub enum Step {
     },
     /// fsync, or fdatasync.
     Sync {
-        /// Of this file.
+        /// Number of the file.
         file: u64,
         /// fdatasync.
         data_only: bool,
@@ -96,37 +95,37 @@ pub enum Step {
         /// Its path.
         path: String,
     },
-    /// Everything of the file system.
+    /// A sync of the whole file system.
     SyncAll,
-    /// Write-back begins and is not waited for.
+    /// The start of a file's write-back, without a wait for its end.
     LetGo {
-        /// Of this file.
+        /// Number of the file.
         file: u64,
     },
-    /// A file gets another name; what had that name is gone.
+    /// A rename; replaces a file that has the new name.
     Rename {
-        /// This one.
+        /// Number of the file.
         file: u64,
         /// Its former path.
         from: String,
         /// Its path now.
         to: String,
     },
-    /// A file is removed.
+    /// The deletion of a file.
     Unlink {
-        /// This one.
+        /// Number of the file.
         file: u64,
         /// Its former path.
         path: String,
     },
 }
 
-/// The folder that has such a path in it.
+/// The folder of a path.
 pub fn folder_of(path: &str) -> &str {
     path.rsplit_once('/').map_or("", |(folder, _)| folder)
 }
 
-/// The folder that a lane works in.
+/// The folder in which a lane works.
 pub fn lane_folder(lane: u64) -> String {
     format!("lane{lane}")
 }
@@ -161,11 +160,12 @@ impl Author {
             .iter()
             .map(|weight| weight * chance.pick(&[0, 1, 1, 1, 3]))
             .collect();
-        // Without files and writes there is nothing to lose.
+        // Without files and writes a cut can lose nothing.
         for kind in [0, 1] {
             weights[kind] = weights[kind].max(usual[kind]);
         }
-        // Nor where all is synced at once: in most lanes much is under way when something is.
+        // Nor where each write is synced at once: most lanes sync rarely, so that many writes are
+        // under way.
         let patience = chance.pick(&[1, 4, 4]);
         for kind in [8, 9, 14, 15] {
             weights[kind] = (weights[kind] / patience).max(u64::from(kind == 8));
@@ -254,7 +254,7 @@ impl Author {
         self.folders[which].clone()
     }
 
-    /// Names come again, so that one path is several files in its life.
+    /// A path without a file. Names repeat, so that one path names several files over time.
     fn free_path(&mut self) -> String {
         let folder = self.any_folder();
         for _ in 0..8 {
@@ -296,8 +296,7 @@ impl Author {
         }
     }
 
-    /// As clients copy files in: the length first, then the bytes, and only these are synced at the
-    /// end.
+    /// Copies a file in as clients do: first the length, then the bytes, at last an fdatasync.
     fn copy_in(&mut self, which: usize) {
         let size = self.length().max(4 * PAGE);
         self.truncate(which, size);
@@ -369,8 +368,8 @@ impl Author {
         });
     }
 
-    /// As programs save: a new file beside the old one, synced, renamed over it, and the folder
-    /// synced (mostly).
+    /// Saves a file as programs do: writes a new file beside the old one, syncs it, renames it over
+    /// the old one and mostly syncs the folder.
     fn replace(&mut self, which: usize) {
         let to = self.live[which].path.clone();
         self.names_made += 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Content that says of itself what it is: each sector of a file carries the file, its place and
-//! its generation.
+//! Content that identifies itself: each sector of a file carries the file, its place and its
+//! generation.
 //!
 //! Layout, little-endian, version 1:
 //!
@@ -20,22 +20,22 @@ use super::chance::Chance;
 /// The unit that a disk writes whole or not at all.
 pub const SECTOR_BYTES: usize = 512;
 
-/// The owner of the sectors that filled the disk before there was a file system: no file may ever
-/// show it.
+/// The owner of the sectors that filled the disk before the file system was made: no file may ever
+/// show them.
 pub const NOBODY: u64 = u64::MAX;
 
 const MAGIC: [u8; 8] = *b"RUSHSEC\x01";
 const FILLER: usize = 32;
 const CHECKSUM: usize = SECTOR_BYTES - 8;
 
-/// The stamp that a sector carries of itself.
+/// The stamp of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// Whose it is.
+    /// Number of its file.
     pub file: u64,
-    /// Where in the file.
+    /// Its sector in the file, from 0.
     pub index: u64,
-    /// Which write it is from.
+    /// The step that wrote it, from 1.
     pub generation: u64,
 }
 
@@ -94,7 +94,7 @@ pub fn content(file: u64, generation: u64, offset: u64, length: u64) -> Vec<u8> 
     bytes
 }
 
-/// In words, for a person who reads of a violation.
+/// A sector in words, for the report of a violation.
 pub fn describe(sector: &[u8]) -> String {
     match Stamp::of(sector) {
         Some(Stamp { file: NOBODY, .. }) => {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Lanes whose bytes go through a daemon: what the recorded disk is told is that daemon's
-//! write-back, reservations and syncs.
+//! Lanes whose bytes go through a daemon: the recorded disk gets that daemon's write-back,
+//! reservations and syncs.
 //!
-//! Names are changed by system calls, as smbd does; around each call the daemon is asked and told
-//! what the module for Samba asks and tells it (doors/smb/rushes_write.c): held before a file is
-//! cut, punched or written plainly, told of the change; told whose name was lost; asked for a sync
-//! where it has bytes that the file does not have. Work that it leaves to its doors is done on the
-//! lane's own descriptor.
+//! A lane changes names by system calls, as smbd does, and sends the daemon the requests of the
+//! module for Samba, doors/smb/rushes_write.c: a hold before it truncates, punches or plainly
+//! writes a file, and a report of the change after it; a report of a file that lost its name; a
+//! sync where the daemon has bytes that the file lacks. Work that the daemon leaves to its doors
+//! the lane does on its own descriptor.
 //!
-//! It does not kill the daemon: a power cut ends all at once. The remains of a dying daemon are
-//! tried in tests/tests/writing.rs.
+//! It does not kill the daemon: a power cut ends all at once. tests/tests/writing.rs tests the
+//! remains of a killed daemon.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -35,26 +35,26 @@ use crate::servers::daemon::{Daemon, runtime_folder};
 use crate::servers::smbd::SHARE;
 use crate::stage::room::Room;
 
-/// Of the daemon and its folders in the room.
+/// Name of the daemon and its folders in the room.
 const NAME: &str = "served";
 
 /// The daemon with its cache, its lanes and its threads. Units: bytes.
 const MEMORY_BYTES: u64 = 1 << 30;
 
-/// The bytes that the daemon may keep: more than all that a recording writes. Units: bytes.
+/// The daemon's write buffer: larger than all writes of a recording. Units: bytes.
 const WRITE_BUFFER_BYTES: u64 = 64 << 20;
 
-/// The least age that it can be told: what nobody syncs is to be under way too, when the power
-/// goes.
+/// The least `[write] age` that the daemon accepts: bytes that no lane syncs must be on their way
+/// too when the power goes.
 pub const WRITE_AGE: Duration = Duration::from_millis(500);
 
-/// Of the steps that let go of pages one in so many lets bytes grow so old instead.
+/// A step that drops pages waits longer than this age if its number is a multiple of this.
 pub const NAP_EVERY: usize = 5;
 
-/// How long a lane waits for a daemon that is just starting.
+/// How long a lane waits for a daemon that is just starting, and to begin a plain change.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where daemons live, one for each recording.
+/// The control group, folders and configuration of the daemons, one for each recording.
 #[derive(Debug)]
 pub struct House<'a> {
     room: &'a Room,
@@ -63,8 +63,8 @@ pub struct House<'a> {
 }
 
 impl<'a> House<'a> {
-    /// In this room. `careless`: syncs are asked of the file system alone, as by a door that has
-    /// forgotten who has the bytes.
+    /// Makes it in this room. `careless`: lanes sync the file system alone, like a door that
+    /// forgets that the daemon has bytes.
     pub fn new(room: &'a Room, careless: bool) -> Result<House<'a>> {
         Ok(House {
             room,
@@ -73,7 +73,7 @@ impl<'a> House<'a> {
         })
     }
 
-    /// A daemon that serves what is mounted there.
+    /// A daemon that serves the file system mounted at `root`.
     pub fn open(&self, root: &Path) -> Result<Served> {
         Ok(Served {
             daemon: self.daemon(&[(SHARE.to_owned(), root.to_owned())])?,
@@ -92,7 +92,7 @@ impl<'a> House<'a> {
         Daemon::start_with(self.room, NAME, &config, &self.cgroup)
     }
 
-    /// Where it has its sockets.
+    /// The folder of the daemon's sockets.
     pub fn runtime(&self) -> PathBuf {
         runtime_folder(self.room, NAME)
     }
@@ -116,16 +116,16 @@ fn configuration(shares: &[(String, PathBuf)], runtime: &Path, state: &Path) -> 
     )
 }
 
-/// A daemon, as long as one recording lasts.
+/// A daemon for one recording.
 #[derive(Debug)]
 pub struct Served {
     daemon: Daemon,
     root: PathBuf,
     runtime: PathBuf,
     careless: bool,
-    /// Writes that it took.
+    /// Writes that the daemon took.
     written: AtomicU64,
-    /// Writes that it left to the lane.
+    /// Writes that the daemon left to the lane.
     written_plainly: AtomicU64,
 }
 
@@ -167,13 +167,13 @@ impl Host for Served {
     }
 }
 
-/// One lane's session, as a tree connect of smbd has one.
+/// One lane's session, like that of one tree connect of smbd.
 struct Lane<'a> {
     host: &'a Served,
     session: Client,
     facts: Option<FactsView>,
     open: HashMap<u64, OpenFile>,
-    /// Where each file is that has a name.
+    /// Path of each file that has a name.
     paths: HashMap<u64, String>,
 }
 
@@ -184,7 +184,7 @@ struct OpenFile {
     inode: u64,
 }
 
-/// A daemon that is gone has nothing to tell; here it must not be.
+/// The daemon is gone, so it has no bytes for the door; during a recording that is an error.
 fn gone() -> io::Error {
     io::Error::other("the daemon is gone in the middle of a recording")
 }
@@ -201,7 +201,7 @@ impl Lane<'_> {
         self.host.root.join(path)
     }
 
-    /// Opens it unless it is open: programs close what they have saved, and come back.
+    /// Opens a file unless it is open: programs close a saved file and open it again.
     fn open(&mut self, file: u64) -> io::Result<()> {
         if self.open.contains_key(&file) {
             return Ok(());
@@ -242,8 +242,8 @@ impl Lane<'_> {
         Ok(&self.open[&file])
     }
 
-    /// Changes a file on its own descriptor: the daemon has no byte of it left before, and knows of
-    /// the change when it is done.
+    /// Changes a file on the lane's own descriptor, under a hold: before it the daemon has written
+    /// all bytes of the file, after it the daemon gets a report of the change.
     fn plainly<T>(
         &mut self,
         file: u64,
@@ -265,7 +265,7 @@ impl Lane<'_> {
             Ok(()) => change(&self.open[&file].file),
             Err(error) => Err(not_held(error)),
         };
-        // A failed change may have changed something.
+        // A failed change may have changed some bytes.
         let length = if changed.is_ok() { length } else { u64::MAX };
         self.session.changed(device, inode, offset, length);
         if let Some(facts) = &self.facts {
@@ -304,7 +304,7 @@ impl Lane<'_> {
         self.plainly(file, cut, (before.min(size), u64::MAX))
     }
 
-    /// The file has all that was acknowledged.
+    /// Makes the daemon write all acknowledged bytes to the file.
     fn settle(&mut self, file: u64) -> io::Result<()> {
         let &OpenFile { device, inode, .. } = self.opened(file)?;
         if self.session.fact(device, inode).is_some() {
@@ -347,8 +347,8 @@ impl Lane<'_> {
         Ok(rustix::fs::syncfs(File::open(&self.host.root)?)?)
     }
 
-    /// A name goes: the daemon holds files open, and one that has lost its last name would keep its
-    /// space.
+    /// Removes a name and reports the file: the daemon keeps files open, and one without a name
+    /// would keep its space.
     fn lose_name(&mut self, path: &Path, lose: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
         let victim = fs::symlink_metadata(path)
             .ok()
@@ -362,7 +362,7 @@ impl Lane<'_> {
 
     fn rename(&mut self, file: u64, from: &str, to: &str) -> io::Result<()> {
         let replaced = self.paths.iter().find(|(_, path)| *path == to);
-        // A file that is open is not replaced over SMB.
+        // Over SMB a rename does not replace an open file.
         if let Some(replaced) = replaced.map(|(&replaced, _)| replaced) {
             self.close(replaced);
             self.paths.remove(&replaced);
@@ -374,8 +374,8 @@ impl Lane<'_> {
         Ok(())
     }
 
-    /// Somebody reads the file on its own descriptor, and its pages are let go of; now and then a
-    /// while passes.
+    /// Makes the daemon write the file and drops its pages, which starts their write-back; now and
+    /// then waits past the write age instead.
     fn let_go(&mut self, number: usize, file: u64) -> io::Result<()> {
         if number.is_multiple_of(NAP_EVERY) {
             std::thread::sleep(WRITE_AGE + WRITE_AGE / 4);
@@ -404,7 +404,7 @@ impl Writer for Lane<'_> {
                 self.paths.insert(*file, path.clone());
                 self.insert(*file, path, new)
             }
-            // Direct or not, SMB knows no difference.
+            // SMB does not distinguish direct writes.
             &Step::Write {
                 file,
                 offset,
@@ -442,7 +442,7 @@ impl Writer for Lane<'_> {
                 let reserve = |file: &File| Ok(rustix::fs::fallocate(file, flags, offset, length)?);
                 self.plainly(file, reserve, (offset, u64::MAX))
             }
-            // A client's flush is always the whole of it.
+            // A client's flush covers data and metadata.
             Step::Sync { file, .. } => self.sync(*file),
             Step::SyncFolder { path } => File::open(self.path(path))?.sync_all(),
             Step::SyncAll => self.sync_all(),

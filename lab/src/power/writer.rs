@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The hands that do the steps: a [`Writer`] for each lane, of a [`Host`] for each recording. It
-//! returns from a step when that is acknowledged, and keeps no promise itself.
+//! Performs the steps: a [`Writer`] for each lane, of a [`Host`] for each recording. A writer
+//! returns from a step when that is acknowledged, and makes no promise itself.
 
 use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
@@ -14,37 +14,37 @@ use rustix::fs::{Advice, FallocateFlags, OFlags};
 use super::script::Step;
 use super::sector::content;
 
-/// The layer between lanes and the file system as long as a recording lasts.
+/// The layer between lanes and the file system during a recording.
 pub trait Host: Sync {
-    /// For one lane, in the thread that will use it.
+    /// Makes the writer of one lane, in the thread that will use it.
     fn writer(&self) -> Result<Box<dyn Writer + '_>>;
 
-    /// All lanes have ended: whatever is still kept goes to the file system.
+    /// Writes all buffered bytes to the file system, when all lanes have ended.
     fn close(self: Box<Self>) -> Result<Told>;
 }
 
-/// The account that a host gives of a recording.
+/// A host's counts of a recording.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Told {
     /// Writes that a server took.
     pub writes_served: u64,
-    /// Those that it left to the lanes.
+    /// Writes that it left to the lanes.
     pub writes_plain: u64,
     /// Files of a pool that lay in more than one segment at the end.
     pub files_in_pieces: u64,
     /// Files of a pool that were striped then.
     pub files_striped: u64,
-    /// How often a member of a pool was filled, emptied or tidied meanwhile.
+    /// How often the lab filled, drained or tidied a member of a pool meanwhile.
     pub disturbances: u64,
 }
 
-/// A way to the file system: what a door to be tested must do.
+/// A way to the file system, such as a door under test.
 pub trait Writer {
-    /// Does the step of this number; returns when its caller would be told that it is done.
+    /// Performs the step of this number; returns when the step is acknowledged.
     fn act(&mut self, number: usize, step: &Step) -> io::Result<()>;
 }
 
-/// Nobody: lanes work on what is mounted there.
+/// A host without a server: lanes work on the file system mounted at this path.
 #[derive(Debug)]
 pub struct Nobody(pub PathBuf);
 
@@ -63,12 +63,12 @@ impl Host for Nobody {
 pub struct Plain {
     root: PathBuf,
     open: HashMap<u64, File>,
-    /// Where each file is, to open it once more for direct I/O.
+    /// Path of each file, to open it once more.
     paths: HashMap<u64, PathBuf>,
 }
 
 impl Plain {
-    /// On the file system that is mounted there.
+    /// A writer on the file system mounted at `root`.
     pub fn new(root: PathBuf) -> Plain {
         Plain {
             root,
@@ -77,7 +77,7 @@ impl Plain {
         }
     }
 
-    /// Programs close what they have saved, and come back.
+    /// Closes a file and opens it again, as programs do after they have saved it.
     pub(super) fn open_again(&mut self, file: u64) -> io::Result<()> {
         self.open.remove(&file);
         let path = self.paths.get(&file).ok_or(io::ErrorKind::NotFound)?;
@@ -149,7 +149,7 @@ impl Writer for Plain {
                 length,
             } => {
                 let bytes = content(file, number as u64 + 1, offset, length);
-                // O_DSYNC speaks of its own bytes; the step is a sync of the file.
+                // O_DSYNC covers the bytes of its own write; the step is a sync of the file.
                 self.file(file)?.sync_data()?;
                 self.write_through(file, &bytes, offset)?;
             }
@@ -174,8 +174,7 @@ impl Writer for Plain {
             Step::Sync { file, .. } => self.file(*file)?.sync_all()?,
             Step::SyncFolder { path } => File::open(self.root.join(path))?.sync_all()?,
             Step::SyncAll => rustix::fs::syncfs(File::open(&self.root)?)?,
-            // A program that does not want these pages any more has them written, and is not told
-            // when.
+            // The kernel begins to write dirty pages that are dropped, and does not wait for them.
             Step::LetGo { file } => {
                 rustix::fs::fadvise(self.file(*file)?, 0, None, Advice::DontNeed)?;
             }
