@@ -2,9 +2,9 @@
 //! Several disks as one place for files: a pool of ours, btrfs, or mergerfs; also one file system
 //! on a device in memory.
 //!
-//! Where a file comes to lie on its disk is left to the file systems. So that this is all over the
-//! disk as it is with one modelled disk, which is laid out on purpose, disks are made only a little
-//! larger than what a run puts on them.
+//! The file systems choose the place of a file on its disk. So that files lie all over the disk, as
+//! on one modelled disk, which the stage lays out on purpose, disks are only a little larger than
+//! the files of a run.
 //!
 //! Everything is in a room of its own in memory, the pool's catalogue too: a catalogue belongs on
 //! an SSD, and takes no time here.
@@ -31,18 +31,19 @@ use std::time::{Duration, Instant};
 
 /// Catalogue of a pool: names only. Units: bytes.
 const CATALOGUE_BYTES: u64 = 256 << 20;
-/// The room that file systems need of a disk for themselves, whatever its size. Units: bytes.
+/// Space that a file system of any size needs for itself. Units: bytes.
 const DISK_BYTES_BESIDE: u64 = 384 << 20;
-/// Disks are whole multiples of that. Units: bytes.
+/// Sizes of disks are multiples of this. Units: bytes.
 const DISK_BYTES_STEP: u64 = 64 << 20;
 const READY_MAX: Duration = Duration::from_secs(30);
 const END_MAX: Duration = Duration::from_secs(60);
 /// The name of the layer over several disks.
 const UNION: &str = "files";
-/// Where a branch of mergerfs, and a member of a pool, is on its file system.
+/// Folder of a branch of mergerfs, and of a member of a pool, on its file system.
 const BRANCH: &str = "files";
 
-/// Size of each of some disks that together hold files of these sizes, in turn, and `more` bytes.
+/// Size of each of `disk_count` disks that hold files of these sizes, in turn, and `more` bytes
+/// together.
 ///
 /// Units    bytes
 pub fn disk_bytes(disk_count: u64, files: &[u64], more: u64) -> u64 {
@@ -58,7 +59,7 @@ pub fn disk_bytes(disk_count: u64, files: &[u64], more: u64) -> u64 {
 #[derive(Debug)]
 enum Disk {
     Slow(SlowDisk),
-    /// A loop device over a file in the room, which detaches it.
+    /// A loop device over a file in the room; the room detaches it.
     Memory(PathBuf),
 }
 
@@ -71,7 +72,7 @@ impl Disk {
     }
 }
 
-/// The disks, and what is over them.
+/// The disks, and the layer over them.
 #[derive(Debug)]
 pub struct Array {
     layout: Layout,
@@ -79,20 +80,21 @@ pub struct Array {
     media_format: bool,
     disks: Vec<Disk>,
     catalogue: Option<PathBuf>,
-    /// The last ones are no members yet.
+    /// So many disks, the last ones, are not members yet.
     added_count: usize,
     idles_soon: bool,
     /// The mount that serves the files while no server runs.
     setup: RefCell<Option<UnionMount>>,
-    /// Goes last: it unmounts and detaches what is left in it.
+    /// Dropped last: it unmounts file systems and detaches loop devices that are left in it.
     room: Room,
 }
 
 impl Array {
     /// Put everything up, empty and mounted.
     ///
-    /// Units    disk_bytes: of each Errors   a tool that is not installed, no memory, a layout that
-    /// does not go with so many disks
+    /// Units    disk_bytes: of each
+    /// Errors   a tool that is not installed, no memory, a layout that does not go with so many
+    /// disks
     pub fn create(place: &Place, ground: &Ground, disk_bytes: u64) -> Result<Array> {
         ensure!(
             ground.layout != Layout::Plain || ground.disk_count == 1,
@@ -146,7 +148,7 @@ impl Array {
 
     fn format(&mut self) -> Result<()> {
         if self.layout.is_btrfs() {
-            // The defaults of mkfs.btrfs(8) for many devices: metadata twice, data as said.
+            // The defaults of mkfs.btrfs(8) for metadata: two copies. Data by the layout.
             let metadata = if self.disks.len() > 1 { "raid1" } else { "dup" };
             return run(Command::new("mkfs.btrfs")
                 .args(["-q", "-f", "-K", "-d", self.layout.name(), "-m", metadata])
@@ -165,7 +167,7 @@ impl Array {
 
     fn mount_disks(&self) -> Result<()> {
         if self.layout.is_btrfs() {
-            // So that nobody has to have scanned for the others.
+            // Name all devices, so that no program must have scanned for them.
             let devices: Vec<String> = self
                 .disks
                 .iter()
@@ -187,7 +189,7 @@ impl Array {
         Ok(())
     }
 
-    /// Take the mounts away: what any cache knows of the files is forgotten with them.
+    /// Unmount everything, which drops all caches of the files.
     pub fn unmount(&self) -> Result<()> {
         self.shut();
         if self.layout.is_btrfs() {
@@ -202,7 +204,7 @@ impl Array {
         }
     }
 
-    /// And mount it again.
+    /// Mount everything again.
     pub fn mount(&self) -> Result<()> {
         self.mount_disks()?;
         self.open()
@@ -231,7 +233,7 @@ impl Array {
             .args(["--set", &wish.join(" ")]))
     }
 
-    /// Let the disks that were left out be members, too.
+    /// Add the disks that were left out as members.
     pub fn add_members(&self) -> Result<()> {
         let branches = self.branches();
         let new = &branches[branches.len() - self.added_count..];
@@ -244,7 +246,7 @@ impl Array {
             .args(new))
     }
 
-    /// Say when the pool tidies itself, in the words of `rushes pool policy`.
+    /// Set when the pool tidies itself, in the words of `rushes pool policy`.
     pub fn tidy(&self, schedule: &str) -> Result<()> {
         run(Command::new(find_rushes()?)
             .args(["pool", "policy"])
@@ -271,7 +273,7 @@ impl Array {
         self.room.folder(name)
     }
 
-    /// Where a disk's own file system is mounted.
+    /// Mount point of a disk's own file system.
     fn member(&self, number: usize) -> Result<PathBuf> {
         self.folder(&format!("m{number}"))
     }
@@ -287,7 +289,7 @@ impl Array {
             .collect()
     }
 
-    /// Where all files are.
+    /// The folder with all files.
     pub fn root(&self) -> PathBuf {
         let name = match self.layout {
             Layout::Plain => "m0",
@@ -301,12 +303,12 @@ impl Array {
         self.layout
     }
 
-    /// How many disks.
+    /// Number of disks.
     pub fn disk_count(&self) -> u64 {
         self.disks.len() as u64
     }
 
-    /// A process of its own makes one place of the disks, and belongs to the server.
+    /// True if a process of its own makes one place of the disks; it belongs to the server.
     fn is_served(&self) -> bool {
         self.layout.is_pool() || self.layout == Layout::Mergerfs
     }
@@ -324,10 +326,10 @@ impl Array {
         drop(self.setup.borrow_mut().take());
     }
 
-    /// The same by a process of the server's, with its memory; until [`Array::unmount`] nobody else
-    /// does. `None`: it needs none.
+    /// Make the files reachable by a process in the server's control group, in place of ours, until
+    /// [`Array::unmount`]. `None`: this layout needs no process.
     ///
-    /// `runtime`: where the daemon has its sockets, should there be one.
+    /// `runtime`: the folder of the daemon's sockets, if there is a daemon.
     pub fn serve(&self, runtime: &Path, cgroup: &Cgroup) -> Result<Option<UnionMount>> {
         if !self.is_served() {
             return Ok(None);
@@ -350,8 +352,8 @@ impl Array {
                     .map(|branch| branch.display().to_string())
                     .collect();
                 let mut command = command(Path::new("mergerfs"));
-                // As its manual has it for files that are larger than memory and for programs that
-                // map files.
+                // The options in its manual for files larger than memory and for programs that map
+                // files.
                 command.args(["-f", "-o"]).arg(
                     "allow_other,cache.files=partial,dropcacheonclose=true,category.create=mfs,minfreespace=64M",
                 );
@@ -373,14 +375,13 @@ impl Array {
         UnionMount::start(command, root, self.room.path().join("union.log"))
     }
 
-    /// Where a file's bytes are in the file systems of the disks; the file itself where one has it
-    /// all.
+    /// The files with a file's bytes in the file systems of the disks; one where a disk has it all.
     pub fn native(&self, path: &str) -> Result<Vec<PathBuf>> {
         Ok(self.native_of(&[path.to_owned()])?.remove(0))
     }
 
-    /// The same for many files, in the order given; of a folder (a sequence) for all files in it
-    /// together.
+    /// The same for many files, in the order given; for a folder, which is a sequence, the files of
+    /// all frames together.
     pub fn native_of(&self, paths: &[String]) -> Result<Vec<Vec<PathBuf>>> {
         let root = self.root();
         match self.layout {
@@ -433,7 +434,8 @@ impl Array {
         }
     }
 
-    /// How many of these files each disk has bytes of; `None`: all have of all.
+    /// For each disk the number of these files of which it has bytes; `None`: the layout spreads
+    /// files itself, or there is one disk.
     pub fn files_per_disk(&self, paths: &[String]) -> Result<Option<Vec<u64>>> {
         if !self.is_served() {
             return Ok(None);
@@ -447,13 +449,13 @@ impl Array {
         Ok(Some(counts))
     }
 
-    /// The names of the files for the daemon of a pool: as the tree has them; of a striped one it
-    /// says, too, which part each object is.
+    /// The daemon's names for files of a pool: their paths in the tree; for a striped file one name
+    /// for each object, with its part.
     pub fn served_names(&self, paths: &[String]) -> Result<Vec<Vec<String>>> {
         let native = self.native_of(paths)?;
         let names = |(path, places): (&String, &Vec<PathBuf>)| match places.len() {
             1 => vec![path.clone()],
-            // A sequence is one stream, wherever its frames are.
+            // A sequence is one stream, even with frames on several disks.
             _ if self.root().join(path).is_dir() => vec![path.clone()],
             count => (1..=count)
                 .map(|part| format!("{path} {part}/{count}"))
@@ -462,7 +464,7 @@ impl Array {
         Ok(paths.iter().zip(&native).map(names).collect())
     }
 
-    /// Folders to look through, so that names, inodes and extents are known.
+    /// Folders whose names, inodes and extents the lab reads to have them cached.
     pub fn folders_to_know(&self) -> Result<Vec<PathBuf>> {
         if !self.layout.is_pool() {
             return Ok(vec![self.root()]);
@@ -472,7 +474,7 @@ impl Array {
         Ok(folders)
     }
 
-    /// A folder on each file system that has to be synced for all bytes to be on disks, the last
+    /// A folder on each file system that must be synced for all bytes to be on disks, the topmost
     /// first.
     pub fn folders_to_sync(&self) -> Result<Vec<PathBuf>> {
         let mut folders = vec![self.root()];
@@ -493,7 +495,7 @@ impl Array {
         devices.map(Path::to_owned).collect()
     }
 
-    /// Read-ahead of what is over the disks. Units: KiB.
+    /// Set the read-ahead of the layer over the disks. Units: KiB.
     pub fn set_read_ahead(&self, kib: u64) -> Result<()> {
         let knob = match self.layout {
             Layout::Raid0 | Layout::Single => btrfs_knob(&self.root())?,
@@ -517,7 +519,7 @@ impl Array {
         })
     }
 
-    /// Switch the timing of all.
+    /// Switch the timing of all slow disks.
     pub fn timing(&self, on: bool) -> Result<()> {
         for disk in self.slow() {
             disk.timing(on)?;
@@ -525,7 +527,7 @@ impl Array {
         Ok(())
     }
 
-    /// Count from zero again.
+    /// Set the counts of all slow disks to zero.
     pub fn reset_statistics(&self) -> Result<()> {
         for disk in self.slow() {
             disk.reset_statistics()?;
@@ -533,7 +535,7 @@ impl Array {
         Ok(())
     }
 
-    /// The counts of each, and of two figures the sum.
+    /// The counts of each slow disk, and the sums of two of them.
     pub fn statistics(&self) -> Result<Value> {
         let mut all = Vec::new();
         for disk in self.slow() {
@@ -547,7 +549,7 @@ impl Array {
         }))
     }
 
-    /// Let all note when pages with these stamps come.
+    /// Let all slow disks note when pages with these stamps come; `None`: no more.
     pub fn watch_stamps(&self, key: Option<NonZeroU64>) -> Result<()> {
         for disk in self.slow() {
             disk.watch_stamps(key)?;
@@ -555,7 +557,7 @@ impl Array {
         Ok(())
     }
 
-    /// Their notes; `None`: they cannot take any.
+    /// The notes of all slow disks; `None`: there is no slow disk.
     pub fn arrivals(&self) -> Result<Option<Vec<Arrival>>> {
         let mut all = None;
         for disk in self.slow() {
@@ -564,7 +566,7 @@ impl Array {
         Ok(all)
     }
 
-    /// The kernel's counts of all.
+    /// The sum of the kernel's counts of all disks.
     pub fn block_statistics(&self) -> Result<BlockStatistics> {
         let mut all = BlockStatistics::default();
         for disk in &self.disks {
@@ -602,7 +604,7 @@ impl Drop for Array {
     }
 }
 
-/// Objects of one report of `rushes pool where`.
+/// The objects in one report of `rushes pool where`.
 fn objects(report: &Value) -> Vec<PathBuf> {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     list(&report["segments"])
@@ -628,8 +630,8 @@ pub fn format(device: &Path, file_system: FileSystem, media_format: bool) -> Res
     let mut command = match file_system {
         FileSystem::Ext4 => {
             let mut command = Command::new("mkfs.ext4");
-            // Blocks as large as pages: of a small device it would make smaller ones, and no
-            // stamped page would lie in one.
+            // Blocks as large as pages: on a small device mkfs would make smaller ones, and a
+            // stamped page would not lie in one block.
             command.args(["-q", "-F", "-m", "0", "-b", "4096"]);
             match media_format {
                 true => command
@@ -648,14 +650,14 @@ pub fn format(device: &Path, file_system: FileSystem, media_format: bool) -> Res
     run(command.arg(device))
 }
 
-/// Mount what [`format`] made.
+/// Mount a file system that [`format`] made.
 pub fn mount(
     device: &Path,
     folder: &Path,
     file_system: FileSystem,
     media_format: bool,
 ) -> Result<()> {
-    // Nor may one read ahead all bitmaps, as it would for the first seconds after mounting.
+    // ext4 must not prefetch all bitmaps either, as it would in the first seconds after a mount.
     let (kind, options) = match file_system {
         FileSystem::Ext4 if media_format => ("ext4", "noatime,no_prefetch_block_bitmaps,commit=30"),
         FileSystem::Ext4 => ("ext4", "noatime,no_prefetch_block_bitmaps"),
@@ -667,7 +669,7 @@ pub fn mount(
         .arg(folder))
 }
 
-/// And take it away; a process that has just ended may still be on its way out.
+/// Unmount, with retries: a process that has just ended may still use the file system.
 pub(crate) fn unmount(folder: &Path) -> Result<()> {
     let end = Instant::now() + END_MAX;
     loop {
@@ -681,7 +683,7 @@ pub(crate) fn unmount(folder: &Path) -> Result<()> {
 fn memory_disk(room: &Room, name: &str, bytes: u64) -> Result<PathBuf> {
     let image = room.path().join(format!("{name}.img"));
     let file = File::create(&image)?;
-    // All of it now: pages that a server's writes bring here would count as the server's memory.
+    // Allocate all of it now: pages that a server's writes allocate count as the server's memory.
     rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes)
         .with_context(|| format!("no memory for a disk of {} MiB", bytes >> 20))?;
     let out = Command::new("losetup")
@@ -700,7 +702,7 @@ fn memory_disk(room: &Room, name: &str, bytes: u64) -> Result<PathBuf> {
     ))
 }
 
-/// Where btrfs keeps how far it reads ahead.
+/// The file in which btrfs has its read-ahead.
 fn btrfs_knob(root: &Path) -> Result<PathBuf> {
     let out = Command::new("findmnt")
         .args(["--noheadings", "--output", "UUID", "--target"])
@@ -722,9 +724,9 @@ pub struct UnionMount {
 }
 
 impl UnionMount {
-    /// By this command, and wait until it is there.
+    /// Start it by this command, and wait for the mount.
     ///
-    /// Errors   it ended, or is not there within 30 s
+    /// Errors   the process ended, or its mount did not come within 30 s
     pub fn start(mut command: Command, folder: PathBuf, log: PathBuf) -> Result<UnionMount> {
         let child = command
             .stdin(Stdio::null())
@@ -760,14 +762,14 @@ impl UnionMount {
         Ok(())
     }
 
-    /// The end of what it said.
+    /// The last lines of its log.
     pub fn log_tail(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(12)..].join("\n")
     }
 
-    /// By unmounting, so that it has told its disks everything.
+    /// End the process by an unmount, so that it writes everything to its disks first.
     fn end(&mut self) {
         if is_mounted(&self.folder)
             && let Err(error) = unmount(&self.folder)
@@ -792,7 +794,7 @@ impl Drop for UnionMount {
     }
 }
 
-/// True as well where the process behind it is gone.
+/// True if a mount is there, even one whose process is gone.
 fn is_mounted(folder: &Path) -> bool {
     let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     text.lines()
@@ -810,7 +812,7 @@ mod tests {
         for (disks, files, more, least) in [
             (1, vec![GIB; 3], 0, 3 * GIB),
             (4, vec![GIB; 8], 0, 2 * GIB),
-            // One of them has two.
+            // One of the two disks has two files.
             (2, vec![GIB; 3], 0, 2 * GIB),
             (2, vec![GIB; 2], 4 * GIB, 3 * GIB),
             (8, vec![], 0, 0),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The kernel's counts of a block device (`/sys/block/*/stat`), for disks that count nothing
+//! The kernel's counts of a block device in `/sys/class/block/*/stat`, for disks that count nothing
 //! themselves.
 
 use anyhow::{Context, Result};
@@ -17,13 +17,13 @@ const READ_SECTORS: usize = 2;
 const WRITE_COUNT: usize = 4;
 const WRITE_MERGES: usize = 5;
 const WRITE_SECTORS: usize = 6;
-/// Linux 5.5 and later.
+/// In Linux 5.5 and later.
 const FLUSH_COUNT: usize = 15;
-/// The same for a device with sectors of any size.
+/// The unit of these counts for devices with sectors of any size.
 const SECTOR_BYTES: u64 = 512;
 
 impl BlockStatistics {
-    /// Of the block device `name`.
+    /// The counters of the block device `name`.
     pub fn read(name: &Path) -> Result<BlockStatistics> {
         let path = Path::new("/sys/class/block").join(name).join("stat");
         let text = fs::read_to_string(&path)
@@ -31,7 +31,7 @@ impl BlockStatistics {
         Ok(BlockStatistics::parse(&text))
     }
 
-    /// And of another device.
+    /// Add the counters of another device.
     pub fn add(&mut self, other: &BlockStatistics) {
         self.0.resize(self.0.len().max(other.0.len()), 0);
         for (sum, count) in self.0.iter_mut().zip(&other.0) {
@@ -44,7 +44,7 @@ impl BlockStatistics {
         BlockStatistics(words.map_while(|word| word.parse().ok()).collect())
     }
 
-    /// Its work from then to `later`.
+    /// The device's work from these counters to `later`.
     pub fn until(&self, later: &BlockStatistics) -> Value {
         let passed = |field: usize| {
             let at = |counters: &BlockStatistics| counters.0.get(field).copied();

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Footage that need not be kept: every byte follows from (seed, clip, offset).
+//! Footage that need not be stored: every byte follows from seed, clip and offset.
 //!
-//! It does not compress, no two clips share a page, and a reader can tell at any offset whether
-//! what came is what was written. The trick: a page is a counter run through splitmix64's finaliser
-//! with a key mixed from seed, clip and page number; that is several gigabytes a second on one
-//! core, so checking every byte of a dozen streams costs a few percent of one.
+//! It does not compress, no two clips share a page, and a reader can check at any offset whether it
+//! got the written bytes. The trick: a page is a counter run through splitmix64's finaliser with a
+//! key mixed from seed, clip and page number; that makes several gigabytes a second on one core, so
+//! a check of every byte of a dozen streams takes a few percent of one.
 
-/// Unit in which content is made. Units: bytes.
+/// The unit of content. Units: bytes.
 pub const PAGE_BYTES: usize = 4096;
 const PAGE_WORDS: usize = PAGE_BYTES / 8;
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// A clip of made-up footage: which one, of which making.
+/// A clip of made-up footage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clip {
-    /// The same for a whole run.
+    /// The same for a whole stage.
     pub seed: u64,
     /// Different for each file.
     pub number: u64,
@@ -29,7 +29,7 @@ impl Clip {
         });
     }
 
-    /// How many bytes of `buffer` differ from the clip's content from `offset` on.
+    /// Number of bytes of `buffer` that differ from the clip's content from `offset` on.
     pub fn wrong_bytes(self, offset: u64, buffer: &[u8]) -> u64 {
         let mut words = [0u64; PAGE_WORDS];
         let mut wrong_count = 0;
@@ -83,23 +83,23 @@ pub const fn mix(value: u64) -> u64 {
     value ^ (value >> 31)
 }
 
-/// A small random generator for what must be repeatable: splitmix64.
+/// A small repeatable random generator: splitmix64.
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// The same seed throws the same numbers.
+    /// A generator that throws the same numbers for the same seed.
     pub fn new(seed: u64) -> Dice {
         Dice(mix(seed ^ GAMMA))
     }
 
-    /// Next throw.
+    /// The next number.
     pub fn throw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(GAMMA);
         mix(self.0)
     }
 
-    /// A throw below `bound`; 0 when the bound is.
+    /// A number below `bound`; 0 if the bound is 0.
     pub fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.throw()) * u128::from(bound)) >> 64) as u64
     }
@@ -148,7 +148,7 @@ mod tests {
         CLIP.fill(0, &mut bytes);
         let mut counts = [0u32; 256];
         bytes.iter().for_each(|byte| counts[*byte as usize] += 1);
-        // 4096 expected of each; five standard deviations are 320.
+        // 4096 of each are expected; five standard deviations are 320.
         assert!(counts.iter().all(|count| (3776..4416).contains(count)));
     }
 }

@@ -1,27 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The ground of a stage: which disks, how many, and what makes one place for files of them.
+//! The ground of a stage: which disks, how many, and the layer that makes one place for files of
+//! them.
 //!
-//! Only what was asked for; [`crate::stage`] and [`crate::stage::array`] put it up.
+//! Only the description; [`crate::stage`] and [`crate::stage::array`] put it up.
 
 use crate::disk::timing::DiskTiming;
 use crate::disk::{DiskSpec, FileSystem};
 use rushes_core::units::ByteCount;
 use std::path::PathBuf;
 
-/// Which disk.
+/// The kind of disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The disk array of rt-Samba's Table 5, as a device, its transfer rates divided by so much.
+    /// The disk array of rt-Samba's Table 5 as a device, with its transfer rates divided by this.
     Table5(u32),
     /// A modelled drive without moving parts.
     Ssd,
     /// A device in memory that takes no time but the processor's.
     Memory,
-    /// A folder on a disk of the user's.
+    /// A folder on a disk of the user.
     Folder(PathBuf),
 }
 
-/// By how much rates are divided, and what that is called.
+/// Divisors of the rates, and their names.
 const PARTS: [(u32, &str); 4] = [
     (1, "table5"),
     (2, "table5-half"),
@@ -85,7 +86,7 @@ pub enum Layout {
 }
 
 impl Layout {
-    /// As on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Layout::Plain => "plain",
@@ -97,39 +98,39 @@ impl Layout {
         }
     }
 
-    /// Ours.
+    /// True for a pool of ours.
     pub fn is_pool(self) -> bool {
         matches!(self, Layout::Pool | Layout::PoolStriped)
     }
 
-    /// One btrfs over all disks.
+    /// True for one btrfs over all disks.
     pub fn is_btrfs(self) -> bool {
         matches!(self, Layout::Raid0 | Layout::Single)
     }
 }
 
-/// The ground under the files of a modelled disk, and how much will be written beside the footage.
+/// The ground under the files: disks, file system and layout, and room beside the footage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ground {
-    /// Which file system.
+    /// The file system.
     pub file_system: FileSystem,
     /// ext4 keeps its own tables in one place.
     pub media_format: bool,
     /// The disk has its volatile write cache.
     pub write_back: bool,
-    /// Room for what runs write. Units: bytes.
+    /// Room for the files that runs write. Units: bytes.
     pub room_bytes: u64,
-    /// Where the disk's bytes lie; else in memory.
+    /// The folder for the disk's bytes; `None`: in memory.
     pub folder: Option<PathBuf>,
-    /// How many disks.
+    /// Number of disks.
     pub disk_count: u64,
-    /// Of each disk; empty: all alike, and as large as need be. Units: bytes.
+    /// Size of each disk; empty: all alike, and as large as needed. Units: bytes.
     pub sizes: Vec<u64>,
-    /// The layout that they have together.
+    /// The layer over the disks.
     pub layout: Layout,
     /// The pool's policy for its files, in the words of `rushes pool policy`.
     pub wish: Option<String>,
-    /// So many of the disks, the last ones, are no members of the pool before it is to be tidied.
+    /// So many of the disks, the last ones, join the pool only when the run adds them.
     pub added_count: u64,
     /// The pool counts as idle after a second.
     pub idles_soon: bool,
@@ -164,7 +165,7 @@ impl Ground {
             timing: match place {
                 Place::Ssd => DiskTiming::SSD,
                 Place::Table5(part) => table5.with_rates_times(1.0 / f64::from((*part).max(1))),
-                // They are no modelled disks, and nobody asks for one in their place.
+                // These are not modelled disks, and no caller needs a modelled one for them.
                 Place::Memory | Place::Folder(_) => table5,
             },
             ..DiskSpec::table5(bytes)

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The stage of a run: a disk with a file system on it, and footage laid out evenly over that.
 //!
-//! Where a file lies decides what a seek costs, so it is not left to chance: the free space is
-//! soaked up with filler files, their physical positions are read, and each file is written into
-//! the hole that the right fillers leave when they go. Afterwards FIEMAP must agree, or the stage
-//! is refused.
+//! The place of a file decides how long seeks take, so the lab does not leave it to chance: it
+//! fills the free space with filler files, reads their physical positions, removes the fillers at
+//! the right place and writes a file into the hole. FIEMAP must then confirm the place, or the lab
+//! refuses the stage.
 //!
-//! A folder of the user's own (`--disk PATH`) is used as it is; there nothing is moved or made.
-//! Several disks are an [`Array`], and lay out by themselves.
+//! In a folder of the user's own, `--disk PATH`, the file system chooses the places. Several disks
+//! are an [`Array`], whose file systems choose them, too.
 
 pub mod array;
 pub mod blocks;
@@ -35,42 +35,43 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-/// Size of the modelled disk; sparse, so it costs the memory of what is on it.
+/// Size of the modelled disk; its file is sparse and takes memory for written bytes only.
 const DISK_BYTES: ByteCount = ByteCount(40 << 30);
 const PLAN: &str = "plan.json";
 const FILLER_BYTES: u64 = 64 << 20;
-/// Memory for servers (1 GiB of cache), clients and the machine beside the footage. Units: bytes.
+/// Memory beside the footage for servers with 1 GiB of cache, clients and the machine. Units:
+/// bytes.
 const MEMORY_BESIDE_BYTES: u64 = 3 << 30;
-/// Free space smaller than this is left: no frame of a sequence is tempted by it. Units: bytes.
+/// Fillers leave smaller pieces of free space: no frame of a sequence fits in them. Units: bytes.
 const PLUG_BYTES_MIN: u64 = 64 << 10;
 const WRITE_BYTES: usize = 4 << 20;
-/// Files beside footage and copies, below the share: not laid out evenly, and no rule says anything
-/// of them.
+/// Folder below the share for files beside footage and copies: not laid out evenly, and no rule
+/// matches them.
 pub const MATERIAL: &str = "material";
-/// Files that are looked up in a copied or listed folder, not played.
+/// Clip numbers of files for copiers begin here.
 const COPY_CLIP_BASE: u64 = 1 << 20;
 const DIRECT_ALIGN: usize = 4096;
 
-/// The files to be on the disk. Two plans that are equal make the same bytes in the same places.
+/// The files on the disk. Two plans that are equal make the same bytes in the same places.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Of all footage.
+    /// Seed of all footage.
     pub seed: u64,
-    /// Files (or folders of frames) to be played.
+    /// Files, or folders of frames, that clients play.
     pub stream_count: u64,
     /// Bits a second of each.
     pub bitrate: u64,
-    /// How long each lasts, in thousandths of a frame a second and frames.
+    /// Frames of each in 1000 s of play.
     pub frames_per_kilosecond: u64,
     /// Frames of each.
     pub frame_count: u64,
-    /// One file a frame.
+    /// Each frame is a file.
     pub sequence: bool,
-    /// Files to be copied by clients that do not play.
+    /// Files for copiers.
     pub copy_count: u64,
     /// Size of each of those. Units: bytes.
     pub copy_bytes: u64,
-    /// Empty files in one folder, to be listed.
+    /// Empty files in one folder that clients list.
     pub entry_count: u64,
 }
 
@@ -85,7 +86,7 @@ impl Plan {
         Duration::from_nanos(1_000_000_000_000 / self.frames_per_kilosecond.max(1))
     }
 
-    /// Where frame `frame` of a sequence begins in its clip, so that no two frames share a page.
+    /// Where frame `frame` begins in its clip; no two frames of a sequence share a page.
     pub fn frame_offset(&self, frame: u64) -> u64 {
         if self.sequence {
             frame * self.frame_bytes().next_multiple_of(DIRECT_ALIGN as u64)
@@ -103,12 +104,12 @@ impl Plan {
         }
     }
 
-    /// File of one frame of a sequence, below the share.
+    /// Path of one frame of a sequence, below the share.
     pub fn frame_path(&self, stream: u64, frame: u64) -> String {
         format!("footage/stream{stream:02}/shot.{:04}.dpx", frame + 1)
     }
 
-    /// File for copiers, below the share.
+    /// Path of a file for copiers, below the share.
     pub fn copy_path(copy: u64) -> String {
         format!("copies/reel{copy:02}.mxf")
     }
@@ -129,12 +130,12 @@ impl Plan {
         }
     }
 
-    /// An entry of the listed folder, below the share.
+    /// Path of an entry of the listed folder, below the share.
     pub fn entry_path(entry: u64) -> String {
         format!("archive/take{entry:06}")
     }
 
-    /// Which of the prepared streams play when only `count` do: evenly over the disk, too.
+    /// The prepared streams that play when only `count` do: they too lie evenly over the disk.
     pub fn chosen_streams(&self, count: u64) -> Vec<u64> {
         (0..count)
             .map(|index| index * self.stream_count / count.max(1))
@@ -161,8 +162,7 @@ impl Plan {
         self.frame_offset(self.frame_count)
     }
 
-    /// Everything that takes room, in the order in which it lies on the disk: copies between
-    /// streams.
+    /// All files with bytes, in their order on the disk: copies between streams.
     fn pieces(&self) -> Vec<Piece> {
         let mut keyed: Vec<(u64, Piece)> = (0..self.stream_count)
             .map(|n| ((2 * n + 1) * self.copy_count.max(1), Piece::Stream(n)))
@@ -189,7 +189,7 @@ enum Piece {
     Copy(u64),
 }
 
-/// Writes the file of a stream, where footage is not made up but real.
+/// Writes the file of a stream from real footage.
 pub type Author<'a> = &'a mut dyn FnMut(u64, &Path) -> Result<()>;
 
 /// A disk with footage on it.
@@ -205,9 +205,9 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Make one, or take a kept one whose plan covers this.
+    /// Make a stage, or take a kept one whose plan covers this.
     ///
-    /// Errors   no room, no FUSE, no loop device, or the footage came to lie elsewhere than wanted
+    /// Errors   no room, no FUSE, no loop device, or the file system put the footage elsewhere
     pub fn prepare(
         room: &Room,
         place: &Place,
@@ -230,8 +230,8 @@ impl Stage {
         }
     }
 
-    /// The same for runs that write: on this ground, and never kept, since a disk that was written
-    /// to is no longer what its plan says.
+    /// The same for runs that write: on this ground, and never kept, since a disk with other writes
+    /// no longer matches its plan.
     pub fn prepare_to_write(
         room: &Room,
         place: &Place,
@@ -254,8 +254,7 @@ impl Stage {
         }
     }
 
-    /// The same with real footage: `author` writes each stream's file, of about the size that the
-    /// plan says.
+    /// The same with real footage: `author` writes each stream's file, of about the planned size.
     pub fn prepare_real(
         room: &Room,
         place: &Place,
@@ -366,7 +365,7 @@ impl Stage {
         let bytes = array::disk_bytes(first_count, &files, ground.room_bytes);
         let all_bytes: u64 = ground.sizes.iter().sum();
         match (&ground.folder, place) {
-            // They will be full.
+            // Disks of given sizes will be full at the end.
             (folder, _) if !ground.sizes.is_empty() => {
                 let more = all_bytes.saturating_sub(footage_bytes(plan));
                 match folder {
@@ -375,7 +374,7 @@ impl Stage {
                 }
             }
             (Some(folder), _) => ensure_space(folder, plan, ground.room_bytes, "--disk-folder")?,
-            // A disk in memory has all of it from the beginning.
+            // A disk in memory allocates its whole size at the beginning.
             (None, Place::Memory) => {
                 let more = (bytes * ground.disk_count).saturating_sub(footage_bytes(plan));
                 ensure_memory(plan, more)?;
@@ -404,7 +403,7 @@ impl Stage {
         Ok(stage)
     }
 
-    /// As many files on each disk; nobody chose the places.
+    /// Checks that all disks have equally many files, give or take one, where the layout chose.
     fn check_evenness(&self) -> Result<()> {
         let (Some(array), None, 0) = (&self.array, &self.ground.wish, self.plan.copy_count) else {
             return Ok(());
@@ -428,12 +427,12 @@ impl Stage {
         Ok(())
     }
 
-    /// Several disks, or one that is not laid out on purpose.
+    /// Its disks, unless it is a folder or one disk that the lab lays out on purpose.
     pub fn array(&self) -> Option<&Array> {
         self.array.as_ref()
     }
 
-    /// A pool of ours.
+    /// True for a pool of ours.
     pub fn is_pool(&self) -> bool {
         self.ground.layout.is_pool()
     }
@@ -443,21 +442,21 @@ impl Stage {
         self.ground.layout
     }
 
-    /// How many disks.
+    /// Number of disks.
     pub fn disk_count(&self) -> u64 {
         self.ground.disk_count
     }
 
-    /// Which of the prepared streams play when only `count` do.
+    /// The prepared streams that play when only `count` do.
     pub fn chosen_streams(&self, count: u64) -> Vec<u64> {
         match self.array {
-            // They lie on the disks in turn: any others could be all on one.
+            // The first ones lie on the disks in turn; others could all lie on one.
             Some(_) => (0..count).collect(),
             None => self.plan.chosen_streams(count),
         }
     }
 
-    /// Where a file's bytes are, as the file systems of the disks have it.
+    /// The files with a file's bytes in the file systems of the disks.
     pub fn native(&self, path: &str) -> Result<Vec<PathBuf>> {
         match &self.array {
             Some(array) => array.native(path),
@@ -473,7 +472,8 @@ impl Stage {
         }
     }
 
-    /// How many of these files each disk has bytes of; `None`: one disk, or all have of all.
+    /// For each disk the number of these files of which it has bytes; `None`: one disk, or a layout
+    /// that spreads files itself.
     pub fn files_per_disk(&self, paths: &[String]) -> Result<Option<Vec<u64>>> {
         match &self.array {
             Some(array) => array.files_per_disk(paths),
@@ -481,7 +481,7 @@ impl Stage {
         }
     }
 
-    /// A folder on each file system that has to be synced for all bytes to be on disks.
+    /// A folder on each file system that must be synced for all bytes to be on disks.
     pub fn folders_to_sync(&self) -> Result<Vec<PathBuf>> {
         match &self.array {
             Some(array) => array.folders_to_sync(),
@@ -499,12 +499,12 @@ impl Stage {
         &self.root
     }
 
-    /// Which disk it is.
+    /// The kind of its disks.
     pub fn place(&self) -> &Place {
         &self.place
     }
 
-    /// Switch the slow disk's timing; nothing happens on other disks.
+    /// Switch the slow disks' timing; does nothing on other disks.
     pub fn timing(&self, on: bool) -> Result<()> {
         match (&self.disk, &self.array) {
             (Some(disk), _) => Ok(disk.timing(on)?),
@@ -513,7 +513,7 @@ impl Stage {
         }
     }
 
-    /// Count from zero again.
+    /// Set the counts of the slow disks to zero.
     pub fn reset_statistics(&self) -> Result<()> {
         match (&self.disk, &self.array) {
             (Some(disk), _) => Ok(disk.reset_statistics()?),
@@ -522,7 +522,7 @@ impl Stage {
         }
     }
 
-    /// The counts of the slow disk since then.
+    /// The counts of the slow disks since [`Stage::reset_statistics`].
     pub fn statistics(&self) -> Result<serde_json::Value> {
         match (&self.disk, &self.array) {
             (Some(disk), _) => Ok(serde_json::to_value(disk.statistics()?)?),
@@ -531,8 +531,8 @@ impl Stage {
         }
     }
 
-    /// Let the slow disk note when pages with these stamps come, and forget what it noted; `None`:
-    /// no more. Other disks cannot.
+    /// Let the slow disks note when pages with these stamps come, and delete earlier notes; `None`:
+    /// no more. Does nothing on other disks.
     pub fn watch_stamps(&self, key: Option<NonZeroU64>) -> Result<()> {
         match (&self.disk, &self.array) {
             (Some(disk), _) => Ok(disk.watch_stamps(key)?),
@@ -541,7 +541,7 @@ impl Stage {
         }
     }
 
-    /// Its notes; `None`: the disk cannot take any.
+    /// The notes of the slow disks; `None`: there is no slow disk.
     pub fn arrivals(&self) -> Result<Option<Vec<Arrival>>> {
         match (&self.disk, &self.array) {
             (Some(disk), _) => Ok(Some(disk.arrivals()?)),
@@ -550,7 +550,7 @@ impl Stage {
         }
     }
 
-    /// The kernel's counts of the block device so far; nothing where there is none.
+    /// The kernel's counts of the block devices so far; empty where there is none.
     pub fn block_statistics(&self) -> Result<BlockStatistics> {
         if let Some(array) = &self.array {
             return array.block_statistics();
@@ -564,7 +564,7 @@ impl Stage {
         }
     }
 
-    /// `ext4`, for instance.
+    /// The name of its file system, such as `ext4`.
     pub fn file_system_name(&self) -> String {
         match (&self.disk, &self.array) {
             (Some(_), _) => {
@@ -575,12 +575,12 @@ impl Stage {
         }
     }
 
-    /// Whether the modelled disk has its write cache.
+    /// True if the modelled disk has its write cache; `None`: it is another kind of disk.
     pub fn write_back(&self) -> Option<bool> {
         matches!(self.place, Place::Table5(_)).then_some(self.ground.write_back)
     }
 
-    /// An empty folder that clients may write to, below the share.
+    /// Make an empty folder below the share to which clients may write.
     pub fn make_folder_anew(&self, path: &str) -> Result<()> {
         let path = self.root.join(path);
         let cannot = || format!("{} cannot be made", path.display());
@@ -591,7 +591,7 @@ impl Stage {
         chown_to_user(&path)
     }
 
-    /// Write made-up content into a file below the share, where the file system puts it.
+    /// Write made-up content into a file below the share, wherever the file system puts it.
     pub fn write_material(&self, path: &str, clip: Clip, bytes: u64) -> Result<()> {
         let path = self.root.join(path);
         if let Some(folder) = path.parent() {
@@ -601,8 +601,8 @@ impl Stage {
         write_file(self.layout(), &path, clip, 0, bytes, &ProgressBar::hidden())
     }
 
-    /// A file is written in a folder and taken away, as on a disk that is in use: the file system
-    /// knows then where blocks are free there, for whichever server.
+    /// Write a file in a folder and remove it, as on a disk in use: the file system has then found
+    /// free blocks there, for all servers alike.
     pub fn use_folder(&self, path: &str) -> Result<()> {
         let path = self.root.join(path).join(".used");
         let cannot = || format!("{} cannot be written", path.display());
@@ -612,7 +612,7 @@ impl Stage {
         fs::remove_file(&path).with_context(cannot)
     }
 
-    /// Forget everything any cache knows of it.
+    /// Drop all caches of it.
     pub fn cool(&mut self) -> Result<()> {
         rustix::fs::sync();
         if let Some(array) = &self.array {
@@ -620,15 +620,15 @@ impl Stage {
             return array.mount();
         }
         if self.disk.is_some() {
-            // Unmounting drops pages, inodes and names of this file system, and of no other.
+            // An unmount drops pages, inodes and names of this file system, and of no other.
             self.unmount()?;
             return self.mount();
         }
         fs::write("/proc/sys/vm/drop_caches", "3").context("caches cannot be dropped (not root?)")
     }
 
-    /// Look at every file there (names, inodes, where its extents lie), as people do who browse
-    /// before they play.
+    /// Read names, inodes and extents of all files, so that they are cached, as after an editor
+    /// browsed before playing.
     pub fn look_through(&self) -> Result<()> {
         if let Some(array) = &self.array {
             for folder in array.folders_to_know()? {
@@ -645,7 +645,8 @@ impl Stage {
         Ok(())
     }
 
-    /// Read-ahead of the block device below. Units: KiB. Returns what it was before.
+    /// Set the read-ahead of the block devices and of the layer over them. Returns the former one
+    /// of the first device. Units: KiB.
     pub fn set_read_ahead(&self, kib: u64) -> Result<u64> {
         let before = self
             .read_ahead()
@@ -661,7 +662,7 @@ impl Stage {
         Ok(before)
     }
 
-    /// Read-ahead now. Units: KiB.
+    /// The read-ahead of the first device now. Units: KiB.
     pub fn read_ahead(&self) -> Option<u64> {
         let knob = queue_knob(&self.device().ok()?, "read_ahead_kb").ok()?;
         fs::read_to_string(knob).ok()?.trim().parse().ok()
@@ -674,7 +675,7 @@ impl Stage {
         }
     }
 
-    /// Of several the first.
+    /// The block device; of several the first.
     fn device(&self) -> Result<PathBuf> {
         match (&self.disk, &self.array) {
             (Some(disk), _) => Ok(disk.block_device().to_owned()),
@@ -683,7 +684,7 @@ impl Stage {
         }
     }
 
-    /// Give the files for copiers the content they had at first, in the places they have.
+    /// Restore the first content of the files for copiers, in their places.
     pub fn rewrite_copies(&self) -> Result<()> {
         let bar = ProgressBar::hidden();
         for copy in 0..self.plan.copy_count {
@@ -736,7 +737,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Plain users read and write it.
+    /// Let plain users read and write it.
     pub fn own_everything(&self) -> Result<()> {
         chown_to_user(&self.root)
     }
@@ -748,8 +749,9 @@ impl Stage {
             FileSystem::Ext4 if !self.plan.pieces().is_empty() => {
                 self.lay_out_evenly(author, &bar)?;
             }
-            // Fillers do not steer xfs. Left alone it puts each folder into the next quarter of the
-            // disk, which is even enough beside writers, whose places are not chosen either.
+            // Fillers do not steer XFS. By itself it puts each folder into the next quarter of the
+            // disk, which is even enough beside writers, whose places the lab does not choose
+            // either.
             FileSystem::Ext4 | FileSystem::Xfs => {
                 for piece in self.plan.pieces() {
                     self.write_piece(piece, author, &bar)?;
@@ -776,8 +778,8 @@ impl Stage {
         fillers.remove()
     }
 
-    /// ext4 keeps up to 16 MiB back for its own blocks; left free, they would lie wherever the last
-    /// hole was and draw small files there. The next mount reserves them again.
+    /// ext4 reserves up to 16 MiB for its own blocks; left free, they would lie in the last hole
+    /// and attract small files there. The next mount reserves them again.
     fn give_up_reserve(&self) -> Result<()> {
         let disk = self.disk.as_ref().context("only slow disks are filled")?;
         let name = disk
@@ -835,7 +837,7 @@ impl Stage {
         }
     }
 
-    /// The piece lies where it should, and in few runs.
+    /// Checks that the piece lies where it should, and in few extents.
     fn check_place(&self, piece: Piece, wanted: u64, span: u64) -> Result<()> {
         let path = match piece {
             Piece::Copy(copy) => self.root.join(Plan::copy_path(copy)),
@@ -886,7 +888,7 @@ impl Drop for Stage {
     }
 }
 
-/// Where a kept disk's bytes and its plan are; the disk itself stays up between runs.
+/// The folder with a kept disk's bytes and its plan; the disk itself stays up between runs.
 #[derive(Debug)]
 struct Shelf {
     folder: PathBuf,
@@ -915,7 +917,7 @@ impl Shelf {
         format!("kept-{key:016x}")
     }
 
-    /// The kept disk, when it is up and its plan covers this one; else a new one in its place.
+    /// The kept disk, if it is up and its plan covers this one; else a new one in its place.
     fn disk(&self, plan: &Plan) -> Result<(SlowDisk, Option<Plan>)> {
         let name = self.disk_name();
         let noted = fs::read(self.folder.join(PLAN))
@@ -927,10 +929,10 @@ impl Shelf {
                 return Ok((disk, Some(noted)));
             }
             (Some(disk), _) => disk.close()?,
-            // The remains after a crash or a restart.
+            // Remove the remains of a crash or a restart.
             (None, _) => drop(crate::disk::clean(false)),
         }
-        // A half-made stage must not be taken for a whole one.
+        // No later run may take a half-made stage for a whole one.
         let _ = fs::remove_file(self.folder.join(PLAN));
         let spec = DiskSpec {
             name,
@@ -949,8 +951,8 @@ impl Shelf {
     }
 }
 
-/// A modelled disk lives in memory, and a machine that runs out of it kills whatever it likes:
-/// refuse before.
+/// Refuse a run whose modelled disk does not fit into memory: a machine without memory kills any
+/// process.
 fn ensure_memory(plan: &Plan, room_bytes: u64) -> Result<()> {
     let text = fs::read_to_string("/proc/meminfo").context("/proc/meminfo cannot be read")?;
     let available = text
@@ -980,10 +982,10 @@ fn footage_bytes(plan: &Plan) -> u64 {
     plan.pieces().iter().map(|piece| plan.bytes(*piece)).sum()
 }
 
-/// A file system of somebody's is not filled further than to this. Units: bytes.
+/// Free space that the lab leaves on a user's file system. Units: bytes.
 const LEFT_BYTES: u64 = 64 << 20;
 
-/// The same where its bytes lie on a real disk, which `option` names.
+/// Refuse a run whose bytes do not fit on the real disk of `folder`, which `option` chose.
 fn ensure_space(folder: &Path, plan: &Plan, room_bytes: u64, option: &str) -> Result<()> {
     let found = rustix::fs::statvfs(folder)
         .with_context(|| format!("{} cannot be looked at", folder.display()))?;
@@ -1003,7 +1005,7 @@ fn ensure_space(folder: &Path, plan: &Plan, room_bytes: u64, option: &str) -> Re
     Ok(())
 }
 
-/// More than one disk that is laid out on purpose.
+/// False for a folder and for one disk that the lab lays out on purpose.
 fn needs_array(place: &Place, ground: &Ground) -> bool {
     let is_one = ground.layout == Layout::Plain && ground.disk_count == 1;
     !is_one || !matches!(place, Place::Table5(1) | Place::Folder(_))
@@ -1022,7 +1024,7 @@ pub fn drop_kept(folder: &Path) -> Result<()> {
 /// Files that occupy all free space, by physical position.
 struct Fillers {
     folder: PathBuf,
-    /// (physical start, name); ascending. Those that were opened are gone.
+    /// Physical start and path, ascending; `None`: removed for a hole.
     by_position: Vec<(u64, Option<PathBuf>)>,
     serial: u64,
     span: u64,
@@ -1045,7 +1047,7 @@ impl Fillers {
             .map(|entry| entry.path())
             .collect();
         for (path, extents) in whole.iter().zip(extents_of(&whole)?) {
-            // One put together from what was left here and there would open a hole in all these
+            // Not a filler of remaining free space here and there: its hole would be in all these
             // places.
             let is_one_place = |first: u64| {
                 let near = |(at, _): &(u64, u64)| at.abs_diff(first) <= 4 * FILLER_BYTES;
@@ -1063,7 +1065,7 @@ impl Fillers {
         Ok(fillers)
     }
 
-    /// Take all free space, in ever smaller files.
+    /// Fill all free space with ever smaller files.
     fn plug(&mut self) -> Result<()> {
         let mut size = FILLER_BYTES;
         while size >= PLUG_BYTES_MIN {
@@ -1072,14 +1074,14 @@ impl Fillers {
             self.serial += 1;
             let file = match File::create(&path) {
                 Ok(file) => file,
-                // Not even a block for the name: as full as can be.
+                // Not even a block for the name: the disk is full.
                 Err(error) if error.kind() == std::io::ErrorKind::StorageFull => return Ok(()),
                 Err(error) => return Err(error).context("the disk cannot be filled"),
             };
             match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, size) {
                 Ok(()) => {}
-                // The space that it did get stays in the file: given back, it would be free only
-                // after the journal's next commit, in the middle of what is written next.
+                // The file keeps the space that it got: freed, that would be available only after
+                // the journal's next commit, in the middle of the next file.
                 Err(rustix::io::Errno::NOSPC) => size /= 2,
                 Err(error) => {
                     return Err(error).context("space cannot be reserved on this file system");
@@ -1092,7 +1094,7 @@ impl Fillers {
     /// Free the room for piece `index` of `count`; returns where it begins.
     fn open_hole(&mut self, index: usize, count: usize, bytes: u64) -> Result<u64> {
         let total = self.by_position.len();
-        // One more than fits, for the file system's own blocks.
+        // One filler more, for the file system's own blocks.
         let needed = bytes.div_ceil(FILLER_BYTES) as usize + 1;
         let first = index * total / count;
         let Some(hole) = self.by_position.get_mut(first..first + needed) else {
@@ -1108,7 +1110,7 @@ impl Fillers {
                 fs::remove_file(path)?;
             }
         }
-        // ext4 gives blocks back only when the journal has committed.
+        // ext4 frees blocks only when the journal has committed.
         rustix::fs::syncfs(File::open(&self.folder)?)?;
         Ok(start)
     }
@@ -1119,7 +1121,7 @@ impl Fillers {
     }
 }
 
-/// Physical extents of a file: (position on its device, length), in file order. Units: bytes.
+/// Physical extents of a file, position on its device and length, in file order. Units: bytes.
 pub fn extents(path: &Path) -> Result<Vec<(u64, u64)>> {
     Ok(extents_of(&[path.to_owned()])?.remove(0))
 }
@@ -1147,8 +1149,8 @@ fn extents_of(paths: &[PathBuf]) -> Result<Vec<Vec<(u64, u64)>>> {
     Ok(found)
 }
 
-/// How many fragments a file lies in, as filefrag counts: extents that follow one another on the
-/// disk are one.
+/// Number of fragments of a file, as filefrag counts: extents that follow one another on the disk
+/// are one.
 pub fn fragments(path: &Path) -> Result<u64> {
     let out = Command::new("filefrag")
         .arg(path)
@@ -1199,11 +1201,11 @@ fn write_file(
     bar: &ProgressBar,
 ) -> Result<()> {
     let describe = || format!("{} cannot be written", path.display());
-    // Not truncated: what is there already stays where it is.
+    // No truncation: existing blocks stay where they are.
     let flags = OFlags::WRONLY | OFlags::CREATE;
     let mode = Mode::from_raw_mode(0o644);
     let past_cache = match layout {
-        // It opens such files and then refuses to write them.
+        // mergerfs opens files with O_DIRECT and then refuses the writes.
         Layout::Mergerfs => OFlags::empty(),
         _ => OFlags::DIRECT,
     };
@@ -1227,7 +1229,7 @@ fn write_file(
     while done < bytes {
         go_on()?;
         let piece = (WRITE_BYTES as u64).min(bytes - done) as usize;
-        // Direct writes end on a block; what is too much is cut off again below.
+        // Direct writes end on a block; `set_len` below cuts off the excess.
         let whole = if direct {
             piece.next_multiple_of(DIRECT_ALIGN)
         } else {
@@ -1293,7 +1295,7 @@ fn progress(bytes: u64, quiet: bool) -> ProgressBar {
     bar
 }
 
-/// Run a command to its end; its complaint becomes the error.
+/// Run a command to its end; the error has its standard error.
 pub fn run(command: &mut Command) -> Result<()> {
     let name = command.get_program().to_string_lossy().into_owned();
     let out = command
@@ -1316,14 +1318,14 @@ fn look_through(folder: &Path) -> Result<()> {
         if kind.is_dir() {
             look_through(&entry.path())?;
         }
-        // Else sockets, which cannot be opened.
+        // The others are sockets, which cannot be opened.
         if !kind.is_file() {
             continue;
         }
-        // Looking for a hole walks the extents.
+        // A seek to the first hole reads the extents.
         let file = fs::File::open(entry.path()).with_context(cannot)?;
         match rustix::fs::seek(&file, rustix::fs::SeekFrom::Hole(0)) {
-            // An empty one, as of a stripe that is longer than its file.
+            // NXIO: an empty file, such as an object of a stripe longer than its file.
             Ok(_) | Err(rustix::io::Errno::NXIO) => {}
             Err(error) => return Err(error).with_context(cannot),
         }
@@ -1361,7 +1363,7 @@ mod tests {
             copy_bytes: bytes,
             ..plan()
         };
-        // A file that fits, with nothing left.
+        // A file that fits, and leaves less free than it must.
         let Err(told) = Stage::in_folder(&folder, &plan(free - (32 << 20)), 0, None, true) else {
             panic!("it does not fit");
         };
@@ -1370,7 +1372,7 @@ mod tests {
             assert!(told.contains(expect), "{told}");
         }
         assert_eq!(fs::read_dir(&folder).expect("it is there").count(), 0);
-        // Bytes that runs write count as well.
+        // The bytes that runs write count as well.
         let room = ensure_space(&folder, &plan(1 << 20), free, "--disk");
         assert!(room.is_err());
         assert!(ensure_space(&folder, &plan(1 << 20), 0, "--disk").is_ok() || free < 70 << 20);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The folder a run lives in, and the order in which everything in it goes away again.
+//! The folder of a run, and the order in which everything in it is taken down.
 //!
-//! A room is locked while its run lives. A program that finds one unlocked (`rushes lab clean`) may
-//! end what its control groups still hold, unmount what is mounted below it, detach loop devices
-//! over files in it, and remove it.
+//! A room is locked while its run lives. A program that finds one unlocked, such as `rushes lab
+//! clean`, may kill the processes in its control groups, unmount the file systems below it, detach
+//! loop devices over files in it, and remove it.
 
 use anyhow::{Context, Result};
 use rustix::fs::{FlockOperation, flock};
@@ -20,11 +20,12 @@ const MEMORY: &str = "/dev/shm";
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static SERIAL: AtomicU32 = AtomicU32::new(0);
 
-/// Catch Ctrl-C and termination: from now on [`interrupted`] tells, and the run unwinds on its own.
+/// Catch Ctrl-C and termination: from now on [`interrupted`] returns true after one, and the run
+/// unwinds on its own.
 pub fn catch_interrupts() -> Result<()> {
     ctrlc::set_handler(|| {
         if INTERRUPTED.swap(true, Ordering::SeqCst) {
-            // The second time the user means it; `rushes lab clean` does the rest.
+            // At the second signal end at once; `rushes lab clean` does the rest.
             std::process::exit(130);
         }
     })
@@ -45,7 +46,7 @@ pub fn go_on() -> Result<()> {
     Ok(())
 }
 
-/// Sleep, but not through an interrupt.
+/// Sleep; fails at an interrupt.
 pub fn pause(span: Duration) -> Result<()> {
     let end = Instant::now() + span;
     loop {
@@ -66,12 +67,12 @@ pub struct Room {
 }
 
 impl Room {
-    /// A fresh one in the system's temporary folder.
+    /// A new room in the system's temporary folder.
     pub fn create() -> Result<Room> {
         Room::below(&std::env::temp_dir())
     }
 
-    /// A fresh one in memory, for what is written and thrown away all the time.
+    /// A new room in memory, for files that runs write and delete all the time.
     pub fn in_memory() -> Result<Room> {
         Room::below(Path::new(MEMORY))
     }
@@ -82,9 +83,9 @@ impl Room {
         Room::again(&folder.join(name))
     }
 
-    /// Where one was: for what remembers its paths.
+    /// A room at the path of a former one, for files that hold its paths.
     ///
-    /// Errors   a run that lives has it
+    /// Errors   a living run has it
     pub fn again(path: &Path) -> Result<Room> {
         if path.exists() {
             let lock = File::open(path.join("lock"));
@@ -105,12 +106,12 @@ impl Room {
         })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A folder in it, made if need be.
+    /// A folder in it, made if it is missing.
     pub fn folder(&self, name: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
         fs::create_dir_all(&path)
@@ -118,7 +119,7 @@ impl Room {
         Ok(path)
     }
 
-    /// Note a control group, so that a later sweep finds what runs in it.
+    /// Note control groups, so that a later sweep finds the processes in them.
     pub fn remember_cgroup(&self, folders: &[PathBuf]) -> Result<()> {
         use std::io::Write;
         let mut file = fs::OpenOptions::new()
@@ -139,7 +140,7 @@ impl Drop for Room {
     }
 }
 
-/// Put away every room whose run is gone. Returns what was removed.
+/// Remove every room whose run is gone. Returns their paths.
 pub fn clean() -> Result<Vec<PathBuf>> {
     let mut removed = clean_below(&std::env::temp_dir())?;
     removed.extend(clean_below(Path::new(MEMORY))?);
@@ -179,8 +180,8 @@ fn mounts_below(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Best effort by design: it runs on the way out and after crashes, where the next step is worth
-/// trying whatever became of this one.
+/// Best effort by design: it runs on the way out and after crashes, where each step is worth trying
+/// even if the one before failed.
 fn sweep(folder: &Path) {
     for group in fs::read_to_string(folder.join(CGROUPS))
         .unwrap_or_default()
@@ -211,7 +212,7 @@ fn sweep(folder: &Path) {
             }
         }
     }
-    // A mount that would not go must not have its content deleted.
+    // The content of a mount that is still there must not be deleted.
     if mounts_below(folder).is_empty() {
         let _ = fs::remove_dir_all(folder);
     }

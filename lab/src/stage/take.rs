@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Footage that is being recorded: every page of it says whose it is, so that a disk that sees only
-//! blocks can tell.
+//! Footage of recordings: every page of it names its file and its place, so that a disk that sees
+//! only blocks can identify it.
 //!
 //! A page is a [`Clip`]'s page with a stamp over its first 32 and its last 8 bytes. Two places,
 //! because frames do not end on pages: a page that two frames share goes to the disk once with the
 //! first frame's part, and again when the second has come. Its head alone proves the first, head
 //! and tail together prove both.
 //!
-//! | offset | size | what (little endian) |
+//! | offset | size | meaning, little-endian |
 //! |---|---|---|
 //! | 0 | 8 | the run's key, mixed |
 //! | 8 | 8 | number of the file |
@@ -22,13 +22,13 @@ pub const HEAD_BYTES: usize = 32;
 const TAIL_BYTES: usize = 8;
 const TAIL_AT: usize = PAGE_BYTES - TAIL_BYTES;
 const PAGE: u64 = PAGE_BYTES as u64;
-/// So that no other use of a seed makes the same words.
+/// Makes other words than any other use of a seed.
 const KEY_SALT: u64 = 0x7374_616d_7065_6421;
 
-/// A file that is recorded in one run.
+/// A recorded file of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Take {
-    /// The same for a run, and for no other.
+    /// The key of the run, which no other run has.
     pub key: u64,
     /// Different for each file.
     pub number: u64,
@@ -37,11 +37,11 @@ pub struct Take {
 /// The stamp that a page carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// Of the take.
+    /// Number of the take.
     pub number: u64,
-    /// Which page of its file.
+    /// Page of its file.
     pub page: u64,
-    /// Its end is there, too.
+    /// The page is there up to its end.
     pub whole: bool,
 }
 
@@ -63,7 +63,7 @@ impl Take {
         }
     }
 
-    /// How many bytes of `buffer` differ from its content from `offset` on.
+    /// Number of bytes of `buffer` that differ from its content from `offset` on.
     pub fn wrong_bytes(self, offset: u64, buffer: &[u8]) -> u64 {
         let mut wanted = vec![0; buffer.len()];
         self.fill(offset, &mut wanted);
@@ -74,10 +74,10 @@ impl Take {
     }
 }
 
-/// The stamp of this page of a disk; `None`: it was not recorded under this key.
+/// The stamp of this page of a disk; `None`: no recording with this key wrote it.
 pub fn read_stamp(key: u64, page: &[u8]) -> Option<Stamp> {
     let word = |at: usize| Some(u64::from_le_bytes(page.get(at..at + 8)?.try_into().ok()?));
-    // Nearly all pages end here.
+    // Nearly all pages return here.
     if word(0)? != mix(key ^ KEY_SALT) {
         return None;
     }
@@ -99,7 +99,7 @@ fn tail(words: [u64; 4]) -> u64 {
     mix(words[3] ^ KEY_SALT)
 }
 
-/// Put a word that belongs at `at` of the file into the part of it that `buffer` is.
+/// Write a word that belongs at `at` of the file into `buffer`, which is the file from `offset` on.
 fn lay_over(buffer: &mut [u8], offset: u64, at: u64, word: u64) {
     for (index, byte) in word.to_le_bytes().into_iter().enumerate() {
         let place = (at + index as u64).checked_sub(offset);
