@@ -1278,7 +1278,7 @@ impl ScatterArgs {
         self.ground.buffer(&mut play.server);
         let switch = ("coalesce".to_owned(), (!self.no_coalesce).to_string());
         play.server.rushes_options.push(switch);
-        // Nobody else is at this disk.
+        // No other program writes to this share.
         let alone = ("exclusive".to_owned(), "true".to_owned());
         play.server.share_options.push(alone);
         Writers::Clients(Box::new(play.server))

@@ -2,8 +2,8 @@
 //! The experiments of the command line: each sets up its stage, measures, and hands its report
 //! back.
 //!
-//! Not done here: printing ([`crate::reports::outcome`]) and measuring (each experiment's own
-//! file).
+//! Absent: printing, which is in [`crate::reports::outcome`], and measuring, which each experiment
+//! does in its own file.
 
 use crate::cli::{
     CompareArgs, CopyInArgs, DemoArgs, FillArgs, GroundArgs, MetadataArgs, MixedArgs, MostArgs,
@@ -38,13 +38,13 @@ use serde::{Serialize, Serializer};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 
-/// Of everything that takes no `--seed`.
+/// Seed of experiments without `--seed`.
 const SEED: u64 = 1;
-/// Runs of each server where a few percent have to show.
+/// Runs of each server where a difference of a few percent must show.
 const ABSENT_RUNS: u64 = 11;
 const HITS_RUNS: u64 = 7;
 const MIXED_RUNS: u64 = 3;
-/// More than the cache holds in all, so that a mixed load needs the disk.
+/// Larger than the cache for all clients together, so that a mixed load needs the disk.
 const MIXED_FILE_BYTES: u64 = 512 << 20;
 const ABSENT_FILE_BYTES: u64 = 256 << 20;
 
@@ -72,7 +72,7 @@ impl Experiment for EditArgs {
 
     fn run(&self) -> Result<EditReport> {
         let edit = self.edit()?;
-        // A kept disk belongs to runs that come later, too.
+        // A kept disk must stay visible to later runs.
         if self.keep.is_none() {
             with_own_mounts()?;
         }
@@ -313,7 +313,7 @@ impl Experiment for PrerollArgs {
     }
 }
 
-/// A trial against stock Samba; which of the three that take the same options.
+/// A trial against stock Samba: one of the three that take the same options.
 #[derive(Clone, Copy, Debug)]
 pub enum TrialOf<'a> {
     /// Cached reads.
@@ -432,10 +432,10 @@ fn prepare(room: &Room, play: &Play, args: &StageArgs, quiet: bool) -> Result<St
 /// Set in the environment of a process that has mounts of its own.
 const OWN_MOUNTS: &str = "RUSHES_LAB_OWN_MOUNTS";
 
-/// Go on as a process whose mounts nobody else sees: a process that copies the machine's (a
-/// container that starts, an smbd of a test) would keep a device mounted for as long as it lives.
-/// It could not be written anew for the next recording, and its page cache would outlive each
-/// unmount that is to make it cold.
+/// Go on as a process with a mount namespace of its own: a process that copies the machine's, such
+/// as a starting container or an smbd of a test, would keep our device mounted for as long as it
+/// lives. We could not write the device anew for the next recording, and its page cache would
+/// outlive each unmount that makes it cold.
 fn with_own_mounts() -> Result<()> {
     if std::env::var_os(OWN_MOUNTS).is_some() {
         return Ok(());

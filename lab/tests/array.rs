@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Stages of several disks from end to end, small, on disks that take no time: a pool of ours, and
-//! its rivals. They play and write, every byte is right, and nothing is left behind. How fast
-//! anything is is measured elsewhere.
+//! its rivals. They play and write, every byte is right, and nothing is left behind. Absent:
+//! speed.
 //!
-//! An smbd of a test beside it keeps the mounts that are there when it starts, and its own smbd
-//! keeps that test's: file systems would not end. So it runs alone (tests/programs.sh).
+//! An smbd of a simultaneous test copies the mounts that it finds at its start, and keeps them, as
+//! does our smbd with that test's: file systems would stay in use. So tests/programs.sh runs this
+//! program alone.
 
 mod kit;
 
@@ -44,8 +45,7 @@ fn check_played(report: &Value, layout: &str) {
     assert_eq!(report["disk"], "memory");
 }
 
-/// Which reads of whom were due in time is for quiet machines; that somebody had a contract is seen
-/// on any.
+/// Checks that a stream had a contract. Only a quiet machine could check which reads came in time.
 fn check_contract(report: &Value) {
     let rows = report["per_stream"].as_array().expect("a list");
     assert!(
@@ -63,8 +63,8 @@ fn streams_are_played_from_a_pool_under_contract() {
     let report = rooms.run(&format!("{PLAY} --server rushes --layout pool"));
     check_played(&report, "pool");
     assert_eq!(report["streams_per_disk"], serde_json::json!([2, 2]));
-    // Whoever is early or late here, the daemon was asked, by the mount of each member, and its
-    // streams are known by their objects.
+    // Whether frames are late or not, the mount has a session with the daemon for each member, and
+    // the daemon knows the streams.
     check_contract(&report);
     let sessions = report["status"]["sessions"].as_array().expect("a list");
     assert!(sessions.iter().all(|session| session["door"] == "fuse"));
@@ -166,9 +166,8 @@ fn a_pool_of_unequal_disks_is_filled_beside_players() {
     assert_eq!(count(filling, "filled_bytes_wrong"), 0, "{filling:#}");
     assert_eq!(filling["fill_errors"], Value::Array(Vec::new()));
     assert!(count(filling, "filled_bytes") > 700 << 20, "{filling:#}");
-    // A disk as small as these keeps a hundredth for itself; and a file that was open when the last
-    // writer was refused had up to a sixteenth of what was left reserved, more than once on its
-    // way.
+    // So small a disk keeps a hundredth for itself; and a file that was open when the last writer
+    // got ENOSPC had up to a sixteenth of the remaining room reserved, more than once on its way.
     let free = filling["free_permille"].as_array().expect("one for each");
     assert_eq!(free.len(), 2);
     assert!(

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The slow disk on the real kernel: bytes, timing, faults, and that nothing stays behind.
 //!
-//! It keeps time, so it runs alone (tests/programs.sh). Times have wide bounds, since the machine
-//! may be busy; that the model itself is right is tested on a virtual clock beside it. Without root
-//! or `/dev/fuse` these tests skip aloud.
+//! It measures times, so tests/programs.sh runs it alone. Times have wide bounds, since the machine
+//! may be busy; the tests of the model itself use a virtual clock. Without root or `/dev/fuse`
+//! these tests skip aloud.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -22,8 +22,7 @@ use rushes_lab::stage::take::Take;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
 const PAGE: usize = 4096;
 
-/// False, and a word about it, where there can be no slow disk; under `make test` that is a
-/// failure.
+/// False, with a message, where there can be no slow disk; under `make test` that is a failure.
 fn possible(test: &str) -> bool {
     let possible = rustix::process::geteuid().is_root() && File::open("/dev/fuse").is_ok();
     if !possible {
@@ -49,7 +48,7 @@ fn disk(test: &str, mib: u64) -> Option<SlowDisk> {
     possible(test).then(|| SlowDisk::create(&spec(name_of(test), mib)).expect("the disk comes up"))
 }
 
-/// Unique among runs side by side.
+/// A name that is unique among simultaneous runs.
 fn name_of(test: &str) -> String {
     format!("test-{test}-{}", std::process::id())
 }
@@ -62,7 +61,7 @@ fn backing_of(name: &str) -> PathBuf {
     Path::new("/dev/shm").join(format!("rushes-disk-{name}.img"))
 }
 
-/// The loop devices that have a backing file of which `is` is true.
+/// The loop devices for whose backing file `is` returns true.
 fn devices_over(is: impl Fn(&str) -> bool) -> BTreeSet<OsString> {
     fs::read_dir("/sys/block")
         .expect("sysfs is there")
@@ -74,12 +73,13 @@ fn devices_over(is: impl Fn(&str) -> bool) -> BTreeSet<OsString> {
         .collect()
 }
 
-/// How many loop devices have a backing file of which `is` is true.
+/// Number of loop devices for whose backing file `is` returns true.
 fn attached_to(is: impl Fn(&str) -> bool) -> usize {
     devices_over(is).len()
 }
 
-/// `rushes-lab disk clean`; others may clean beside us, so only the end counts.
+/// Runs `rushes-lab disk clean`; other tests may do so at the same time, so its errors do not
+/// matter.
 fn clean() {
     let status = Command::new(PROGRAM)
         .args(["disk", "clean"])
@@ -188,8 +188,8 @@ fn real_requests_take_the_time_of_the_model_and_not_less() {
     let taken = start.elapsed().as_secs_f64() * 1e3;
     let read = disk.statistics().unwrap().read;
     assert_eq!(read.bytes, 10 << 20);
-    // A busy kernel may hand a request over in two parts, the second of them first: then the first
-    // is positioned too.
+    // A busy kernel may send a request in two parts, the second one first: then the first is
+    // positioned too.
     assert!((10..=14).contains(&read.positioned_count), "{read:?}");
     // Ten times 6.1 ms of transfer, and positioning between 0.4 and 1.53 times 15.2 ms.
     let positioned = read.positioned_count as f64;
@@ -214,7 +214,7 @@ fn requests_that_wait_are_taken_in_order_of_place() {
     };
     let path = disk.block_device().to_owned();
     let places = [1900u64, 100, 1500, 300, 1100, 500, 900, 700];
-    // Held up for a moment, so that all of them are there when the first is taken.
+    // A short stall, so that all requests are there when the disk takes the first.
     disk.reset_statistics().unwrap();
     disk.inject(Fault::Stall { ms: 60 }).unwrap();
     std::thread::scope(|scope| {
@@ -224,8 +224,8 @@ fn requests_that_wait_are_taken_in_order_of_place() {
         }
     });
     let read = disk.statistics().unwrap().read;
-    // In order of place a way costs k = 0.76, 11.5 ms; after 100 ms those that waited longest come
-    // first. That makes 104 ms, at worst 112; in the order in which they were sent it would be 141.
+    // In order of place a seek takes k = 0.76, 11.5 ms; after 100 ms the requests that have waited
+    // longest come first. That makes 104 ms, at worst 112; in the order of arrival it would be 141.
     assert_eq!(read.positioned_count, 8);
     assert!(read.busy_ms < 125.0, "{read:?}");
     disk.close().unwrap();
@@ -249,7 +249,7 @@ fn failing_range_fails_with_eio_and_only_it() {
         let error = read_at(&device, 4, (8 << 20) - 4096).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(5), "{error}");
     }
-    // Twice was asked for; and beside the range nothing fails.
+    // The fault has a count of two; and requests beside the range do not fail.
     read_at(&device, 4, (8 << 20) - 4096).unwrap();
     read_at(&device, 1, (8 << 20) + 4096).unwrap();
     disk.inject(Fault::Fail {
@@ -335,12 +335,12 @@ fn write_cache_takes_writes_at_once_and_a_flush_waits_for_the_medium() {
                 .unwrap();
         });
     }
-    // 20 times 7 ms of transfer and 10 ms of positioning, had the medium been asked.
+    // On the medium it would take 20 times 7 ms of transfer and 10 ms of positioning.
     let taken = start.elapsed();
     let told = disk.statistics().unwrap();
     assert!(told.cached_bytes >= 20 << 20, "{told:?}");
     assert!(taken < Duration::from_millis(300), "{taken:?}");
-    // Read back while some of it is in the cache and some is not.
+    // Read back while some bytes are in the cache and some are not.
     for mib in 0..20u64 {
         let got = read_at(&device, 256, (mib * 7 % 20) * (40 << 20)).unwrap();
         assert!(got == pattern(mib, 1 << 20), "run {mib} differs");
@@ -376,7 +376,7 @@ fn lost_power_takes_what_was_not_flushed_and_nothing_else() {
     assert!(device.sync_all().is_err());
     disk.power_on().unwrap();
     assert!(read_at(&device, 256, 0).unwrap() == pattern(1, 1 << 20));
-    // Of the rest each page is the old one or the new one, and of 512 some are of either kind.
+    // Each other page is the old one or the new one, and of the 512 some are of either kind.
     let mut kept = 0;
     for (offset, old, new) in [
         (64 << 20, pattern(2, 1 << 20), pattern(3, 1 << 20)),
@@ -421,7 +421,7 @@ fn disk_with_a_file_system_in_use_goes_away_whole() {
     fs::write(folder.join("clip"), pattern(1, 1 << 20)).unwrap();
     let held = File::open(folder.join("clip")).unwrap();
     let close = std::thread::spawn(move || disk.close());
-    // It waits politely for some seconds; the file is closed before.
+    // Close retries its unmount for some seconds; the file is closed before that.
     std::thread::sleep(Duration::from_millis(300));
     drop(held);
     close.join().unwrap().unwrap();
@@ -461,13 +461,13 @@ fn nothing_stays_behind_after_a_panic() {
     assert!(is_gone(&name));
 }
 
-/// Killed at many moments, since each step of putting a disk up can be the last.
+/// Kills the owner at many moments, since each step of putting a disk up can be its last.
 #[test]
 fn nothing_stays_behind_when_the_owner_is_killed() {
     if !possible("killed") {
         return;
     }
-    // Of a loop device over a file that is no longer mounted the kernel tells no more than this.
+    // The kernel shows only this of a loop device over a file that is no longer mounted.
     let nameless = || devices_over(|file| file == "/disk\n");
     let before = nameless();
     for delay_ms in [0, 2, 5, 10, 15, 20, 30, 40, 60, 90, 130, 400] {
@@ -481,15 +481,14 @@ fn nothing_stays_behind_when_the_owner_is_killed() {
         std::thread::sleep(Duration::from_millis(delay_ms));
         owner.kill().unwrap();
         owner.wait().unwrap();
-        // The server goes by itself; without one, what there is of the disk goes with the next
-        // clean.
+        // A server takes its disk down by itself; without one, the next clean removes the parts.
         std::thread::sleep(Duration::from_millis(100));
         within(Duration::from_secs(30), "disk gone", || {
             clean();
             is_gone(&name)
         });
     }
-    // What others left on this machine before is not ours to count.
+    // Loop devices that other programs left before do not count.
     within(Duration::from_secs(30), "all detached", || {
         nameless().is_subset(&before)
     });
@@ -516,7 +515,7 @@ fn server_takes_its_disk_down_when_the_owner_is_killed() {
     owner.kill().unwrap();
     owner.wait().unwrap();
     assert!(up, "the disk was not up within 20 s");
-    // Nobody calls clean for this one on purpose.
+    // This test calls no clean, on purpose.
     within(Duration::from_secs(30), "disk gone", || is_gone(&name));
 }
 
@@ -552,7 +551,7 @@ fn second_disk_of_a_name_is_refused_and_the_first_stays() {
     first.close().unwrap();
 }
 
-/// A small run of what `disk measure` does, through the whole stack.
+/// A small run of `disk measure`, through the whole stack.
 #[test]
 fn measured_table_is_near_the_model() {
     if !possible("measure") {
@@ -571,7 +570,7 @@ fn measured_table_is_near_the_model() {
     assert_eq!(cells.len(), 14);
     for cell in cells {
         let (mbps, model) = (number(cell, "mbps"), number(cell, "model_mbps"));
-        // A handful of places: short ways may come together. And a busy machine is slower.
+        // With a handful of places many seeks may be short. And a busy machine is slower.
         assert!(mbps < model * 1.4 && mbps > model * 0.3, "{cell}");
     }
     let statistics = &json["statistics"];
@@ -622,7 +621,7 @@ fn stamped_pages_are_noted_when_they_come_with_and_without_a_cache() {
         disk.watch_stamps(None).expect("it listens");
         write(90 << 12, 4 << 20);
         assert_eq!(disk.arrivals().expect("it tells").len(), 2);
-        // A disk in use goes with patience only.
+        // Taking down a disk in use takes longer.
         drop(device);
         disk.close().expect("it goes");
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Power cuts of a pool, all of its disks at one instant, with a daemon and without one, while
-//! members fill, are emptied and tidied: nothing that was promised is missing, fsck mends what is
-//! left, and a disk that lies is found out.
+//! members fill, are drained and tidied: no promised bytes are missing, fsck mends the rest, and
+//! the checks detect a disk that lies.
 //!
-//! An smbd of a test beside it keeps the mounts that are there when it starts, and its own smbd
-//! keeps that test's: file systems would not end. So it runs alone (tests/programs.sh).
+//! An smbd of a simultaneous test copies the mounts that it finds at its start, and keeps them:
+//! file systems would stay in use. So tests/programs.sh runs this program alone.
 //!
-//! The same with more points is `rushes lab power-cuts --layout pool`. Without root, `/dev/fuse`,
+//! `rushes lab power-cuts --layout pool` does the same with more points. Without root, `/dev/fuse`,
 //! the file systems' tools or a built `rushes` these tests skip aloud.
 
 use std::path::PathBuf;
@@ -19,7 +19,7 @@ use rushes_lab::power::{self, Layout, Plan, Server};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
 
-/// None, and a word about it, where it cannot be tried; under `make test` that is a failure.
+/// `None`, with a message, where a run is impossible; under `make test` that is a failure.
 fn plan(file_system: FileSystem, server: Server, seed: u64, points: u64) -> Option<Plan> {
     let missing = match rustix::process::geteuid().is_root() {
         true => power::missing(file_system, Layout::Pool, server),
@@ -52,7 +52,7 @@ fn nothing_is_missing(plan: Option<Plan>) {
     let report = cut(&plan);
     assert_eq!(report.violation_count, 0, "{}", report.text());
     assert_eq!(report.points, plan.points);
-    // Or nothing was tried.
+    // Else the run tested nothing.
     let at_stake = report.writes_kept + report.writes_torn + report.writes_lost;
     assert!(at_stake > plan.points, "{}", report.text());
     assert!(report.writes_lost > plan.points / 3, "{}", report.text());

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Power cuts on the real kernel's ext4 and XFS, under a daemon and without one: nothing that was
-//! promised is missing; and where a disk or a door lies, it is found out.
+//! Power cuts on the real kernel's ext4 and XFS, under a daemon and without one: no promised bytes
+//! are missing; and the checks detect a disk or a door that lies.
 //!
-//! An smbd of a test beside it keeps the mounts that are there when it starts, and its own smbd
-//! keeps that test's: file systems would not end. So it runs alone (tests/programs.sh).
+//! An smbd of a simultaneous test copies the mounts that it finds at its start, and keeps them:
+//! file systems would stay in use. So tests/programs.sh runs this program alone.
 //!
-//! The same with more points is `rushes lab power-cuts`. Without root, `/dev/fuse`, the file
+//! `rushes lab power-cuts` does the same with more points. Without root, `/dev/fuse`, the file
 //! system's tools or a built `rushes` these tests skip aloud.
 
 use std::fs;
@@ -21,7 +21,7 @@ use rushes_lab::power::{self, Layout, Plan, Server};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
 
-/// False, and a word about it, where it cannot be tried; under `make test` that is a failure.
+/// False, with a message, where a run is impossible; under `make test` that is a failure.
 fn possible(test: &str, file_system: FileSystem, server: Server) -> bool {
     let missing = match rustix::process::geteuid().is_root() {
         true => power::missing(file_system, Layout::Plain, server),
@@ -56,7 +56,7 @@ fn nothing_is_missing(test: &str, file_system: FileSystem, server: Server, point
     let report = cut(&plan(file_system, server, 1, points));
     assert_eq!(report.violation_count, 0, "{}", report.text());
     assert_eq!(report.points, points);
-    // Or nothing was tried.
+    // Else the run tested nothing.
     let at_stake = report.writes_kept + report.writes_torn + report.writes_lost;
     assert!(
         at_stake > points && report.writes_lost * 10 > points * 3,
@@ -67,7 +67,7 @@ fn nothing_is_missing(test: &str, file_system: FileSystem, server: Server, point
     assert!(report.files_read > 2 * points, "{}", report.text());
     let writes = (report.writes_served, report.writes_plain);
     match server {
-        // A write that the daemon leaves to others says little of its own.
+        // Writes that the daemon leaves to the lanes do not test the daemon.
         Server::Rushes => assert!(writes.0 > 200 && writes.1 * 10 < writes.0, "{writes:?}"),
         Server::None => assert_eq!(writes, (0, 0)),
     }
@@ -94,7 +94,7 @@ fn daemon_on_xfs_keeps_what_was_promised_at_fifty_power_cuts() {
     nothing_is_missing("daemon on xfs", FileSystem::Xfs, Server::Rushes, 50);
 }
 
-/// The rules that are broken when a disk lies so, or the door.
+/// The rules that are broken when the disk or the door tells this lie.
 fn broken(file_system: FileSystem, server: Server, lie: Lie) -> Vec<Rule> {
     let report = cut(&Plan {
         lie,
@@ -134,15 +134,15 @@ fn disk_that_writes_to_the_wrong_place_shows_foreign_bytes() {
     }
 }
 
-/// Both must do their part: the daemon what it is asked, and the door must ask.
+/// Bytes are safe only if the door asks the daemon for a sync and the disk below flushes.
 #[test]
 fn daemon_over_a_disk_that_forgets_flushes_and_a_door_that_forgets_the_daemon_are_found_out() {
     for file_system in [FileSystem::Ext4, FileSystem::Xfs] {
         if possible("daemon that is lied about", file_system, Server::Rushes) {
             for lie in [Lie::Flush, Lie::Door] {
                 let rules = broken(file_system, Server::Rushes, lie);
-                // (What comes of it first follows from when the daemon writes: bytes, lengths or
-                // names.)
+                // Which rule is broken first depends on when the daemon writes: bytes, lengths or
+                // names.
                 assert!(!rules.is_empty(), "{file_system:?}, {lie:?}");
             }
         }
@@ -159,8 +159,7 @@ fn door_that_forgets_a_daemon_needs_one() {
     assert!(error.to_string().contains("--server rushes"), "{error:#}");
 }
 
-/// The file system itself does not flush: the fault is in the software, as the faults are that this
-/// is made for.
+/// The file system itself does not flush: a fault of software, like those that these tests are for.
 #[test]
 fn file_system_without_barriers_is_found_out() {
     if !possible("barrier", FileSystem::Ext4, Server::None) {
@@ -199,11 +198,11 @@ fn kept_recording_shows_the_same_again() {
             .map(|v| (v.record, v.finding.path.clone(), v.finding.rule))
             .collect::<Vec<_>>()
     };
-    // Where the kernel would not mount, it says so in its own words, with names of that run.
+    // Not the text of a finding: the kernel's error for a failed mount has names of that run.
     assert_eq!(of(&first), of(&again));
 }
 
-/// Everything in the kernel's tables and in memory that has such a number in its name.
+/// Mounts, files in memory, disks, processes and loop devices with such a number in their names.
 fn traces(pid: u32) -> Vec<String> {
     let number = format!("{pid}-");
     let mounts = fs::read_to_string("/proc/self/mountinfo").expect("proc is there");

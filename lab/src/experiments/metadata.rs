@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Names and what is known of them: how many files a second are made, looked at, listed, renamed
-//! and removed in some folders, in turn.
+//! Metadata: how many files a second clients create, examine, list, rename and delete in some
+//! folders, in turn.
 //!
-//! Each client has a folder of its own, as each project has, or several; all folders are measured
-//! in each round, so that what the machine does meanwhile meets all of them. Files are empty, but
-//! for some if so wished: bytes are other experiments' affair.
+//! Each client has a folder of its own, as each project has, or several; each round measures all
+//! folders, so that other work of the machine affects all of them alike. Files are empty, but for
+//! each `bytes_every`-th one: other experiments measure bytes.
 
 use crate::reports::head::Head;
 use crate::reports::outcome::Outcome;
@@ -18,15 +18,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Barrier;
 use std::time::Instant;
 
-/// The operations on every file, in this order; rename may be left out.
+/// The operations on every file, in this order; rename is optional.
 const OPERATIONS: [&str; 5] = ["create", "stat", "readdir", "rename", "unlink"];
 /// The length of a file that is not empty. Units: bytes.
 const SOME_BYTES: usize = 4096;
 
-/// A folder and what it is called.
+/// A folder with a label.
 #[derive(Clone, Debug)]
 pub struct LabelledFolder {
-    /// For the report.
+    /// Its name in the report.
     pub label: String,
     /// An empty folder, or one whose files have other names.
     pub path: PathBuf,
@@ -49,19 +49,19 @@ impl std::str::FromStr for LabelledFolder {
 /// The load.
 #[derive(Clone, Debug)]
 pub struct Metadata {
-    /// Where.
+    /// The folders to measure.
     pub places: Vec<LabelledFolder>,
-    /// Of each client.
+    /// Files of each client.
     pub file_count: u64,
-    /// How many at once; each number is measured.
+    /// Numbers of clients at once, each measured.
     pub client_counts: Vec<u64>,
-    /// How often all of it is done.
+    /// Number of repetitions.
     pub round_count: u64,
-    /// Over which the files of each client are spread.
+    /// Folders for the files of each client.
     pub folder_count: u64,
-    /// Each so-many-th file has bytes; 0: none has.
+    /// One file in so many has bytes; 0: none has.
     pub bytes_every: u64,
-    /// Files get another name before they are removed.
+    /// Clients rename files before they delete them.
     pub renames: bool,
 }
 
@@ -73,31 +73,33 @@ pub struct MetadataReport {
     pub(crate) head: Head,
     /// Files of each client.
     pub files: u64,
-    /// Folders over which these are spread.
+    /// Folders for these files.
     pub folders: u64,
-    /// Each so-many-th of them has bytes; 0: none has.
+    /// One file in so many has bytes; 0: none has.
     pub bytes_every: u64,
     /// A row for each folder, number of clients and operation.
     pub rates: Vec<RateRow>,
 }
 
-/// How often an operation was done in a folder.
+/// The rate of an operation in a folder.
 #[derive(Clone, Debug, Serialize)]
 pub struct RateRow {
-    /// Which folder.
+    /// Label of the folder.
     pub label: String,
     /// Clients at once.
     pub clients: u64,
-    /// `create`, `stat`, `readdir` (names a second), `rename`, `unlink`.
+    /// `create`, `stat`, `readdir`, which counts names, `rename`, `unlink`.
     pub operation: String,
-    /// Of all clients together, a number for each round. Units: operations a second.
+    /// Rate of all clients together in each round. Units: operations a second.
     pub per_s: Vec<f64>,
     /// Their median.
     pub median_per_s: f64,
 }
 
 impl Metadata {
-    /// Do it. Errors   a folder cannot be written to; files of a former run are there
+    /// Measure all folders.
+    ///
+    /// Errors   a folder cannot be written to, or has files of a former run
     pub fn run(&self) -> Result<MetadataReport> {
         let mut rates: Vec<RateRow> = Vec::new();
         for _ in 0..self.round_count {
@@ -147,7 +149,7 @@ impl Metadata {
             .filter(move |operation| renames || *operation != "rename")
     }
 
-    /// Operations a second, in their order.
+    /// Measures one folder. Returns operations a second, in their order.
     fn measure(&self, folder: &Path, clients: u64) -> Result<Vec<f64>> {
         let folders: Vec<PathBuf> = (0..clients)
             .map(|client| folder.join(format!("metadata{client}")))
@@ -169,8 +171,8 @@ impl Metadata {
                         let begin = &begin;
                         scope.spawn(move || {
                             begin.wait();
-                            // By the thread that works: one that waits for it may be told late that
-                            // it has begun.
+                            // The working thread takes the time: a thread that waits for it may
+                            // wake up late.
                             let begun = Instant::now();
                             self.all(folder, operation)?;
                             Ok::<_, anyhow::Error>((begun, Instant::now()))
@@ -200,7 +202,7 @@ impl Metadata {
         Ok(rates)
     }
 
-    /// Where a client's files are.
+    /// The folders of a client's files.
     fn parts(&self, folder: &Path) -> Vec<PathBuf> {
         match self.folder_count {
             1 => vec![folder.to_path_buf()],
@@ -233,7 +235,7 @@ impl Metadata {
                         file.write_all(&[1; SOME_BYTES])?;
                     }
                 }
-                // Not in the order in which they were made.
+                // Not in the order of creation.
                 "stat" => {
                     fs::symlink_metadata(name(stride(number, self.file_count)))?;
                 }
@@ -248,7 +250,7 @@ impl Metadata {
 
 /// The `number`-th of `count` files in another order.
 ///
-/// Returns  each number below `count` once: steps have no divisor in common with it
+/// Returns  each number below `count` once: the step has no divisor in common with it
 fn stride(number: u64, count: u64) -> u64 {
     let step = [7u64, 11, 13, 17]
         .into_iter()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The experiments, one a file: what clients do, on which stage, and what is measured.
+//! The experiments, one in each file: the clients, their stage, and the measurement.
 
 pub mod compare;
 pub mod demo;

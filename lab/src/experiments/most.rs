@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How many streams does a server keep without a late frame?
 //!
-//! A server that refuses what does not fit is asked for more than that once: those of its promises
-//! that were kept to the last frame count. Of one that promises nothing the number is looked for by
-//! halving.
+//! Rushes refuses streams that do not fit, so one run with too many suffices: the contracts that it
+//! kept to the last frame count. For a server without contracts the lab bisects.
 
 use crate::experiments::compare::Contender;
 use crate::experiments::play::Play;
@@ -29,15 +28,15 @@ pub struct MostReport {
     pub seconds: f64,
     /// Clients that copied meanwhile.
     pub copies: u64,
-    /// Streams of which no frame was late; of Rushes those under contract from their first read on.
+    /// Streams without a late frame; with Rushes those under contract from their first read on.
     pub streams_kept: u64,
-    /// Fewest that were looked for.
+    /// The fewest streams to try.
     pub streams_least: u64,
-    /// Most that were asked for.
+    /// The most streams to try.
     pub streams_most: u64,
     /// Wrong bytes of all runs.
     pub bytes_wrong: u64,
-    /// The reports of the runs, as `play` prints them, in the order in which they were made.
+    /// The reports of the runs, as `play` prints them, in order of time.
     pub runs: Vec<Report>,
 }
 
@@ -68,9 +67,9 @@ impl Outcome for MostReport {
         Ok(out)
     }
 
-    /// Wrong bytes count more than frames in time.
+    /// Wrong bytes are a failure, even if all frames came in time.
     ///
-    /// Errors   there were some
+    /// Errors   there were wrong bytes
     fn check(&self) -> Result<()> {
         ensure!(
             self.bytes_wrong == 0,
@@ -81,8 +80,8 @@ impl Outcome for MostReport {
     }
 }
 
-/// The largest number from `least` to `most` that is kept, where more are not kept either; `least`
-/// - 1 when none is.
+/// The largest number from `least` to `most` for which `keeps` says true, provided that it says
+/// false for all larger ones; one less than `least` if there is none.
 pub fn largest(least: u64, most: u64, keeps: &mut dyn FnMut(u64) -> Result<bool>) -> Result<u64> {
     let (mut kept, mut lost) = (least.saturating_sub(1), most + 1);
     while lost - kept > 1 {
@@ -95,14 +94,14 @@ pub fn largest(least: u64, most: u64, keeps: &mut dyn FnMut(u64) -> Result<bool>
     Ok(kept)
 }
 
-/// Streams that were promised from their first read on, and kept.
+/// Streams with a contract from their first read on that the server kept.
 fn promises_kept(report: &Report) -> u64 {
     let rows = report.per_stream.iter();
     rows.filter(|row| row.admitted && row.late_frames == 0 && row.error.is_none())
         .count() as u64
 }
 
-/// Look for it. The stage must cover `most` streams.
+/// Find the number of streams. The stage must cover `most` streams.
 pub fn search(
     room: &Room,
     stage: &mut Stage,

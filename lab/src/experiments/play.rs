@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! One run: players, copiers and storms against one server over a cold stage, and what came of it.
+//! One run: players, copiers and storms against one server over a cold stage, and its report.
 
 use crate::clients::client::{Client, Crowd};
 use crate::clients::copies::{Copies, Reel, Tally};
@@ -21,20 +21,20 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Files that each copier has to itself; both larger than the cache, so the first is cold again
-/// after the second.
+/// Files of each copier; each is larger than the cache, so the first is cold again after the
+/// second.
 pub const REELS_PER_COPIER: u64 = 2;
 /// How much larger than the cache a copier's file is. Units: bytes.
 pub const REEL_BYTES_OVER_CACHE: u64 = 128 << 20;
-/// So many reads may come before it can be known that somebody plays.
+/// Reads that may come before the daemon can recognise a player.
 const LOOKS: u64 = 2;
-/// Copiers run for so long before the first player starts: nobody joins a quiet server.
+/// Copiers run for so long before the first player starts, so that no player meets a quiet server.
 pub const COPIES_LEAD: Duration = Duration::from_millis(1500);
-/// A pool tidies itself for so long before the first player starts: it comes to disks that are at
+/// A pool tidies itself for so long before the first player starts, so that players meet disks at
 /// work.
 const TIDY_LEAD: Duration = Duration::from_secs(3);
-/// Storms rage for so long before the first player starts: what they take from the disk can be
-/// known.
+/// Storms run for so long before the first player starts, so that the server can know how much of
+/// the disk they take.
 const STORM_LEAD: Duration = Duration::from_secs(10);
 const STATUS_EVERY: Duration = Duration::from_millis(1000);
 
@@ -50,13 +50,13 @@ pub enum Start {
 /// A run.
 #[derive(Clone, Debug)]
 pub struct Play {
-    /// Against which server.
+    /// The server.
     pub server: server::Spec,
     /// Players.
     pub stream_count: u64,
     /// Units: bits a second.
     pub bitrate: u64,
-    /// In thousandths.
+    /// Frames in 1000 s.
     pub frames_per_kilosecond: u64,
     /// How long each plays.
     pub seconds: f64,
@@ -64,9 +64,9 @@ pub struct Play {
     pub preroll: Duration,
     /// When players start.
     pub start: Start,
-    /// Between two starts.
+    /// Time between two starts.
     pub stagger: Duration,
-    /// One file a frame.
+    /// Each frame is a file.
     pub sequence: bool,
     /// Metadata of the footage is as cold as the footage.
     pub cold_metadata: bool,
@@ -76,9 +76,9 @@ pub struct Play {
     pub storm_count: u64,
     /// Look-ups a second of each.
     pub storm_rate: f64,
-    /// Between two listings of each. Units: s; 0: none.
+    /// Time between two listings of each; 0: none. Units: s.
     pub storm_list_every_s: f64,
-    /// Metadata is read once before the run.
+    /// The lab lists the folder once before the run.
     pub storm_warm: bool,
     /// Entries of the listed folder.
     pub entry_count: u64,
@@ -86,26 +86,26 @@ pub struct Play {
     pub grace: Duration,
     /// Keep the lateness of every frame in the report.
     pub timeline: bool,
-    /// Of the footage.
+    /// Seed of the footage.
     pub seed: u64,
     /// Real footage: the hashes of each stream's frames.
     pub real: Option<Arc<Vec<Vec<u64>>>>,
-    /// Those who record meanwhile.
+    /// Recorders beside the players.
     pub record: Option<Record>,
-    /// Those who write meanwhile until there is no room.
+    /// Clients that fill the pool meanwhile.
     pub fill: Option<Fill>,
-    /// The pool has files to tidy, and does meanwhile.
+    /// Files that the pool tidies meanwhile.
     pub tidy: Option<Tidy>,
 }
 
-/// The results of one, before the files that were written are looked at.
+/// The results of a run, before the lab reads the written files.
 struct Performance {
     report: Report,
     recorded: Option<Performed>,
     filled: Vec<fill::Done>,
     /// When fillers began. Units: ns, CLOCK_MONOTONIC.
     fill_ns: u64,
-    /// As the pool says it, where it tidied itself.
+    /// The pool's status, if it tidied itself.
     tidied: Option<Value>,
 }
 
@@ -115,7 +115,7 @@ impl Play {
         (self.seconds * self.frames_per_kilosecond as f64 / 1000.0).round() as u64
     }
 
-    /// The least that must be on the stage.
+    /// The files that the stage must at least hold.
     pub fn plan(&self) -> Plan {
         Plan {
             seed: self.seed,
@@ -136,7 +136,7 @@ impl Play {
 
     /// Play it. The stage must cover [`Play::plan`].
     ///
-    /// Errors   something could not be set up; what the server does badly is no error but a figure
+    /// Errors   the setup failed; bad results of the server are not errors but figures
     pub fn run(&self, room: &Room, stage: &mut Stage, quiet: bool) -> Result<Report> {
         ensure!(
             stage.plan().covers(&self.plan()),
@@ -254,11 +254,11 @@ impl Play {
             player.begin(t0 + delay)?;
         }
         let begun = match &self.record {
-            // They come after the players, as one more of the crowd each.
+            // Writers start after the players, each at the next start.
             Some(record) => Some(record.begin(stage, &mut writers, t0, self.stream_count)?),
             None => None,
         };
-        // When everybody plays.
+        // When all players play.
         let fill_ns = t0 + self.stream_count * self.stagger.as_nanos() as u64;
         for filler in &mut fillers {
             filler.begin(fill_ns)?;
@@ -370,7 +370,7 @@ impl Play {
         Ok(storms)
     }
 
-    /// Until all players and writers are done; meanwhile the daemon is asked what it thinks.
+    /// Wait until all players and writers are done; note the daemon's status every second.
     fn wait(&self, is_done: &dyn Fn() -> bool, server: &Server, quiet: bool) -> Result<Ledger> {
         let bar = progress(self, quiet);
         let mut ledger = Ledger::default();
@@ -378,8 +378,8 @@ impl Play {
             pause(STATUS_EVERY)?;
             bar.inc(STATUS_EVERY.as_millis() as u64);
             if let Some(daemon) = server.daemon() {
-                // A daemon that cannot answer now is asked again; that it died shows in the
-                // figures.
+                // If the daemon does not answer, the next round asks again; if it died, the figures
+                // show it.
                 match daemon.status() {
                     Ok(status) => ledger.note(status),
                     Err(error) => ledger.complaint = Some(format!("{error:#}")),
@@ -466,7 +466,7 @@ impl Play {
     }
 }
 
-/// The files that each of so many copiers copies.
+/// The files of each copier.
 pub fn reels(stage: &Stage, copier_count: u64) -> Vec<Vec<Reel>> {
     let plan = stage.plan();
     (0..copier_count)
@@ -513,9 +513,9 @@ fn progress(play: &Play, quiet: bool) -> ProgressBar {
 /// The daemon's entries of its streams in the course of a run.
 #[derive(Debug, Default)]
 struct Ledger {
-    /// By path below the share, with the part of a striped file; of a sequence its folder.
+    /// By path below the share, with the part of a striped file; a sequence by its folder.
     standings: BTreeMap<String, Vec<String>>,
-    /// By the same: under contract from its first read on.
+    /// By the same: it was under contract from its first read on.
     admitted: BTreeMap<String, bool>,
     bytes_beside_cache_max: Option<u64>,
     cache_bytes_peak: Option<u64>,
@@ -524,8 +524,7 @@ struct Ledger {
 }
 
 impl Ledger {
-    /// The entries of a stream that the daemon knows by these names: of several the one that fared
-    /// worst.
+    /// The entries of a stream that the daemon knows by these names; of several the worst one.
     fn of(&self, names: &[String]) -> (Vec<String>, bool) {
         let standings = |name: &String| self.standings.get(name).cloned().unwrap_or_default();
         let worst = names
@@ -559,12 +558,12 @@ impl Ledger {
                 stream["promised_count"].as_u64(),
             ) && reads > 0
             {
-                // Once admitted it counts as such: a promise withdrawn later was a promise all the
-                // same.
+                // Once admitted it counts as admitted, even if the contract is withdrawn later.
                 *self.admitted.entry(name.clone()).or_default() |=
                     standing == "contract" && promised > 0 && promised + LOOKS >= reads;
             }
-            // A file may have several rows (positions); one contract among them is what counts.
+            // A file may have several rows, one for each position; a contract in any of them
+            // counts.
             let entry = now.entry(name).or_default();
             if entry != "contract" {
                 *entry = standing.to_owned();

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! How long must players wait before their first deadline, when all start at once?
 //!
-//! A player asks at the same instants whatever its preroll is, so for a server that is not told the
-//! preroll, one run says what would have been enough. Rushes is told and plans by it, so there the
-//! smallest is looked for by halving.
+//! A player requests frames at the same instants with any preroll. So for a server that does not
+//! know the preroll one run shows how long it would have had to be. Rushes knows it and plans by
+//! it, so there the lab searches for the smallest by doubling and bisection.
 
 use crate::experiments::compare::Contender;
 use crate::experiments::play::{Play, Start};
@@ -19,26 +19,26 @@ use std::time::Duration;
 /// The smallest preroll for one server and stream count.
 #[derive(Clone, Debug, Serialize)]
 pub struct Answer {
-    /// Which server.
+    /// The server.
     pub server: String,
     /// Players, all started at once.
     pub streams: u64,
-    /// `None`: frames never came, or more than the longest tried would be needed. Units: ms.
+    /// `None`: frames never came, or players need more than the longest to try. Units: ms.
     pub preroll_ms: Option<f64>,
-    /// Every preroll tried, with the worst lateness and the late frames it gave.
+    /// Every preroll tried, with its worst lateness and its late frames. Units: ms, ms.
     pub tried: Vec<(f64, f64, u64)>,
 }
 
-/// Where to look.
+/// The range of the search.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
-    /// No more than this. Units: ms.
+    /// Longest preroll to try. Units: ms.
     pub max_ms: u64,
-    /// So exactly. Units: ms.
+    /// Precision of the answer. Units: ms.
     pub step_ms: u64,
 }
 
-/// Look for it.
+/// Find the smallest preroll.
 pub fn search(
     room: &Room,
     stage: &mut Stage,
@@ -99,7 +99,7 @@ pub fn search(
     Ok(answer)
 }
 
-/// One row a stream count, one column a server.
+/// A table with a row for each stream count and a column for each server.
 pub fn table(answers: &[Answer]) -> Result<String> {
     let mut servers: Vec<&str> = Vec::new();
     let mut counts: Vec<u64> = answers.iter().map(|answer| answer.streams).collect();

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writers at work against one server, and what came of it: in time, on the disk in time, in one
-//! piece, right.
+//! Writers at work against one server, and four questions: acknowledged in time, on the disk in
+//! time, in few fragments, with the right bytes?
 //!
-//! A run has four parts. Writers write. Then everything is brought to the disk (`syncfs` on the
-//! file system below), which counts as the final sync. Then the server is stopped and each file
-//! read cold, past every cache, and compared. At last acknowledgements are compared with what the
-//! disk saw ([`crate::reports::arrival`]).
+//! A run has four parts. Writers write. Then `syncfs` on the file system below brings all bytes to
+//! the disk; that is the final sync. Then the lab stops the server, reads each file cold, past
+//! every cache, and compares it. At last [`crate::reports::arrival`] compares the acknowledgements
+//! with the disk's notes.
 
 use crate::clients::client::{Client, Crowd};
 use crate::clients::player::{now_ns, sleep_until_ns};
@@ -31,18 +31,18 @@ use std::num::NonZeroU64;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// From here on bytes that were acknowledged and are not on the device are late.
+/// Acknowledged bytes that are not on the device after so long are late.
 const DEVICE_LATE: Duration = Duration::from_secs(5);
-/// How long blocks are waited for that a sync did not bring to the disk.
+/// How long we wait for blocks that a sync did not bring to the disk.
 const MISSING_MAX: Duration = Duration::from_secs(60);
-/// Short: the final sync begins so late at worst.
+/// Short, since the final sync may begin so much too late.
 const WATCH_EVERY: Duration = Duration::from_millis(20);
-/// Between two looks for blocks that are missing: each syncs, too.
+/// Pause between two searches for missing blocks, each with a sync.
 const MISSING_EVERY: Duration = Duration::from_millis(250);
 const SYNC_WATCH_EVERY: Duration = Duration::from_millis(50);
 const BEGIN_IN: Duration = Duration::from_millis(300);
 const READ_BYTES: usize = 4 << 20;
-/// Slower than that together a server without pacing has failed. Units: bytes a second.
+/// Rate of all writers together below which a run without pacing fails. Units: bytes a second.
 const SLOWEST: u64 = 2_000_000;
 
 /// How fast writers write.
@@ -52,12 +52,12 @@ pub enum Pace {
     Frames {
         /// Units: bits a second.
         bitrate: u64,
-        /// In thousandths.
+        /// Frames in 1000 s.
         frames_per_kilosecond: u64,
     },
     /// One write after the other.
     Max {
-        /// Of one write. Units: bytes.
+        /// Size of one write. Units: bytes.
         write_bytes: u64,
     },
 }
@@ -67,40 +67,40 @@ pub enum Pace {
 pub struct Record {
     /// `record` or `copy-in`.
     pub experiment: &'static str,
-    /// Processes.
+    /// Number of processes.
     pub writer_count: u64,
     /// Each writes so many files, one after the other.
     pub files_per_writer: u64,
     /// Size of each. Units: bytes.
     pub file_bytes: u64,
-    /// How fast.
+    /// How fast they write.
     pub pace: Pace,
     /// Time between open and the first deadline.
     pub preroll: Duration,
     /// When writers start.
     pub start: Start,
-    /// Between two starts.
+    /// Time between two starts.
     pub stagger: Duration,
     /// How long a collapsed run goes on.
     pub grace: Duration,
-    /// The call on a file before.
+    /// How writers extend a file before they write it.
     pub extend: Extend,
-    /// Each file is flushed before it is closed.
+    /// Writers flush each file before they close it.
     pub flush: bool,
     /// Keep the lateness of every frame in the report.
     pub timeline: bool,
-    /// Of the content.
+    /// Seed of the content.
     pub seed: u64,
 }
 
-/// How things stood when writers were told to begin.
+/// The beginning of the writers, and the disks' counts then.
 #[derive(Debug)]
 pub struct Begun {
     at_ns: u64,
     blocks: BlockStatistics,
 }
 
-/// The facts when the disk has everything and the server still runs.
+/// The results when the disk has everything and the server still runs.
 #[derive(Debug)]
 pub struct Performed {
     writers: Vec<writer::Done>,
@@ -112,7 +112,7 @@ pub struct Performed {
 }
 
 impl Performed {
-    /// In a mixed run the server is counted for all together.
+    /// Take the server's figures of a mixed run, which count for all clients together.
     pub fn share(&mut self, all: &Report) {
         self.report.server_cpu_s = all.server_cpu_s;
         self.report.machine_cpu_s = all.machine_cpu_s;
@@ -122,13 +122,13 @@ impl Performed {
 }
 
 impl Record {
-    /// Frames of a recording that lasts so long. Units: bytes
+    /// Size of a recording of this length. Units: bytes.
     pub fn recording_bytes(bitrate: u64, frames_per_kilosecond: u64, seconds: f64) -> u64 {
         let frames = (seconds * frames_per_kilosecond as f64 / 1000.0).round() as u64;
         frames * frame_bytes(bitrate, frames_per_kilosecond)
     }
 
-    /// Everything that is written. Units: bytes.
+    /// Bytes that all writers write. Units: bytes.
     pub fn bytes(&self) -> u64 {
         self.writer_count * self.files_per_writer * self.file_bytes
     }
@@ -148,7 +148,7 @@ impl Record {
         self.file_bytes.div_ceil(self.frame_bytes())
     }
 
-    /// 0 without pacing. Units: ns.
+    /// Time between frames; 0 without pacing. Units: ns.
     fn period_ns(&self) -> u64 {
         match self.pace {
             Pace::Frames {
@@ -165,7 +165,7 @@ impl Record {
         (period_ns > 0).then(|| Duration::from_nanos(self.frame_count() * period_ns))
     }
 
-    /// When a writer gives up, after its beginning.
+    /// A writer gives up so long after its beginning.
     fn limit(&self) -> Duration {
         match self.length() {
             Some(length) => length * self.files_per_writer as u32 + self.preroll + self.grace,
@@ -173,7 +173,7 @@ impl Record {
         }
     }
 
-    /// Of the stamps: the same for the same seed, never 0.
+    /// Key of the stamps: the same for the same seed, never 0.
     fn key(&self) -> NonZeroU64 {
         NonZeroU64::MIN.saturating_add(mix(self.seed) >> 1)
     }
@@ -193,7 +193,7 @@ impl Record {
 
     /// Write and judge. The stage needs room for [`Record::bytes`].
     ///
-    /// Errors   something could not be set up; what the server does badly is no error but a figure
+    /// Errors   the setup failed; bad results of the server are not errors but figures
     pub fn run(
         &self,
         room: &Room,
@@ -222,7 +222,7 @@ impl Record {
         Ok(report)
     }
 
-    /// Folders for what will be written.
+    /// Make the writers' folders.
     pub fn prepare(&self, stage: &Stage, spec: &server::Spec) -> Result<()> {
         ensure!(
             spec.way == Way::Smb || spec.kind == Kind::Stock || stage.is_pool(),
@@ -263,7 +263,7 @@ impl Record {
         Ok(performed)
     }
 
-    /// Processes that are connected and wait for their beginning.
+    /// Start the processes; they are connected and wait for their beginning.
     pub fn start_writers(&self, server: &Server) -> Result<Vec<Client>> {
         let mut writers = Vec::new();
         for writer in 0..self.writer_count {
@@ -286,7 +286,8 @@ impl Record {
         Ok(writers)
     }
 
-    /// Tell them when, the first `index` places after `t0_ns`; the disk begins to note what comes.
+    /// Send the writers the instants of their beginnings, the first `index` starts after `t0_ns`;
+    /// the disk begins to note stamped pages.
     pub fn begin(
         &self,
         stage: &Stage,
@@ -340,7 +341,7 @@ impl Record {
         Ok(())
     }
 
-    /// Bring everything to the disk and collect what it saw.
+    /// Bring all bytes to the disk and collect its notes.
     pub fn settle(
         &self,
         stage: &Stage,
@@ -351,8 +352,8 @@ impl Record {
         sync(stage)?;
         let mut synced_ns = now_ns();
         let mut arrivals = stage.arrivals()?;
-        // A server may keep acknowledged bytes where no sync of the file system reaches them; it
-        // has to bring them all the same.
+        // A server may keep acknowledged bytes in memory that a sync of the file system does not
+        // reach; it must write them all the same.
         while let Some(log) = &arrivals
             && now_ns() - asked_ns < MISSING_MAX.as_nanos() as u64
             && self.missing(&Arrived::new(log), &writers, synced_ns) > 0
@@ -394,7 +395,7 @@ impl Record {
         }
     }
 
-    /// Read everything back, past all caches, when the server is gone; and put the report together.
+    /// Read everything back, past all caches, when the server is gone; make the report.
     pub fn judge(
         &self,
         stage: &mut Stage,
@@ -546,8 +547,8 @@ impl Record {
         row
     }
 
-    /// Of what was acknowledged; a file that is longer or shorter than it should be is wrong by the
-    /// difference.
+    /// Wrong bytes among the acknowledged ones; a file that is longer or shorter than it should be
+    /// is wrong by the difference.
     fn wrong_bytes(
         &self,
         path: &std::path::Path,
@@ -575,7 +576,7 @@ impl Record {
             done += got as u64;
             bar.inc(got as u64);
         }
-        // Of a file whose writer broke off nobody knows how long it should be.
+        // The right length of a file is unknown if its writer broke off.
         let excess = if wanted == self.file_bytes {
             length.saturating_sub(wanted)
         } else {
@@ -589,12 +590,12 @@ fn frame_bytes(bitrate: u64, frames_per_kilosecond: u64) -> u64 {
     (u128::from(bitrate) * 1000 / 8 / u128::from(frames_per_kilosecond.max(1))) as u64
 }
 
-/// Of a writer, below the share: beside the footage, so that what holds for that holds for it.
+/// A writer's folder below the share: in that of the footage, so that its rules apply.
 fn folder(writer: u64) -> String {
     format!("footage/take{writer:02}")
 }
 
-/// Sync the file systems below, but give up when the user wants us to.
+/// Sync the file systems below; give up at an interrupt.
 pub fn sync(stage: &Stage) -> Result<()> {
     let (told, done) = mpsc::channel();
     let roots: Result<Vec<File>, std::io::Error> =
@@ -602,7 +603,7 @@ pub fn sync(stage: &Stage) -> Result<()> {
     let roots = roots?;
     std::thread::spawn(move || {
         let result = roots.iter().try_for_each(rustix::fs::syncfs);
-        // Closed before anybody unmounts.
+        // Close the folders before the stage unmounts.
         drop(roots);
         let _ = told.send(result);
     });
@@ -615,8 +616,7 @@ pub fn sync(stage: &Stage) -> Result<()> {
             }
         }
         if let Err(error) = go_on() {
-            // The slow disk becomes a fast one, so this ends soon; until then the file system is in
-            // use.
+            // The file system is in use until the sync ends; without timing that is soon.
             stage.timing(false)?;
             let _ = done.recv_timeout(MISSING_MAX);
             return Err(error);
@@ -624,7 +624,7 @@ pub fn sync(stage: &Stage) -> Result<()> {
     }
 }
 
-/// Of reading back.
+/// The progress bar of reading back.
 pub fn read_progress(bytes: u64, quiet: bool) -> ProgressBar {
     let target = if quiet {
         ProgressDrawTarget::hidden()

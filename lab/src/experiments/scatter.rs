@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Small writes anywhere in a file that exists, then everything to the disk: what a server makes of
-//! chaos.
+//! Small writes anywhere in an existing file, then a sync: how well does a server order them?
 //!
 //! Clients come over SMB, or fio stands in for them: threads that write the same kind of load into
-//! the same file, buffered, on the file system itself. Where clients wrote, the file is read cold
-//! and compared afterwards; fio's content is its own.
+//! the same file, buffered, on the file system itself. After clients the lab reads the file cold
+//! and compares it; the content of fio's writes is fio's own.
 
 use crate::clients::client::{Client, Crowd};
 use crate::clients::player::now_ns;
@@ -30,7 +29,7 @@ use std::time::Duration;
 
 const BEGIN_IN: Duration = Duration::from_millis(300);
 const WATCH_EVERY: Duration = Duration::from_millis(100);
-/// A file that was written to: until nobody has to set its times any more (smbd does after 2 s).
+/// Time after writes to a file until no server sets its times any more; smbd does so after 2 s.
 const SETTLES_IN: Duration = Duration::from_secs(4);
 const PAGE: u64 = PAGE_BYTES as u64;
 /// The stage's only file.
@@ -50,13 +49,14 @@ pub enum Writers {
 pub struct Scatter {
     /// Clients, or threads.
     pub client_count: u64,
-    /// Of all together. Units: bytes.
+    /// Bytes that all write together. Units: bytes.
     pub bytes: u64,
     /// Smallest and largest write; whole pages. Units: bytes.
     pub blocks: (u64, u64),
-    /// Of places and sizes.
+    /// Seed of places and sizes.
     pub seed: u64,
-    /// The file has been read once through the door before (by fio: into the kernel's cache).
+    /// A client has read the file once through the door before; fio reads it into the kernel's
+    /// cache.
     pub is_warm: bool,
 }
 
@@ -72,15 +72,15 @@ pub struct ScatterReport {
     pub clients: u64,
     /// The file had been read before, through the same door.
     pub warm: bool,
-    /// Of the file that existed. Units: bytes.
+    /// Size of the file. Units: bytes.
     pub file_bytes: u64,
     /// Smallest write.
     pub block_bytes_min: u64,
     /// Largest write.
     pub block_bytes_max: u64,
-    /// Writes that were acknowledged.
+    /// Acknowledged writes.
     pub writes: u64,
-    /// Bytes of them.
+    /// Their bytes.
     pub bytes: u64,
     /// From the first write to the last acknowledgement.
     pub wall_s: f64,
@@ -90,14 +90,14 @@ pub struct ScatterReport {
     pub mb_per_s: f64,
     /// Acknowledged bytes by `wall_s` and `final_sync_s`.
     pub mb_per_s_synced: f64,
-    /// Write requests that the block device was sent.
+    /// Write requests to the block device.
     pub device_write_count: Option<u64>,
-    /// Of the bytes that were written, what the disk had already: gaps that the server went over;
-    /// null of others.
+    /// Bytes of gaps that the daemon bridged: it wrote them again although the disk had them; null
+    /// without a daemon.
     pub bytes_bridged: Option<u64>,
-    /// 99 of 100 acknowledgements took no longer (of the slowest client).
+    /// The 99th percentile of the time to an acknowledgement, of the slowest client.
     pub response_ms_p99: f64,
-    /// Bytes that differ from what was written, read cold from the file system below; null of fio.
+    /// Bytes that differ from those written, read cold from the file system below; null for fio.
     pub bytes_wrong: Option<u64>,
     /// CPU time of smbd and daemon, or of fio.
     pub server_cpu_s: f64,
@@ -120,7 +120,7 @@ pub struct ScatterReport {
 impl Scatter {
     /// Write and judge. The stage holds one file.
     ///
-    /// Errors   something could not be set up; what a server does badly is no error but a figure
+    /// Errors   the setup failed; bad results of a server are not errors but figures
     pub fn run(
         &self,
         room: &Room,
@@ -195,9 +195,9 @@ impl Scatter {
         Ok(report)
     }
 
-    /// Somebody has written to the file and read all of it before. The first write to a file has
-    /// smbd set an attribute of it, which looks like a stranger's change to the client that opens
-    /// it next: bytes that were cached of it would be dropped.
+    /// Let one client write to the file, and one read all of it. At the first write to a file smbd
+    /// sets an attribute of it; at the next open that looks like a change by another program, which
+    /// would drop the cached bytes of the file.
     fn warm(&self, stage: &Stage, server: &Server) -> Result<()> {
         let first_write = Load::Scatter {
             places: self.scattered(0),
@@ -213,7 +213,7 @@ impl Scatter {
         self.alone(stage, server, reading)
     }
 
-    /// One client does that.
+    /// Let one client perform this load.
     fn alone(&self, stage: &Stage, server: &Server, load: Load) -> Result<()> {
         let clip = stage.plan().copy_clip(FILE);
         let job = work::Job {
@@ -350,7 +350,8 @@ impl Scatter {
         })
     }
 
-    /// The file first: it is the one that says where this machine keeps things.
+    /// The arguments of fio. The file is the first, since the report leaves it out: it shows paths
+    /// of this machine.
     fn fio_arguments(&self, file: &Path, file_bytes: u64) -> Vec<String> {
         let mut arguments = vec![format!("--filename={}", file.display())];
         arguments.extend(
@@ -367,7 +368,8 @@ impl Scatter {
             ]
             .map(str::to_owned),
         );
-        // Warm pages would be a help that clients of a server that is cold do not have.
+        // Without --cold the file is in memory; with it warm pages would favour fio over clients
+        // of a cold server.
         let cache = match self.is_warm {
             true => "--pre_read=1",
             false => "--invalidate=1",
@@ -384,7 +386,8 @@ impl Scatter {
         arguments
     }
 
-    /// The bytes that each client wrote follow from how many writes of it were acknowledged.
+    /// Compares the file with the clients' writes, which follow from the number of acknowledged
+    /// writes of each.
     fn wrong_bytes(&self, stage: &Stage, done: &[work::Done], quiet: bool) -> Result<u64> {
         let bytes = file_bytes(stage);
         let mut generations = vec![0; bytes.div_ceil(PAGE) as usize];
@@ -415,7 +418,7 @@ fn file_bytes(stage: &Stage) -> u64 {
     stage.plan().copy_bytes
 }
 
-/// Compare a file page by page with the generation that each should be of.
+/// Compare a file page by page with the expected generations.
 fn wrong_pages(path: &Path, clip: Clip, generations: &[u32], quiet: bool) -> Result<u64> {
     let cannot = || format!("{} cannot be read", path.display());
     let mut file = File::open(path).with_context(cannot)?;
@@ -434,7 +437,7 @@ fn wrong_pages(path: &Path, clip: Clip, generations: &[u32], quiet: bool) -> Res
     Ok(wrong)
 }
 
-/// Until it ends; ended with us when we are interrupted.
+/// Wait until it ends; kill it at an interrupt.
 fn wait(mut child: Child) -> Result<()> {
     loop {
         if let Some(status) = child.try_wait()? {
@@ -491,7 +494,7 @@ impl Outcome for ScatterReport {
 
     /// A server that spoils bytes or fails a write has failed, however fast it is.
     ///
-    /// Errors   it did
+    /// Errors   the server has failed
     fn check(&self) -> Result<()> {
         ensure!(
             self.bytes_wrong.unwrap_or(0) == 0 && self.errors.is_empty(),

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The cost of one call: frames and small writes of one program, one after the other, in some
+//! The time of one call: frames and small writes of one program, one after the other, in some
 //! folders, in turn.
 //!
-//! Nobody else works there and disks are to be quick, so that what is measured is the way to them:
-//! crossings, copies, turns. All folders are measured in each round, another one first each time,
-//! so that what the machine does meanwhile meets all of them.
+//! No other program works there, and disks should be fast, so that the measurement shows the way to
+//! them: kernel crossings, copies, turns. Each round measures all folders, another one first each
+//! time, so that other work of the machine affects all of them alike.
 
 use crate::experiments::metadata::LabelledFolder;
 use crate::reports::head::Head;
@@ -20,12 +20,12 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The alignment that direct I/O wants of memory and lengths. Units: bytes.
+/// The alignment of memory and lengths that direct I/O requires. Units: bytes.
 const DIRECT_BYTES: usize = 4096;
-/// So many frames a second are recorded by a program that does not go as fast as it can.
+/// Frames a second of a program that records with pacing.
 const PACE: u32 = 24;
 
-/// The ways that are measured, in this order: those that read need what those before them wrote.
+/// The measured ways, in this order: a way that reads needs the frames of the way before it.
 const WAYS: [Way; 7] = [
     Way::WriteDirect,
     Way::ReadDirect,
@@ -36,16 +36,16 @@ const WAYS: [Way; 7] = [
     Way::Small("write 1 B", 1),
 ];
 
-/// One kind of stroke. Frames: open, one call, close; of small writes the call alone.
+/// One kind of stroke: for a frame open, one call and close; for a small write the call alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     WriteDirect,
     ReadDirect,
     WriteBuffered,
     ReadBuffered,
-    /// Written with O_DIRECT, one each 24th of a second.
+    /// A write with O_DIRECT each 24th of a second.
     Paced,
-    /// So many bytes at a time, one behind the other, into a file that is open for reading, too.
+    /// Sequential writes of so many bytes into a file that is open for reading, too.
     Small(&'static str, usize),
 }
 
@@ -61,7 +61,7 @@ impl Way {
         }
     }
 
-    /// Those that come next need no frames of these any more.
+    /// True if no later way needs the frames.
     fn is_last_of_frames(self) -> bool {
         matches!(self, Way::ReadDirect | Way::ReadBuffered | Way::Paced)
     }
@@ -70,15 +70,15 @@ impl Way {
 /// The load.
 #[derive(Clone, Debug)]
 pub struct Strokes {
-    /// Where.
+    /// The folders to measure.
     pub places: Vec<LabelledFolder>,
-    /// Of each round.
+    /// Frames in each round.
     pub frame_count: u64,
-    /// Of a frame: a multiple of 4096.
+    /// Size of a frame, a multiple of 4096. Units: bytes.
     pub frame_bytes: u64,
-    /// Of each round.
+    /// Small writes in each round.
     pub small_count: u64,
-    /// How often all of it is done.
+    /// Number of repetitions.
     pub round_count: u64,
 }
 
@@ -88,9 +88,9 @@ pub struct StrokesReport {
     /// Which experiment, server and disks.
     #[serde(flatten)]
     pub(crate) head: Head,
-    /// In a round.
+    /// Frames in a round.
     pub frames: u64,
-    /// Of one of them.
+    /// Size of a frame. Units: bytes.
     pub frame_bytes: u64,
     /// Small writes in a round.
     pub small: u64,
@@ -98,27 +98,27 @@ pub struct StrokesReport {
     pub rows: Vec<StrokeRow>,
 }
 
-/// The cost of one way in one folder.
+/// The time of one way in one folder.
 #[derive(Clone, Debug, Serialize)]
 pub struct StrokeRow {
-    /// Which folder.
+    /// Label of the folder.
     pub label: String,
-    /// `write direct`, `read direct`, `write buffered`, `read buffered`, `write at 24/s` (frames);
-    /// `write 4 B`, `write 1 B` (calls).
+    /// Of frames: `write direct`, `read direct`, `write buffered`, `read buffered`, `write at
+    /// 24/s`; of calls: `write 4 B`, `write 1 B`.
     pub way: String,
     /// The mean of each round. Units: µs.
     pub mean_us: Vec<f64>,
-    /// Of these the one in the middle. Units: µs.
+    /// The median of these. Units: µs.
     pub median_us: f64,
     /// The worst of all rounds. Units: µs.
     pub worst_us: f64,
 }
 
 impl Strokes {
-    /// Do it.
+    /// Measure all folders.
     ///
-    /// Errors   a folder cannot be written to; files of a former run are there; its file system has
-    /// no direct I/O
+    /// Errors   a folder cannot be written to, or has files of a former run; its file system has no
+    /// direct I/O
     pub fn run(&self) -> Result<StrokesReport> {
         let mut rows: Vec<StrokeRow> = Vec::new();
         let mut memory = Memory::new(self.frame_bytes as usize);
@@ -175,7 +175,7 @@ impl Strokes {
             if way.is_last_of_frames() {
                 fs::remove_file(path)?;
             } else if way == Way::WriteBuffered {
-                // Bytes that are read next are not to be in the kernel's cache.
+                // The kernel must not have these bytes in its cache for the reads that follow.
                 let file = File::open(path)?;
                 file.sync_all()?;
                 fadvise(&file, 0, None, Advice::DontNeed)?;
@@ -243,7 +243,7 @@ fn read_frame(path: &Path, flags: OFlags, bytes: &mut [u8]) -> Result<()> {
         .read(true)
         .custom_flags(flags.bits() as i32)
         .open(path)?;
-    // So that bytes of the frame before are not taken for this one's.
+    // So that the check below does not take the last frame's bytes for this one's.
     bytes[0] = 0;
     file.read_exact(bytes)?;
     ensure!(
@@ -254,10 +254,10 @@ fn read_frame(path: &Path, flags: OFlags, bytes: &mut [u8]) -> Result<()> {
     Ok(())
 }
 
-/// The byte that frames are full of.
+/// The byte that fills all frames.
 const FILLED: u8 = 0x5a;
 
-/// A frame's bytes where direct I/O wants them.
+/// A frame's bytes, aligned for direct I/O.
 struct Memory {
     all: Vec<u8>,
     start: usize,

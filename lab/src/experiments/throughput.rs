@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Clients that read and write files of their own from end to end, as fast as it goes, all at once:
-//! how much is that together, how even, and what does it cost?
+//! Clients that read and write files of their own from end to end, as fast as possible, all at
+//! once: how much is that together, how even, and how much CPU time does it take?
 //!
 //! The timed reads compare one page of each block, so that the lab does not measure itself.
-//! Afterwards everything that was read is read once more through the same door, and what was
-//! written from the disks, and every byte is compared.
+//! Afterwards clients read their files once more through the same door, the lab reads the written
+//! files from the disks, and both compare every byte.
 
 use crate::clients::client::{Client, Crowd};
 use crate::clients::player::now_ns;
@@ -27,7 +27,7 @@ use std::time::Duration;
 
 const BEGIN_IN: Duration = Duration::from_millis(300);
 const WATCH_EVERY: Duration = Duration::from_millis(20);
-/// Of what writers write: no number of a file to be read.
+/// Clip numbers of written files begin here, above those of files to read.
 const WRITER_CLIP_BASE: u64 = 1 << 24;
 const FOLDER: &str = "written";
 
@@ -38,11 +38,11 @@ pub struct Throughput {
     pub reader_count: u64,
     /// Clients that write.
     pub writer_count: u64,
-    /// Of each file. Units: bytes.
+    /// Size of each file. Units: bytes.
     pub file_bytes: u64,
-    /// Of one request. Units: bytes.
+    /// Size of one request. Units: bytes.
     pub block_bytes: u64,
-    /// Everybody stops then; 0: at the end of its file. Units: s.
+    /// All clients stop after this; 0: each at the end of its file. Units: s.
     pub seconds: f64,
 }
 
@@ -58,15 +58,15 @@ pub struct ThroughputReport {
     pub readers: u64,
     /// Clients that write.
     pub writers: u64,
-    /// Of each file. Units: bytes.
+    /// Size of each file. Units: bytes.
     pub file_bytes: u64,
-    /// Of one request. Units: bytes.
+    /// Size of one request. Units: bytes.
     pub block_bytes: u64,
-    /// Everybody stopped then; 0: at the end of its file. Units: s.
+    /// All clients stopped after this; 0: each at the end of its file. Units: s.
     pub seconds: f64,
-    /// Bytes that came.
+    /// Bytes received.
     pub bytes_read: u64,
-    /// Bytes that were acknowledged.
+    /// Bytes acknowledged.
     pub bytes_written: u64,
     /// From the beginning to the end of the last client.
     pub wall_s: f64,
@@ -76,15 +76,15 @@ pub struct ThroughputReport {
     pub mb_per_s: f64,
     /// All bytes by `wall_s` and `final_sync_s`.
     pub mb_per_s_synced: f64,
-    /// Mean of the clients, each by its own time.
+    /// Mean rate of the clients, each by its own time.
     pub client_mb_per_s_mean: f64,
-    /// Slowest client.
+    /// Rate of the slowest client.
     pub client_mb_per_s_min: f64,
-    /// Each client, readers first.
+    /// Rate of each client, readers first.
     pub client_mb_per_s: Vec<f64>,
-    /// Bytes that differ from what was written, or are missing.
+    /// Bytes that differ from those written, or are missing.
     pub bytes_wrong: u64,
-    /// CPU time of the server, of local clients, too, until the disks had everything.
+    /// CPU time of the server, and of local clients, until the disks had everything.
     pub server_cpu_s: f64,
     /// CPU time of the whole machine meanwhile.
     pub machine_cpu_s: f64,
@@ -112,26 +112,27 @@ pub struct ThroughputReport {
     pub environment: Value,
 }
 
-/// The work of a run, and its cost.
+/// The report of a run so far, and the bytes that each writer wrote.
 struct Performed {
     report: ThroughputReport,
     written: Vec<u64>,
 }
 
 impl Throughput {
-    /// The files that have to be on the stage; beside it room for [`Throughput::written_bytes`].
+    /// The files that the stage must hold; beside them it needs room for
+    /// [`Throughput::written_bytes`].
     pub fn plan(&self, seed: u64) -> Plan {
         crate::experiments::trials::plan(seed, self.reader_count, self.file_bytes)
     }
 
-    /// At most. Units: bytes.
+    /// The most bytes that writers write. Units: bytes.
     pub fn written_bytes(&self) -> u64 {
         self.writer_count * self.file_bytes
     }
 
-    /// Let them work, and judge.
+    /// Let the clients work, and judge.
     ///
-    /// Errors   something could not be set up; what a server does badly is no error but a figure
+    /// Errors   the setup failed; bad results of a server are not errors but figures
     pub fn run(
         &self,
         room: &Room,
@@ -197,7 +198,7 @@ impl Throughput {
         }
     }
 
-    /// Clients that are connected; the first `count`.
+    /// Start the first `count` clients and wait until they are connected.
     fn start(
         &self,
         stage: &Stage,
@@ -263,7 +264,7 @@ impl Throughput {
         Ok(Performed { report, written })
     }
 
-    /// Every byte, by clients that compare all of them and are not timed.
+    /// Let clients read all files once more, without timing, and compare every byte.
     fn read_again(
         &self,
         stage: &Stage,
@@ -282,7 +283,7 @@ impl Throughput {
         Ok(())
     }
 
-    /// Of what a writer was told is written, read from the disks.
+    /// Wrong bytes among those acknowledged to a writer, read from the disks.
     fn wrong_bytes(&self, stage: &Stage, writer: u64, bytes: u64) -> Result<u64> {
         let path = stage.root().join(written_path(writer));
         let cannot = || format!("{} cannot be read", path.display());
@@ -326,7 +327,7 @@ fn written_clip(stage: &Stage, writer: u64) -> Clip {
     stage.plan().copy_clip(WRITER_CLIP_BASE + writer)
 }
 
-/// Tell them to begin and wait for all.
+/// Let all clients begin, and wait for their results.
 fn work_all(mut clients: Vec<Client>) -> Result<Vec<work::Done>> {
     let begin_ns = now_ns() + BEGIN_IN.as_nanos() as u64;
     for client in &mut clients {
@@ -344,7 +345,7 @@ fn disks_cpu_s(stage: &Stage) -> Result<Option<f64>> {
 }
 
 impl ThroughputReport {
-    /// Fill in what follows from the clients; the times stand already.
+    /// Compute the figures of the clients; the times are there already.
     fn add_clients(&mut self, read: &[work::Done], written: &[work::Done]) {
         let bytes = |all: &[work::Done]| all.iter().map(|done| done.bytes).sum::<u64>();
         self.bytes_read = bytes(read);
@@ -403,7 +404,7 @@ impl Outcome for ThroughputReport {
 
     /// A server that spoils bytes or fails a client has failed, however fast it is.
     ///
-    /// Errors   it did
+    /// Errors   the server has failed
     fn check(&self) -> Result<()> {
         ensure!(
             self.bytes_wrong == 0 && self.errors.is_empty(),

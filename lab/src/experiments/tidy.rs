@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A pool that needs tidying, and tidies itself while others play and record: who is late, how much
-//! is moved, and is it right afterwards?
+//! A pool that needs tidying, and tidies itself while others play and record: which players are
+//! late, how much does the pool move, and are all bytes right afterwards?
 //!
-//! Before the run files are put on the pool beside the footage: cut in pieces that lie among each
-//! other (to be defragmented), or whole before members are added (to be spread, or striped wider).
-//! The mount tidies from just before the first player's start to the last one's end. Afterwards
-//! every byte of these files and of the footage is read, past all caches. Frames are not judged
-//! here: the players do that.
+//! Before the run the lab writes files beside the footage: with interleaved extents, for a defrag,
+//! or whole before it adds members, for a rebalance or for wider stripes. The mount tidies from
+//! just before the first player's start to the last one's end. Afterwards the lab reads every byte
+//! of these files and of the footage, past all caches. Absent: frames, which the players judge.
 
 use crate::stage::Stage;
 use crate::stage::footage::Clip;
@@ -20,14 +19,14 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 const BUFFER_BYTES: usize = 4 << 20;
-/// Of files in pieces: so long is each. Units: bytes.
+/// Length of one interleaved extent. Units: bytes.
 const PIECE_BYTES: u64 = 256 << 10;
-/// Their clips are no stream's and no copier's.
+/// Clip numbers of these files begin here, above those of streams and copiers.
 const CLIP_BASE: u64 = 1 << 21;
-/// Where they are, below the share.
+/// Their folder, below the share.
 const FOLDER: &str = "shots";
 
-/// The disorder that there is to tidy.
+/// The disorder to tidy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Untidy {
     /// Members are added that have nothing; the others are fuller
@@ -39,7 +38,7 @@ pub enum Untidy {
 }
 
 impl Untidy {
-    /// As on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Untidy::Rebalance => "rebalance",
@@ -49,18 +48,18 @@ impl Untidy {
     }
 }
 
-/// The files that are put there, and how.
+/// The files to tidy.
 #[derive(Clone, Debug)]
 pub struct Tidy {
     /// The disorder.
     pub untidy: Untidy,
     /// Files beside the footage.
     pub file_count: u64,
-    /// Of each. Units: bytes.
+    /// Size of each. Units: bytes.
     pub file_bytes: u64,
     /// When the pool tidies itself, in the words of `rushes pool policy`.
     pub schedule: String,
-    /// Of the content.
+    /// Seed of the content.
     pub seed: u64,
 }
 
@@ -73,24 +72,24 @@ pub struct TidyReport {
     pub schedule: String,
     /// Files beside the footage.
     pub files: u64,
-    /// All of them. Units: bytes.
+    /// Size of all of them together. Units: bytes.
     pub file_bytes: u64,
-    /// Moved while others played. Units: bytes.
+    /// Bytes that the pool moved while others played. Units: bytes.
     pub moved_bytes: u64,
-    /// Files of which something was moved.
+    /// Files of which it moved bytes.
     pub moved_count: u64,
-    /// All of the pool was gone through.
+    /// The pool went through all of its files.
     pub is_whole: bool,
     /// Files that could not be moved.
     pub failed_count: u64,
-    /// Of these files and of the footage, afterwards.
+    /// Wrong bytes of these files and of the footage, afterwards.
     pub tidied_bytes_wrong: u64,
-    /// As the pool says it.
+    /// The pool's status.
     pub status: Value,
 }
 
 impl Tidy {
-    /// Room for them. Units: bytes.
+    /// Room for the files. Units: bytes.
     pub fn bytes(&self) -> u64 {
         self.file_count * self.file_bytes
     }
@@ -106,13 +105,13 @@ impl Tidy {
         }
     }
 
-    /// Files, then members.
+    /// Writes the files, then adds members.
     pub fn prepare(&self, stage: &Stage) -> Result<()> {
         let array = stage.array().filter(|_| stage.is_pool());
         let array = array.context("tidying is for pools; give --layout pool or pool-striped")?;
         stage.make_folder_anew(FOLDER)?;
         if self.untidy == Untidy::Grow {
-            // Over groups of two, as many as there are.
+            // Stripes over as many groups of two members as there are.
             let words = format!("striped={}x2", stage.disk_count() / 2);
             let (folder, words) = (stage.root().join(FOLDER), words.as_bytes());
             setxattr(&folder, "user.rushes.policy", words, XattrFlags::empty())
@@ -148,13 +147,13 @@ impl Tidy {
         array.add_members()
     }
 
-    /// From now on.
+    /// Let the pool tidy itself from now on.
     pub fn begin(&self, stage: &Stage) -> Result<()> {
         let array = stage.array().context("no pool")?;
         array.tidy(&self.schedule)
     }
 
-    /// No more, and what it came to, as the pool says it.
+    /// End the tidying; returns the pool's status.
     pub fn end(&self, stage: &Stage) -> Result<Value> {
         let array = stage.array().context("no pool")?;
         array.tidy("off")?;
@@ -202,7 +201,7 @@ fn wrong_bytes(path: &Path, clip: Clip, bytes: u64) -> Result<u64> {
         let wanted = (bytes - at).min(BUFFER_BYTES as u64) as usize;
         let got = file.read(&mut buffer[..wanted])?;
         if got == 0 {
-            // Bytes that are not there are wrong.
+            // Missing bytes are wrong.
             return Ok(wrong + bytes - at);
         }
         wrong += clip.wrong_bytes(at, &buffer[..got]);
@@ -223,7 +222,7 @@ impl TidyReport {
         Ok(())
     }
 
-    /// For people.
+    /// The report as text for people.
     pub fn text(&self) -> String {
         format!(
             "  tidied meanwhile ({}): {} MiB of {} files moved, {}; {} bytes wrong\n",

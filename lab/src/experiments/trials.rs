@@ -2,7 +2,8 @@
 //! Trials of cost rather than of deadlines: from cache, mixed random, and with the daemon absent.
 //!
 //! Two servers are up at once and take turns, so that both meet the same machine; only ratios of
-//! medians count. Where the disk is in play it cannot be shared, and they take turns as a whole.
+//! neighbouring runs count. They cannot share a disk, so where the load needs one, one server is up
+//! at a time.
 
 use crate::clients::client::{Client, Crowd};
 use crate::clients::copies::{get, smbclient};
@@ -25,30 +26,30 @@ use std::path::Path;
 use std::time::Instant;
 
 const GIB: f64 = (1u64 << 30) as f64;
-/// Files in turn that together still fit the cache. Units: bytes.
+/// Size of the file, which fits into the cache. Units: bytes.
 pub const WARM_FILE_BYTES: u64 = 512 << 20;
-/// Unit in which a downloaded file is compared.
+/// Unit of comparisons of a downloaded file. Units: bytes.
 const COMPARE_BYTES: usize = 1 << 20;
 /// Smallest and largest request of the mixed load. Units: bytes.
 const MIXED_BLOCKS: (u64, u64) = (4 << 10, 256 << 10);
 const MIXED_READ_PERCENT: u64 = 70;
-/// Runs of two servers that are up at once, before they are started anew.
+/// Runs of two servers that are up at once, before the lab starts two new ones.
 const RUNS_OF_A_PAIR: u64 = 8;
-/// Where the metadata load works, below the share.
+/// Folder of the metadata load, below the share.
 const METADATA_FOLDER: &str = "archive";
 
 /// One measured quantity of two servers.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
-    /// The quantity that was measured, with its unit.
+    /// The measured quantity, with its unit.
     pub what: String,
-    /// Of the server on trial: lowest, median, highest.
+    /// Values of the server on trial: lowest, median, highest.
     pub ours: (f64, f64, f64),
-    /// Of stock.
+    /// Values of stock.
     pub stock: (f64, f64, f64),
     /// Median of the ratios of neighbouring runs: ours by stock's.
     pub ratio: f64,
-    /// The ratio that is wanted.
+    /// The ratio to reach.
     pub wanted: String,
 }
 
@@ -63,7 +64,7 @@ pub struct Trial {
     pub runs: u64,
     /// Results.
     pub rows: Vec<Row>,
-    /// Bytes that differ from what was written, of all that was compared.
+    /// Bytes that differ from those written, of all compared bytes.
     pub bytes_wrong: u64,
     /// Machine and revision.
     pub environment: serde_json::Value,
@@ -81,7 +82,7 @@ impl Trial {
         }
     }
 
-    /// `pairs`: (ours, stock) of neighbouring runs.
+    /// Adds a row. `pairs`: ours and stock's of neighbouring runs.
     fn row(&mut self, what: &str, wanted: &str, pairs: &[(f64, f64)]) {
         let ratios = pairs.iter().map(|(ours, stock)| ours / stock);
         self.rows.push(Row {
@@ -140,7 +141,7 @@ impl Duel {
         })
     }
 
-    /// Run `measure` on both, `runs` times, swapping who goes first.
+    /// Run `measure` on both, `runs` times; the two go first in turn.
     fn take_turns<R>(
         &self,
         runs: u64,
@@ -190,7 +191,7 @@ pub fn hits(
     let mut trial = Trial::new("from cache, smbclient", contender, runs);
     for server in [&duel.ours, &duel.stock] {
         download(server, 1)?;
-        // This one comes from the cache and is looked at; those that are timed go to /dev/null.
+        // This download comes from the cache and is compared; the timed ones go to /dev/null.
         let file = room.path().join("came-out");
         get(server.address(), &Plan::copy_path(0), &file)?;
         trial.bytes_wrong += wrong_bytes(&file, stage.plan().copy_clip(0), WARM_FILE_BYTES)?;
@@ -208,8 +209,8 @@ pub fn hits(
     Ok(trial)
 }
 
-/// How many bytes of a downloaded file differ from its clip; missing and surplus ones are among
-/// them.
+/// Number of bytes of a downloaded file that differ from its clip, missing and surplus ones
+/// included.
 fn wrong_bytes(path: &Path, clip: Clip, length: u64) -> Result<u64> {
     let mut file = File::open(path).with_context(|| format!("{}", path.display()))?;
     let mut buffer = vec![0u8; COMPARE_BYTES];
@@ -244,7 +245,7 @@ fn download(server: &Server, rounds: u64) -> Result<Cost> {
     })
 }
 
-/// Let one client work and say what it did and what it cost.
+/// Let one client work. Returns its result and the server's CPU time. Units: s.
 fn work_once(server: &Server, stage: &Stage, load: Load) -> Result<(work::Done, f64)> {
     let plan = stage.plan();
     let metadata = matches!(load, Load::Metadata { .. });
@@ -296,7 +297,7 @@ pub fn absent(room: &Room, stage: &mut Stage, base: &Play, runs: u64) -> Result<
             },
         ),
         ("metadata, s", Load::Metadata { count: 500 }),
-        // Last: afterwards the file does not hold what the stage says.
+        // Last: it replaces the stage's content of the file.
         (
             "sequential write, s",
             Load::SequentialWrite {
@@ -308,15 +309,15 @@ pub fn absent(room: &Room, stage: &mut Stage, base: &Play, runs: u64) -> Result<
     let mut pairs = vec![Vec::new(); loads.len()];
     let mut left = runs;
     while left > 0 {
-        // Servers anew every few runs: two of the same kind differ by more than is asked about here
-        // (where their databases and processes happen to lie), and for as long as they live.
+        // New servers every few runs: two of the same kind differ by more than the ratio to reach,
+        // by the places of their databases and processes, and for as long as they live.
         let turns = left.min(RUNS_OF_A_PAIR);
         left -= turns;
         stage.rewrite_copies()?;
         stage.cool()?;
         let duel = Duel::start(room, stage, base, contender)?;
         for ((_, load), pairs) in loads.iter().zip(&mut pairs) {
-            // Both once before it counts: page cache and smbd's own memory are warm.
+            // Both once before the measurement, to warm page cache and smbd's own memory.
             work_once(&duel.ours, stage, *load)?;
             work_once(&duel.stock, stage, *load)?;
             pairs.extend(duel.take_turns(turns, |server| {
@@ -447,7 +448,7 @@ fn mixed_once(
     let mixed = Mixed {
         mb_per_s: bytes as f64 / 1e6 / longest,
         response_ms: weighted.sum::<f64>() / requests.max(1) as f64,
-        // The worst client's, not a mean of percentiles.
+        // That of the worst client, not a mean of percentiles.
         response_ms_p99: done
             .iter()
             .map(|one| one.response_ms_p99)
@@ -462,7 +463,7 @@ fn mixed_once(
     Ok(mixed)
 }
 
-/// The needs of a trial on its stage: so many files, and a folder.
+/// The stage of a trial: so many files, and a folder.
 pub fn plan(seed: u64, file_count: u64, file_bytes: u64) -> Plan {
     Plan {
         seed,
@@ -477,7 +478,7 @@ pub fn plan(seed: u64, file_count: u64, file_bytes: u64) -> Plan {
     }
 }
 
-/// Room for results, made if need be.
+/// Writes the results into a folder, made if it is missing.
 pub fn keep(trial: &Trial, out: &Path) -> Result<()> {
     std::fs::create_dir_all(out).with_context(|| format!("{} cannot be made", out.display()))?;
     let file = out.join(format!("{}.json", trial.trial.replace([' ', ','], "-")));

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! When acknowledged bytes were on the disk: what writers were told, compared with what the disk
-//! saw.
+//! When acknowledged bytes were on the disk: the writers' acknowledgements compared with the disk's
+//! notes.
 //!
-//! A page is judged by the youngest acknowledgement of its bytes. Of a page that two frames share
-//! the first counts as there when the page's head has come, the second when its end has
-//! ([`crate::stage::take`]). The last page of a file seldom has an end: it is judged by its head,
-//! and not at all when it is shorter than that.
+//! Bytes of a page that two frames share have two acknowledgements: the first frame's part is there
+//! when the page's head has come, the second's when its end has, see [`crate::stage::take`]. The
+//! last page of a file seldom has an end: its head alone counts, and a page shorter than a head
+//! does not count.
 
 use crate::disk::Arrival;
 use crate::stage::footage::PAGE_BYTES;
@@ -16,26 +16,26 @@ use std::collections::BTreeMap;
 const PAGE: u64 = PAGE_BYTES as u64;
 const NEVER: u64 = u64::MAX;
 
-/// The answers that one writer got of one file.
+/// The acknowledgements that one writer got for one file.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
-    /// Of the file.
+    /// Number of the file.
     pub number: u64,
     /// Units: bytes.
     pub frame_bytes: u64,
-    /// Of the whole file. Units: bytes.
+    /// Size of the whole file. Units: bytes.
     pub file_bytes: u64,
-    /// When each frame was acknowledged. Units: ns, CLOCK_MONOTONIC.
+    /// When the server acknowledged each frame. Units: ns, CLOCK_MONOTONIC.
     pub acknowledged_ns: Vec<u64>,
 }
 
 impl Told {
-    /// How many bytes were acknowledged.
+    /// Acknowledged bytes.
     pub fn bytes(&self) -> u64 {
         (self.acknowledged_ns.len() as u64 * self.frame_bytes).min(self.file_bytes)
     }
 
-    /// The frame that a byte belongs to.
+    /// When a byte was acknowledged. Units: ns, CLOCK_MONOTONIC.
     fn told_at(&self, byte: u64) -> u64 {
         let frame = (byte / self.frame_bytes.max(1)) as usize;
         self.acknowledged_ns.get(frame).copied().unwrap_or(NEVER)
@@ -45,13 +45,13 @@ impl Told {
 /// How long after their acknowledgement bytes were on the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ages {
-    /// Pages that were there later than the limit, or never.
+    /// Pages that came later than the limit, or never.
     pub late_blocks: u64,
-    /// Bytes of them that were acknowledged.
+    /// Acknowledged bytes in them.
     pub late_bytes: u64,
-    /// Of those, pages that never came.
+    /// Those of them that never came.
     pub missing_blocks: u64,
-    /// Oldest; of a page that never came, up to the end. Units: s.
+    /// The highest age; a page that never came ages to the end of the run. Units: s.
     pub worst_s: f64,
 }
 
@@ -78,7 +78,7 @@ impl Arrived {
                 pages.whole_ns.resize(end, NEVER);
             }
             for page in arrival.page as usize..end {
-                // The first time counts: what is written again later was safe before.
+                // The first arrival counts: after it the page is safe, and later writes repeat it.
                 pages.head_ns[page] = pages.head_ns[page].min(arrival.at_ns);
                 if arrival.whole {
                     pages.whole_ns[page] = pages.whole_ns[page].min(arrival.at_ns);
@@ -88,9 +88,9 @@ impl Arrived {
         Arrived(files)
     }
 
-    /// Compare with what a writer was told.
+    /// Compare with a writer's acknowledgements.
     ///
-    /// Units    limit_ns: age from which a page is late · end_ns: instant up to which a missing
+    /// Units    limit_ns: age above which a page is late · end_ns: instant up to which a missing
     /// page ages
     pub fn ages(&self, told: &Told, limit_ns: u64, end_ns: u64) -> Ages {
         let mut ages = Ages::default();
@@ -135,12 +135,12 @@ impl Arrived {
     }
 }
 
-/// Bytes that were there before anybody was told so have no age.
+/// How long after their acknowledgement bytes came; 0 if they came before it.
 fn age(came_ns: u64, told_ns: u64, end_ns: u64) -> u64 {
     came_ns.min(end_ns).saturating_sub(told_ns)
 }
 
-/// Of all files together.
+/// The ages of all files together.
 pub fn together(all: impl Iterator<Item = Ages>) -> Ages {
     all.fold(Ages::default(), |sum, one| Ages {
         late_blocks: sum.late_blocks + one.late_blocks,
@@ -193,7 +193,7 @@ mod tests {
 
     #[test]
     fn each_part_of_a_shared_page_has_its_own_acknowledgement() {
-        // The first frame's half of page 1 came only with the second's, 14 s after its
+        // The first frame's half of page 1 came with the second's half, 14 s after its
         // acknowledgement.
         let arrived = Arrived::new(&[came(11, 0, 1, true), came(24, 1, 2, true)]);
         let wanted = Ages {
@@ -235,7 +235,7 @@ mod tests {
         let ages = arrived.ages(&short, LIMIT, 60 * S);
         assert_eq!((ages.late_blocks, ages.late_bytes), (1, 100));
         assert_eq!(ages.missing_blocks, 0);
-        // So few bytes carry no stamp.
+        // So few bytes have no stamp.
         short.file_bytes = PAGE * 2 + 31;
         assert_eq!(arrived.ages(&short, LIMIT, 60 * S).late_blocks, 0);
     }

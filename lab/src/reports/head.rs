@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The beginning of all reports: which experiment, against which server, on which disks.
 //!
-//! Its fields stand in the JSON object of a report beside those of the report itself. A field that
-//! a report does not have is left out.
+//! In the JSON object of a report its fields stand beside those of the report itself. The object
+//! leaves out a field that the report does not have.
 
 use crate::servers::server::Way;
 use crate::stage::Stage;
@@ -16,10 +16,10 @@ const REPORT_VERSION: u32 = 1;
 pub struct Head {
     /// Version of the field names.
     pub report_version: u32,
-    /// Which experiment; a report of `play` does not say it.
+    /// The experiment; a report of `play` leaves it out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experiment: Option<String>,
-    /// Which server; of several in turn each run says its own.
+    /// The server; with several in turn each run has its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub server: Option<String>,
     /// `smb`, `nfs`, `local`.
@@ -28,20 +28,20 @@ pub struct Head {
     /// `table5`, `table5-half`, `table5-quarter`, `table5-eighth`, `ssd`, `memory`, or the folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
-    /// How many disks.
+    /// Number of disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disks: Option<u64>,
     /// The layer that makes one place of them: `plain`, `pool`, `pool-striped`, `raid0`, `single`,
     /// `mergerfs`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<String>,
-    /// For instance `ext4`; of a folder, the file system below it.
+    /// The file system, such as `ext4`; for a folder the one below it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_system: Option<String>,
 }
 
 impl Head {
-    /// Of an experiment without server and stage.
+    /// The head of an experiment without server and stage.
     pub fn of(experiment: &str) -> Head {
         Head {
             report_version: REPORT_VERSION,

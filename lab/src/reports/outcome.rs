@@ -6,19 +6,18 @@ use serde::Serialize;
 
 /// The result of an experiment. As JSON it is itself.
 pub trait Outcome: Serialize {
-    /// For people, with its line ends.
+    /// The table for people, with its line ends.
     fn table(&self) -> Result<String>;
 
-    /// Whether the run counts: wrong bytes and broken promises are failures, late frames are
-    /// figures.
+    /// Check the result: wrong bytes and broken promises are failures, late frames are figures.
     ///
-    /// Errors   it failed; said after the report, which has the details
+    /// Errors   it failed; printed after the report, which has the details
     fn check(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// An experiment, as its command line has it.
+/// An experiment with its options.
 pub trait Experiment {
     /// Its result.
     type Outcome: Outcome;
@@ -29,9 +28,9 @@ pub trait Experiment {
     fn run(&self) -> Result<Self::Outcome>;
 }
 
-/// Run it, and print what came out: as JSON and nothing else, or as a table.
+/// Run an experiment, and print its result as JSON and nothing else, or as a table.
 ///
-/// Errors   it could not be made, or its outcome is a failure
+/// Errors   the run could not be made, or its result is a failure
 pub fn perform(experiment: &impl Experiment, is_json: bool) -> Result<()> {
     let outcome = experiment.run()?;
     print!("{}", printed(&outcome, is_json)?);

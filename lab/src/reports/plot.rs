@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Plots by gnuplot, each as SVG and PNG beside the data it was drawn from.
+//! Plots by gnuplot, each as SVG and PNG beside its data.
 
 use crate::stage::run;
 use anyhow::{Context, Result};
@@ -11,9 +11,9 @@ use std::process::Command;
 /// A line of a plot.
 #[derive(Clone, Debug)]
 pub struct Line {
-    /// For the legend.
+    /// Its name in the legend.
     pub name: String,
-    /// x, y, and the spread of y (lowest, highest).
+    /// x, y, and the spread of y: lowest, highest.
     pub points: Vec<(f64, f64, f64, f64)>,
 }
 
@@ -41,21 +41,21 @@ impl Marks {
 /// A plot.
 #[derive(Clone, Debug)]
 pub struct Plot {
-    /// Above it.
+    /// Its title.
     pub title: String,
-    /// Below it.
+    /// Label of the x axis.
     pub x_label: String,
-    /// Beside it.
+    /// Label of the y axis.
     pub y_label: String,
-    /// Upper end of y, when the data's own would hide what matters.
+    /// Upper end of y; `None`: by the data.
     pub y_max: Option<f64>,
     /// A level to mark, with its name.
     pub level: Option<(f64, String)>,
-    /// How.
+    /// The style of points.
     pub marks: Marks,
-    /// x is a number of things: nothing is between two of them.
+    /// x counts things: only whole numbers have a tick.
     pub is_counted: bool,
-    /// The lines that are drawn.
+    /// Its lines.
     pub lines: Vec<Line>,
 }
 
@@ -89,7 +89,8 @@ impl Plot {
             None => writeln!(text, "set yrange [*:*]")?,
         }
         match self.is_counted {
-            // Room beside the first and the last; heights are compared, so they begin at nothing.
+            // Room beside the first and the last point; y begins at 0, since readers compare
+            // heights.
             true => writeln!(
                 text,
                 "set xtics 1\nset offsets 0.2, 0.2, 0, 0\nset yrange [0:*]"
@@ -128,7 +129,7 @@ pub fn draw_panels(panels: &[Plot], folder: &Path, name: &str) -> Result<()> {
     fs::write(&data, data_of(panels)).with_context(|| format!("{}", data.display()))?;
     let script = folder.join(format!("{name}.gnuplot"));
     fs::write(&script, script_of(panels, name)?)?;
-    // gnuplot finds its data by relative names, so the folder can be moved and drawn again.
+    // gnuplot gets relative names, so that the plot can be drawn again after the folder has moved.
     let file = script.file_name().context("the script has no name")?;
     run(Command::new("gnuplot").arg(file).current_dir(folder))
 }
@@ -137,7 +138,7 @@ fn data_of(panels: &[Plot]) -> String {
     let mut text = String::new();
     for line in panels.iter().flat_map(|panel| &panel.lines) {
         let _ = writeln!(text, "# {}", line.name);
-        // gnuplot does not count a block without points.
+        // gnuplot would not count a block without points.
         if line.points.is_empty() {
             text.push_str("NaN NaN NaN NaN\n");
         }

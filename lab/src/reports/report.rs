@@ -20,32 +20,33 @@ pub struct Report {
     /// Which experiment, server and disks.
     #[serde(flatten)]
     pub(crate) head: Head,
-    /// Players whose files have bytes on each disk; null where all have of all.
+    /// For each disk the number of players whose files have bytes on it; null where the layout
+    /// spreads files itself, or with one disk.
     #[serde(default)]
     pub streams_per_disk: Option<Vec<u64>>,
     /// Players.
     pub streams: u64,
-    /// Of those, under contract from their first read on (Rushes only).
+    /// Players under contract from their first read on; with Rushes alone.
     pub streams_admitted: u64,
-    /// Frames asked of all players.
+    /// Frames that all players had to play.
     pub frames: u64,
-    /// Frames past their deadline, of all players; those that never came are among them.
+    /// Frames past their deadline, or that never came, of all players.
     pub late_frames: u64,
-    /// The same of admitted streams only; of a stream that got its contract later they are in
+    /// Late frames of admitted streams; those of a stream with a later contract are in
     /// `late_frames` alone.
     pub late_frames_admitted: u64,
     /// Players with a late frame.
     pub late_streams: u64,
-    /// Of all frames; negative when every frame was early.
+    /// The worst of all frames; negative when every frame was early.
     pub worst_lateness_ms: f64,
-    /// Longest wait from asking for the open to the first frame.
+    /// Longest wait from the request to open to the first frame.
     pub first_frame_ms_max: f64,
     /// Bytes that copiers received while players played.
     pub copy_bytes: u64,
     /// CPU time of smbd and daemon while players played.
     pub server_cpu_s: f64,
-    /// Bytes that differ from what was written (players and copiers), or were missing in a player's
-    /// frame.
+    /// Bytes that players and copiers got and that differ from those written, or that were missing
+    /// in a player's frame.
     pub bytes_wrong: u64,
     /// `staggered` or `together`.
     pub start: String,
@@ -65,11 +66,11 @@ pub struct Report {
     pub frames_per_s: f64,
     /// Copiers.
     pub copies: u64,
-    /// How long copiers were counted.
+    /// The time for which copiers' bytes count.
     pub copy_seconds: f64,
-    /// Together.
+    /// Rate of all copiers together.
     pub copy_mb_per_s: f64,
-    /// Whole files they finished.
+    /// Whole files that they copied.
     pub copy_files: u64,
     /// Copies that failed, each with its reason.
     pub copy_failures: Vec<String>,
@@ -79,8 +80,8 @@ pub struct Report {
     pub wall_s: f64,
     /// CPU time of all players: must be small, or the lab measures itself.
     pub players_cpu_s: f64,
-    /// CPU time of the whole machine meanwhile: server, clients, modelled disk, and what the kernel
-    /// does for them by itself.
+    /// CPU time of the whole machine meanwhile: server, clients, modelled disk, and the kernel's
+    /// own work for them.
     pub machine_cpu_s: f64,
     /// CPU time that its host gave to others meanwhile: figures of a run with much of it are worth
     /// little.
@@ -89,9 +90,9 @@ pub struct Report {
     pub open_ms_max: f64,
     /// The most memory that smbd and daemon held together, cache included.
     pub server_memory_bytes_peak: u64,
-    /// The most that the daemon held beside its cache.
+    /// The most memory that the daemon held beside its cache.
     pub daemon_bytes_beside_cache_max: Option<u64>,
-    /// The most the daemon's cache held, as it says itself.
+    /// The most bytes that the daemon's cache held, by its status.
     pub cache_bytes_peak: Option<u64>,
     /// Rushes with pattern analyser.
     pub analyser: bool,
@@ -117,13 +118,13 @@ pub struct Report {
     pub status: Value,
     /// Machine and revision.
     pub environment: Value,
-    /// Of a mixed run: what those who recorded meanwhile got.
+    /// In a mixed run the report of the recorders.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recording: Option<Box<WriteReport>>,
-    /// Of `fill`: what those who filled the disks meanwhile got.
+    /// In `fill` the report of the clients that filled the disks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filling: Option<Box<FillReport>>,
-    /// Of a run in which the pool tidied itself.
+    /// In a run in which the pool tidied itself the report of that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tidying: Option<Box<TidyReport>>,
     /// Lateness of each frame of each player, with `--timeline`. Units: ms.
@@ -134,7 +135,7 @@ pub struct Report {
 /// A player's frames.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Timeline {
-    /// Player.
+    /// The player's stream.
     pub stream: u64,
     /// Its start after the first player's. Units: s.
     pub start_s: f64,
@@ -147,20 +148,20 @@ pub struct Timeline {
 pub struct StreamRow {
     /// Stream of the stage.
     pub stream: u64,
-    /// Under contract from its first read on: every read was due. A promise withdrawn later was one
+    /// Under contract from its first read on: every read was due. A contract withdrawn later counts
     /// all the same.
     pub admitted: bool,
-    /// Its standing when it was last seen, as the daemon says it.
+    /// Its standing in the daemon's last status that had it.
     pub standing: Option<String>,
-    /// Frames asked.
+    /// Frames that it had to play.
     pub frames: u64,
-    /// Late ones.
+    /// Frames past their deadline, or that never came.
     pub late_frames: u64,
     /// Units: ms.
     pub worst_lateness_ms: f64,
-    /// Half of its frames came at least so early (negative) or late.
+    /// The median lateness of its frames; negative: early.
     pub lateness_ms_p50: f64,
-    /// 99 of 100.
+    /// The 99th percentile.
     pub lateness_ms_p99: f64,
     /// Units: ms.
     pub open_ms: f64,
@@ -172,21 +173,21 @@ pub struct StreamRow {
     pub error: Option<String>,
 }
 
-/// The facts of one player after a run.
+/// The results of one player after a run.
 #[derive(Clone, Debug)]
 pub struct Played {
-    /// Its measurement.
+    /// Its own result.
     pub playback: Playback,
-    /// The daemon's names for its standing, in order of time.
+    /// Its standings by the daemon, in order of time.
     pub standings: Vec<String>,
     /// It was under contract from its first read on.
     pub admitted: bool,
 }
 
 impl StreamRow {
-    /// A row from a player's own account.
+    /// A row from a player's results.
     ///
-    /// Units    limit_ms: lateness counted for frames that never came
+    /// Units    limit_ms: lateness of frames that never came
     pub fn new(played: &Played, frame_count: u64, limit_ms: f64) -> StreamRow {
         let playback = &played.playback;
         let missing = frame_count.saturating_sub(playback.lateness_ms.len() as u64);
@@ -224,7 +225,7 @@ impl StreamRow {
 }
 
 impl Report {
-    /// Fill in what follows from the players.
+    /// Take the rows of the players, and compute the figures over all players.
     pub fn add_streams(&mut self, rows: Vec<StreamRow>) {
         let worst = |f: fn(&StreamRow) -> f64| rows.iter().map(f).fold(f64::NEG_INFINITY, f64::max);
         self.worst_lateness_ms = worst(|row| row.worst_lateness_ms);
@@ -245,7 +246,7 @@ impl Report {
         self.per_stream = rows;
     }
 
-    /// Fill in what copiers did in so many seconds.
+    /// Add the results of copiers in so many seconds.
     pub fn add_copies(&mut self, tally: Tally, seconds: f64) {
         self.copy_bytes = tally.bytes;
         self.copy_seconds = seconds;
@@ -356,10 +357,10 @@ impl Outcome for Report {
         Ok(out)
     }
 
-    /// A server that gives wrong bytes or breaks off a copy has failed, however early its frames
+    /// A server that returns wrong bytes or breaks off a copy has failed, however early its frames
     /// come.
     ///
-    /// Errors   it did
+    /// Errors   the server has failed
     fn check(&self) -> Result<()> {
         ensure!(
             self.bytes_wrong == 0 && self.copy_failures.is_empty(),
@@ -379,7 +380,7 @@ impl Outcome for Report {
     }
 }
 
-/// The machine, the kernel and the revision that was measured.
+/// The machine, the kernel and the revision of the measured programs.
 pub fn environment() -> Value {
     let uname = rustix::system::uname();
     let release = uname.release().to_string_lossy();
@@ -407,14 +408,14 @@ pub fn environment() -> Value {
 /// Processor time of the whole machine since it started.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Processors {
-    /// Spent on anything. Units: s.
+    /// Time that the processors worked. Units: s.
     pub busy_s: f64,
-    /// Wanted, and given to others by the machine's host. Units: s.
+    /// Time in which the machine had work and its host gave the processor to others. Units: s.
     pub stolen_s: f64,
 }
 
 impl Processors {
-    /// Until now; nothing where the kernel does not tell.
+    /// The times until now; 0 where the kernel does not count them.
     pub fn now() -> Processors {
         Processors::of(&std::fs::read_to_string("/proc/stat").unwrap_or_default())
     }
@@ -436,7 +437,7 @@ impl Processors {
         }
     }
 
-    /// The time that was spent since then.
+    /// The times from `then` to these.
     pub fn since(self, then: Processors) -> Processors {
         Processors {
             busy_s: self.busy_s - then.busy_s,
@@ -445,8 +446,8 @@ impl Processors {
     }
 }
 
-/// A kernel's release without what follows its numbers, which names who built it and sometimes
-/// where it runs.
+/// The numbers of a kernel's release, without the suffix that names its builder and sometimes its
+/// host.
 fn numbers_of(release: &str) -> &str {
     let end = release.find(|c: char| c != '.' && !c.is_ascii_digit());
     &release[..end.unwrap_or(release.len())]

@@ -20,11 +20,11 @@ pub struct WriteReport {
     pub writers: u64,
     /// Files that each wrote.
     pub files_per_writer: u64,
-    /// Of each file. Units: bytes.
+    /// Size of each file. Units: bytes.
     pub file_bytes: u64,
-    /// Written in one call. Units: bytes.
+    /// Size of one write. Units: bytes.
     pub frame_bytes: u64,
-    /// Of each writer; null: as fast as it went. Units: bits a second.
+    /// Rate of each writer; null: as fast as possible. Units: bits a second.
     pub bitrate: Option<u64>,
     /// Frames a second of each writer; null without pacing.
     pub frames_per_s: Option<f64>,
@@ -36,7 +36,7 @@ pub struct WriteReport {
     pub start: String,
     /// Units: ms.
     pub stagger_ms: f64,
-    /// How files were made long before: `none`, `one-byte`, `set-eof`.
+    /// How writers extended files before they wrote them: `none`, `one-byte`, `set-eof`.
     pub extend: String,
     /// Writers flushed each file before they closed it.
     pub flush: bool,
@@ -46,14 +46,14 @@ pub struct WriteReport {
     pub late_frames: u64,
     /// Writers with a late frame.
     pub late_writers: u64,
-    /// Of all frames; null without pacing.
+    /// The worst of all frames; null without pacing.
     pub worst_lateness_ms: Option<f64>,
     /// Bytes that were acknowledged.
     pub bytes: u64,
     /// From the first open to the last close.
     pub wall_s: f64,
-    /// Final sync: asked for right after the last close (in a mixed run when players were done,
-    /// too), until the disk had everything.
+    /// The final sync, from its start until the disk had everything. It starts right after the last
+    /// close; in a mixed run when players are done, too.
     pub final_sync_s: f64,
     /// Acknowledged bytes by `wall_s`.
     pub mb_per_s: f64,
@@ -62,11 +62,11 @@ pub struct WriteReport {
     /// Age from which a block is late on the device. Units: s.
     pub device_late_limit_s: f64,
     /// Blocks of 4 KiB that the device got later than that after their acknowledgement; null where
-    /// the disk cannot tell.
+    /// the disk takes no notes.
     pub device_late_blocks: Option<u64>,
     /// Acknowledged bytes in them.
     pub device_late_bytes: Option<u64>,
-    /// Of those, blocks that the device never got.
+    /// Those of them that the device never got.
     pub device_missing_blocks: Option<u64>,
     /// Longest time from an acknowledgement until the device had the bytes.
     pub device_worst_age_s: Option<f64>,
@@ -74,15 +74,14 @@ pub struct WriteReport {
     pub fragments_max: u64,
     /// Fragments of all files together.
     pub fragments: u64,
-    /// Bytes that differ from what was written, or are missing, read cold from the file system
-    /// below.
+    /// Bytes that differ from those written, or are missing, read cold from the file system below.
     pub bytes_wrong: u64,
     /// CPU time of smbd and daemon while writers wrote and until the disk had everything.
     pub server_cpu_s: f64,
     /// CPU time of all writers: must be small, or the lab measures itself.
     pub writers_cpu_s: f64,
-    /// CPU time of the whole machine meanwhile: server, writers, modelled disk, and what the kernel
-    /// does for them by itself.
+    /// CPU time of the whole machine meanwhile: server, writers, modelled disk, and the kernel's
+    /// own work for them.
     pub machine_cpu_s: f64,
     /// CPU time that its host gave to others meanwhile: figures of a run with much of it are worth
     /// little.
@@ -114,48 +113,47 @@ pub struct WriteReport {
 /// A file in numbers.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct FileRow {
-    /// Number of the file; of a recording the writer's.
+    /// Number of the file; in a recording that of the writer.
     pub number: u64,
-    /// Which writer.
+    /// Number of the writer.
     pub writer: u64,
-    /// Below the share.
+    /// Its path below the share.
     pub path: String,
-    /// Frames it should have.
+    /// Frames that it should have.
     pub frames: u64,
-    /// Late ones.
+    /// Frames acknowledged past their deadline, or never.
     pub late_frames: u64,
     /// Null without pacing. Units: ms.
     pub worst_lateness_ms: Option<f64>,
-    /// Half of its frames were acknowledged at least so early (negative) or late. Null without
-    /// pacing.
+    /// The median lateness of its frames; negative: early. Null without pacing.
     pub lateness_ms_p50: Option<f64>,
-    /// 99 of 100. Null without pacing.
+    /// The 99th percentile. Null without pacing.
     pub lateness_ms_p99: Option<f64>,
     /// Units: ms.
     pub open_ms: f64,
-    /// Making it long before anything was written into it. Units: ms.
+    /// Time to extend it before the first frame. Units: ms.
     pub extend_ms: f64,
-    /// Flushing it before its close. Units: ms.
+    /// Time to flush it before its close. Units: ms.
     pub flush_ms: f64,
     /// Acknowledged bytes.
     pub bytes: u64,
-    /// From its open to its close.
+    /// The rate from its open to its close.
     pub mb_per_s: f64,
     /// As filefrag counts.
     pub fragments: u64,
     /// Units: bytes.
     pub bytes_wrong: u64,
-    /// Null where the disk cannot tell.
+    /// Null where the disk takes no notes.
     pub device_late_blocks: Option<u64>,
-    /// Null where the disk cannot tell. Units: s.
+    /// Null where the disk takes no notes. Units: s.
     pub device_worst_age_s: Option<f64>,
     /// Lateness of each frame, with `--timeline`. Units: ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lateness_ms: Option<Vec<f32>>,
 }
 
-/// A frame's acknowledgement, relative to its deadline: negative when it came before. Units: all
-/// ns, but the result ms.
+/// How long after its deadline a frame was acknowledged; negative: before. Units: ns, but the
+/// result ms.
 pub fn lateness_ms(
     start_ns: u64,
     preroll_ns: u64,
@@ -168,8 +166,8 @@ pub fn lateness_ms(
 }
 
 impl FileRow {
-    /// Fill in what follows from the lateness of frames; those that were never acknowledged are
-    /// late by `limit_ms`.
+    /// Compute the counts and percentiles of lateness; frames never acknowledged are late by
+    /// `limit_ms`.
     pub fn add_lateness(&mut self, lateness: &[f64], limit_ms: f64) {
         let missing = self.frames.saturating_sub(lateness.len() as u64);
         let mut sorted = lateness.to_vec();
@@ -187,7 +185,7 @@ impl FileRow {
 }
 
 impl WriteReport {
-    /// Fill in what follows from the files.
+    /// Take the rows of the files, and compute the figures over all files.
     pub fn add_files(&mut self, rows: Vec<FileRow>) {
         let worst = rows.iter().filter_map(|row| row.worst_lateness_ms);
         self.worst_lateness_ms = worst.reduce(f64::max);
@@ -207,7 +205,7 @@ impl WriteReport {
         self.per_file = rows;
     }
 
-    /// The table, into text that goes before or behind it.
+    /// Append the table to `out`.
     pub fn write_table(&self, out: &mut String) -> std::fmt::Result {
         let pace = match self.bitrate {
             Some(bitrate) => format!("{:.0} Mb/s each", bitrate as f64 / 1e6),
@@ -308,7 +306,7 @@ impl Outcome for WriteReport {
     /// A server that loses or spoils bytes or fails a write has failed, however early its
     /// acknowledgements come.
     ///
-    /// Errors   it did
+    /// Errors   the server has failed
     fn check(&self) -> Result<()> {
         ensure!(
             self.bytes_wrong == 0 && self.errors.is_empty(),

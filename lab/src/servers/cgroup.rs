@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A control group around a server: a limit on its memory, page cache included, and its CPU time.
 //!
-//! Both kinds of hierarchy are known: version 1 (memory and cpuacct are folders of their own) and
+//! It knows both hierarchies: version 1, where memory and cpuacct are folders of their own, and
 //! version 2.
 
 use crate::stage::room::Room;
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// Where a group's knobs are.
+/// The hierarchy of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     One,
     Two,
 }
 
-/// A group of processes with one purse of memory. Everything in it is ended when it is dropped.
+/// A group of processes with one limit of memory. Dropping it kills all of them.
 #[derive(Debug)]
 pub struct Cgroup {
     version: Version,
@@ -65,7 +65,7 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// A command that will run inside the group, from its first instruction on.
+    /// A command that runs in the group from its first instruction on.
     pub fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("/bin/sh");
         let joins: String = self
@@ -81,7 +81,7 @@ impl Cgroup {
         command
     }
 
-    /// CPU time used by everything that ever ran in it.
+    /// CPU time of all processes that ever ran in it.
     pub fn cpu(&self) -> Result<Duration> {
         match self.version {
             Version::One => {
@@ -100,7 +100,7 @@ impl Cgroup {
     pub fn memory_bytes_peak(&self) -> Result<u64> {
         let text = match self.version {
             Version::One => self.read(0, "memory.max_usage_in_bytes")?,
-            // Linux 5.19 and later.
+            // In Linux 5.19 and later.
             Version::Two => self.read(0, "memory.peak")?,
         };
         Ok(text.trim().parse()?)
@@ -152,7 +152,8 @@ fn enable_memory_controller(root: &Path) -> Result<()> {
     })
 }
 
-/// Kill what is in a group and remove it; used on the way out and by sweeps, so it never fails.
+/// Kill the processes in a group and remove it; it runs on the way out and in sweeps, so it returns
+/// no error.
 pub(crate) fn empty_and_remove(folder: &Path) {
     let end = Instant::now() + Duration::from_secs(5);
     while folder.exists() && Instant::now() < end {

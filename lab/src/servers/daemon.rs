@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A private `rushes serve`: configuration, folders and sockets of its own, driven from outside as
-//! a user would.
+//! A private `rushes serve`: configuration, folders and sockets of its own, controlled from outside
+//! as a user would.
 //!
-//! The lab links nothing of the daemon. It asks `rushes status --json` and reads field names that
+//! The lab links nothing of the daemon. It runs `rushes status --json` and reads field names that
 //! docs/reference promises.
 
 use crate::servers::cgroup::Cgroup;
@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// statfs(2).
+/// Type of a tmpfs in statfs(2).
 pub(crate) const TMPFS_MAGIC: u64 = 0x0102_1994;
 const READY_MAX: Duration = Duration::from_secs(30);
 
@@ -37,12 +37,12 @@ pub struct Daemon {
     model: Value,
 }
 
-/// Where the daemon called `name` has its sockets.
+/// The folder of the sockets of the daemon called `name`.
 pub fn runtime_folder(room: &Room, name: &str) -> PathBuf {
     room.path().join(format!("{name}-run"))
 }
 
-/// The command that writes out what the daemon called `name` left, should it die.
+/// The command that recovers the lanes of the daemon called `name` if it dies.
 pub fn recover_command(room: &Room, name: &str) -> String {
     let config = config_file(room, name);
     format!("rushes recover --config {}", config.display())
@@ -65,8 +65,8 @@ impl Daemon {
     ) -> Result<Daemon> {
         let binary = find_rushes()?;
         let runtime = runtime_folder(room, name);
-        // The calibration belongs to the stage, not to one run on it. All else that a daemon
-        // remembers is of its run alone: the next one begins as the first did.
+        // The calibration belongs to the stage, not to one run on it. All other state of a daemon
+        // belongs to its run: the next daemon begins like the first.
         let measured = room.folder("state")?;
         let state = room.path().join(format!("{name}-state"));
         if state.exists() {
@@ -85,9 +85,10 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// With this configuration, whose runtime folder is [`runtime_folder`], and no device measured.
+    /// Start with this configuration, whose runtime folder is [`runtime_folder`], without
+    /// calibration.
     ///
-    /// Errors   as those of [`Daemon::start`]
+    /// Errors   those of [`Daemon::start`]
     pub fn start_with(
         room: &Room,
         name: &str,
@@ -129,7 +130,7 @@ impl Daemon {
         &self.config_text
     }
 
-    /// The device model it was given, as it stands in its state folder.
+    /// Its device models, as they stand in its state folder.
     pub fn model(&self) -> &Value {
         &self.model
     }
@@ -148,8 +149,8 @@ impl Daemon {
         serde_json::from_slice(&out.stdout).context("rushes status printed no JSON")
     }
 
-    /// Until so many doors of the mount of a pool have a session; `said` is what that says
-    /// meanwhile.
+    /// Wait until so many doors of a pool's mount have a session; `said` returns the mount's log
+    /// for an error.
     pub fn wait_for_doors(&self, count: u64, said: &dyn Fn() -> String) -> Result<()> {
         let end = Instant::now() + READY_MAX;
         loop {
@@ -178,7 +179,7 @@ impl Daemon {
 
     fn wait_until_ready(&mut self) -> Result<()> {
         let socket = self.runtime.join("control.sock");
-        // It comes last: under this name it lets everybody in.
+        // The daemon makes it last: from then on it accepts sessions.
         let doors = self.runtime.join("session.sock");
         let end = Instant::now() + READY_MAX;
         loop {
@@ -204,9 +205,9 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// End it, and wait until it has written what it kept.
+    /// End it, and wait until it has written its write buffer.
     ///
-    /// Errors   it did not end by itself, or complained
+    /// Errors   it did not end by itself, or not with 0
     pub fn stop(mut self) -> Result<()> {
         self.end();
         let status = self.child.wait()?;
@@ -222,7 +223,7 @@ impl Daemon {
     fn end(&mut self) {
         let pid = rustix::process::Pid::from_raw(self.child.id() as i32);
         let (Some(pid), Ok(None)) = (pid, self.child.try_wait()) else {
-            // Its number may be another's by now.
+            // Its number may be another process's by now.
             return;
         };
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
@@ -245,8 +246,8 @@ impl Drop for Daemon {
     }
 }
 
-/// As `/run` is: lanes lie there, and on a disk the kernel would write them down. The room takes it
-/// away again.
+/// Mount a tmpfs unless the folder is in one, as `/run` is: lanes lie there, and on a disk the
+/// kernel would write them back. The room unmounts it.
 fn in_memory(folder: &Path) -> Result<()> {
     if rustix::fs::statfs(folder)?.f_type as u64 == TMPFS_MAGIC {
         return Ok(());
@@ -257,7 +258,7 @@ fn in_memory(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Copies the files of a folder into another, which is made.
+/// Copies the files of a folder into another, which it makes.
 fn copy_files(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to).with_context(|| format!("{} cannot be made", to.display()))?;
     for entry in fs::read_dir(from)? {
@@ -276,13 +277,12 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
     writeln!(text, "[server]")?;
     writeln!(text, "runtime_dir = \"{}\"", runtime.display())?;
     writeln!(text, "state_dir = \"{}\"", state.display())?;
-    // The server counts on 100 ms at least; a player who waits less is promised no less than
-    // others.
+    // The daemon refuses a preroll below 100 ms; a player that waits less gets the contract of one
+    // that waits 100 ms.
     let preroll_ms = spec.preroll.as_millis().max(100);
     writeln!(text, "preroll = \"{preroll_ms}ms\"")?;
     writeln!(text, "analyser = {}", spec.analyser)?;
-    // The lab says itself, for all servers alike, whether names and extents are known before
-    // players come.
+    // The lab itself warms names and extents, or leaves them cold, for all servers alike.
     writeln!(text, "warm_metadata = false")?;
     for (key, value) in &spec.rushes_options {
         writeln!(text, "{key} = {value}")?;
@@ -307,7 +307,7 @@ fn configuration(stage: &Stage, spec: &Spec, runtime: &Path, state: &Path) -> Re
             writeln!(text, "{key} = {value}")?;
         }
     }
-    // A part of a striped frame has a rate, if somebody says it, but is no frame.
+    // A part of a striped frame has a rate, if a rule gives one, but is not a frame.
     let frames = spec
         .frames_per_kilosecond
         .filter(|_| stage.layout() != Layout::PoolStriped);
@@ -337,8 +337,8 @@ fn shares(stage: &Stage) -> Vec<(String, PathBuf)> {
     }
 }
 
-/// Let the daemon's own tool measure the devices, all at once, once for a stage, and return what it
-/// wrote.
+/// Let the daemon's own tool measure the devices, all at once, once for a stage; returns the models
+/// that it wrote.
 fn calibrate(
     binary: &Path,
     config: &Path,
@@ -386,13 +386,12 @@ fn calibrate(
     Ok(Value::Object(models))
 }
 
-/// The `rushes` beside this program, as it would be installed.
+/// The `rushes` beside this program, as in an installation; else one that was built or installed.
 pub fn find_rushes() -> Result<PathBuf> {
     let beside = std::env::current_exe()
         .ok()
         .and_then(|path| Some(path.parent()?.join("rushes")));
-    // The folder of what is built may lie elsewhere and be called anything; a test's program is in
-    // it.
+    // The build folder may have any path; a test's program is in it.
     let program = std::env::current_exe().unwrap_or_default();
     let same: Vec<PathBuf> = program
         .ancestors()

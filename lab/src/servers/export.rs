@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A private NFS export on a port of its own, by the distribution's Ganesha: of a pool's mount by
-//! `rushes pool export nfs`, of any other place with Ganesha's own defaults.
+//! A private NFS export on a port of its own, by the distribution's Ganesha: for a pool's mount by
+//! `rushes pool export nfs`, for any other place with Ganesha's own defaults.
 
 use crate::clients::nfs::Nfs;
 use crate::servers::cgroup::Cgroup;
@@ -14,17 +14,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// Its name, below the server's root.
+/// Name of the export, below the server's root.
 pub const EXPORT: &str = "media";
 
 const READY_MAX: Duration = Duration::from_secs(60);
 const END_MAX: Duration = Duration::from_secs(15);
-/// How long clients of an earlier server, of whom there are none, may claim what they had;
+/// Grace period, in which clients of an earlier server may reclaim their state; there are none.
 /// Ganesha's leases are about as long. Units: s.
 const GRACE_S: u64 = 8;
 
-/// The configuration that a place that is no pool is exported with; a key that it does not set is
-/// as Ganesha has it.
+/// The configuration for the export of a place that is not a pool; keys that it does not set have
+/// Ganesha's defaults.
 fn stock_configuration(folder: &Path, port: u16, state: &Path) -> String {
     format!(
         "NFS_CORE_PARAM {{ Bind_addr = 127.0.0.1; NFS_Port = {port}; Protocols = 4; NLM_Port = 0; Enable_NLM = false; \
@@ -48,7 +48,7 @@ pub struct Export {
 }
 
 impl Export {
-    /// Serve the folder, and wait until clients are let in. `is_pool`: by Rushes' own command.
+    /// Serve the folder, and wait until clients may open files. `is_pool`: by Rushes' own command.
     ///
     /// Errors   Ganesha is not installed, or does not answer within 60 s
     pub fn start(
@@ -97,18 +97,18 @@ impl Export {
         let mut export = Export { child, port, log };
         export.wait_until_ready()?;
         if is_pool {
-            // Nobody may open anything before.
+            // Clients cannot open files during the grace period.
             pause(Duration::from_secs(GRACE_S + 1))?;
         }
         Ok(export)
     }
 
-    /// On 127.0.0.1.
+    /// Its TCP port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The end of what it said.
+    /// The last lines of its log.
     pub fn log_tail(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let lines: Vec<&str> = text.lines().collect();
@@ -133,7 +133,7 @@ impl Export {
 
 impl Drop for Export {
     fn drop(&mut self) {
-        // Told to end, it takes Ganesha with it, which has the mount open.
+        // At SIGTERM our command stops Ganesha, which has the mount open, and ends.
         if let (Some(pid), Ok(None)) = (
             rustix::process::Pid::from_raw(self.child.id() as i32),
             self.child.try_wait(),

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The servers that are compared: Rushes, the same smbd without it, and that one tuned for this or
-//! that.
+//! The servers that the lab compares: Rushes, the same smbd without it, and that smbd with several
+//! sets of options.
 //!
-//! All get the same smbd, the same disk and the same memory. The rivals' page cache is bounded by a
-//! control group of `data_bytes`; Rushes' daemon and smbd together get that and [`OWN_BYTES`] for
-//! everything that is not cache. A process of its own that makes one place of several disks (the
-//! mount of a pool, mergerfs) is in the group, too.
+//! All get the same smbd, the same disk and the same memory. A control group of `data_bytes` bounds
+//! the rivals' page cache; Rushes' daemon and smbd together get that and [`OWN_BYTES`] for all
+//! memory that is not cache. A process that makes one place of several disks, such as the mount of
+//! a pool or mergerfs, is in the group, too.
 
 use crate::clients::door::Address;
 use crate::servers::cgroup::Cgroup;
@@ -21,15 +21,16 @@ use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Memory for processes themselves, beside the cache, for every server. Units: bytes.
+/// Memory for the processes themselves, beside the cache; a rival gets a quarter of it. Units:
+/// bytes.
 pub const OWN_BYTES: u64 = 256 << 20;
 
-/// Of each client's smbd when there are many, for every server. Units: bytes.
+/// Memory for each client's smbd when there are many, for every server. Units: bytes.
 const CLIENT_BYTES: u64 = 8 << 20;
-/// Of what makes one place of several disks, for every server on such a stage: requests of all
-/// clients are in its memory at once. Units: bytes.
+/// Memory for the process that makes one place of several disks, for every server on such a stage:
+/// it holds requests of all clients at once. Units: bytes.
 const MOUNT_BYTES: u64 = 256 << 20;
-/// So many are in what a server has anyway.
+/// Clients for which the memory of the processes suffices.
 const CLIENTS_WITHIN: u64 = 16;
 
 /// Read-ahead of the tuned rival. Of 4, 8 and 16 MiB the last keeps most streams on `table5`.
@@ -57,7 +58,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Kind::Rushes => "rushes",
@@ -70,7 +71,7 @@ impl Kind {
         }
     }
 
-    /// With our module.
+    /// True if smbd has our module.
     fn has_module(self) -> bool {
         matches!(self, Kind::Rushes | Kind::Absent)
     }
@@ -82,7 +83,7 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// By which way clients come.
+/// The way by which clients reach the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Way {
     /// SMB over loopback.
@@ -94,7 +95,7 @@ pub enum Way {
 }
 
 impl Way {
-    /// As on the command line.
+    /// Its name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Way::Smb => "smb",
@@ -107,17 +108,18 @@ impl Way {
 /// The server to start.
 #[derive(Clone, Debug)]
 pub struct Spec {
-    /// Which.
+    /// Which server.
     pub kind: Kind,
-    /// By which way.
+    /// The way of its clients.
     pub way: Way,
     /// Memory for cached data. Units: bytes.
     pub cache_bytes: u64,
     /// False: Rushes without pattern analyser.
     pub analyser: bool,
-    /// Preroll that Rushes is told players have.
+    /// The players' preroll in Rushes' configuration.
     pub preroll: Duration,
-    /// Rate that Rushes is told the footage has; `None`: it has to find out. Units: bits a second.
+    /// The footage's rate in Rushes' configuration; `None`: Rushes must find it out. Units: bits a
+    /// second.
     pub bitrate: Option<u64>,
     /// Frames a second of a sequence, in thousandths, instead of a bitrate.
     pub frames_per_kilosecond: Option<u64>,
@@ -131,16 +133,16 @@ pub struct Spec {
     pub share_options: Vec<(String, String)>,
     /// Read-ahead of the device for this run. Units: KiB.
     pub read_ahead_kib: Option<u64>,
-    /// A device model measured before; `None`: measure in set-up.
+    /// A device model measured before; `None`: the setup measures one.
     pub model: Option<PathBuf>,
-    /// Our module; `None`: look in the usual places.
+    /// Our module; `None`: the one in the usual places.
     pub module: Option<PathBuf>,
-    /// Clients without a name may come, too: [`crate::clients::wire`] has none.
+    /// The share accepts guests, too: [`crate::clients::wire`] connects as one.
     pub nameless: bool,
-    /// Clients that will come.
+    /// Number of clients.
     pub client_count: u64,
-    /// The bytes that Rushes may hold for writers; a rival's cache is so much larger. 0: clients
-    /// write by themselves. Units: bytes.
+    /// Rushes' write buffer; a rival's cache is so much larger. 0: Rushes takes no writes. Units:
+    /// bytes.
     pub write_buffer_bytes: u64,
 }
 
@@ -154,14 +156,14 @@ impl Spec {
     fn own_bytes(&self) -> u64 {
         let own = match self.kind {
             Kind::Rushes => OWN_BYTES,
-            // Page cache and processes share the purse, so smbd's own memory must not shrink the
+            // Page cache and processes share one limit, and smbd's own memory must not shrink the
             // cache.
             _ => OWN_BYTES / 4,
         };
         own + self.client_count.saturating_sub(CLIENTS_WITHIN) * CLIENT_BYTES
     }
 
-    /// Can this server stand on that stage?
+    /// Checks that this server can serve that stage.
     fn check(&self, stage: &Stage) -> Result<()> {
         let layout = stage.layout();
         let stands = match self.kind {
@@ -210,9 +212,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Start it over a stage. `name`: of its folder in the room.
+    /// Start it over a stage. `name`: the name of its folder in the room.
     ///
-    /// Errors   a part is not built or not installed (said which), or did not come up
+    /// Errors   a part is not built or not installed, which the error names, or did not come up
     pub fn start(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<Server> {
         spec.check(stage)?;
         let mount_bytes = stage.array().map_or(0, |_| MOUNT_BYTES);
@@ -271,7 +273,7 @@ impl Server {
                 password: smbd::PASSWORD.to_owned(),
                 home,
             },
-            // The mount of a pool is a door of the daemon's itself.
+            // The mount of a pool is itself a door of the daemon.
             None if daemon.is_some() && mount.is_none() => Address::Rushes {
                 root: stage.root().to_owned(),
                 socket: session_socket(room, name),
@@ -300,7 +302,7 @@ impl Server {
         })
     }
 
-    /// How clients reach it.
+    /// Its address for clients.
     pub fn address(&self) -> &Address {
         &self.address
     }
@@ -315,7 +317,7 @@ impl Server {
         self.cgroup.cpu()
     }
 
-    /// The most memory they held. Units: bytes.
+    /// The most memory that they held. Units: bytes.
     pub fn memory_bytes_peak(&self) -> Result<u64> {
         self.cgroup.memory_bytes_peak()
     }
@@ -377,7 +379,7 @@ fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd:
     let mut share = Vec::new();
     let mut global = Vec::new();
     let mut module = None;
-    // Over the mount of a pool it would only be one more way to the same daemon.
+    // Over the mount of a pool the module would only be a second way to the same daemon.
     if spec.kind.has_module() && !stage.is_pool() {
         module = Some(find_module(spec.module.as_deref())?);
         share.push(option("vfs objects", "rushes"));
@@ -389,7 +391,7 @@ fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd:
         ));
     }
     if spec.kind == Kind::StockTuned {
-        // smb.conf(5), vfs_io_uring(8), and what guides for video servers agree on.
+        // From smb.conf(5), vfs_io_uring(8) and the common advice of guides for video servers.
         share.push(option("vfs objects", "io_uring"));
         share.push(option("strict locking", "no"));
         share.push(option("posix locking", "no"));
@@ -432,7 +434,7 @@ fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd:
     })
 }
 
-/// `rushes.so`: as told, as built in this tree, or as installed.
+/// Finds `rushes.so`: the one told, the one built in this tree, or the installed one.
 pub fn find_module(told: Option<&Path>) -> Result<PathBuf> {
     if let Some(path) = told {
         ensure!(
@@ -450,7 +452,7 @@ pub fn find_module(told: Option<&Path>) -> Result<PathBuf> {
         .context("rushes.so was not found: `make build` puts it into build/, `--module FILE` names another")
 }
 
-/// Folders above this program and above where we stand.
+/// The current folder and the path of this program, with all folders above them.
 pub fn ancestors_of_binary() -> impl Iterator<Item = PathBuf> {
     let here = std::env::current_dir().unwrap_or_default();
     let binary = std::env::current_exe().unwrap_or_default();

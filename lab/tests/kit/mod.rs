@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! What tests of whole runs share: can this machine make them, where they live, and that nothing of
-//! them is left.
+//! Shared by tests of whole runs: the check that this machine can make them, their rooms, and the
+//! check that nothing of them is left.
 
-// Each test program uses a part of it.
+// Each test program uses only a part of this file.
 #![allow(dead_code)]
 
 use serde_json::Value;
@@ -12,8 +12,7 @@ use std::process::{Child, Command, Stdio};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
 
-/// False, and a word about it, where these runs cannot be made; under `make test` that is a
-/// failure.
+/// False, with a message, where these runs are impossible; under `make test` that is a failure.
 pub(crate) fn possible(test: &str) -> bool {
     let programs = ["/usr/sbin/smbd", "/usr/bin/pdbedit", "/usr/sbin/filefrag"];
     let possible = rustix::process::geteuid().is_root()
@@ -29,11 +28,11 @@ pub(crate) fn possible(test: &str) -> bool {
     possible
 }
 
-/// Where one test's runs keep their rooms; empty again when they have tidied up.
+/// The folder for the rooms of one test's runs; empty again when all runs have ended.
 pub(crate) struct Rooms(PathBuf);
 
 impl Rooms {
-    /// Empty; `test` tells it from others'.
+    /// An empty folder, named after `test`.
     pub(crate) fn new(test: &str) -> Rooms {
         let name = format!("rushes-lab-test-{test}-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
@@ -41,12 +40,12 @@ impl Rooms {
         Rooms(path)
     }
 
-    /// Where they are.
+    /// The folder.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
-    /// `rushes-lab ARGUMENTS --json`, under way.
+    /// Starts `rushes-lab ARGUMENTS --json`.
     pub(crate) fn start(&self, arguments: &str) -> Child {
         Command::new(PROGRAM)
             .args(arguments.split_whitespace())
@@ -58,7 +57,8 @@ impl Rooms {
             .expect("rushes-lab starts")
     }
 
-    /// The same to its end, which must be a good one that leaves nothing; its report.
+    /// Runs it to its end, checks that it succeeds and leaves nothing behind, and returns its
+    /// report.
     pub(crate) fn run(&self, arguments: &str) -> Value {
         let child = self.start(arguments);
         let pid = child.id();
@@ -74,7 +74,7 @@ impl Rooms {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{arguments}: {error} in {text}"))
     }
 
-    /// No room, mount, loop device or disk of that run is left.
+    /// Checks that no room, mount, loop device or disk of that run is left.
     pub(crate) fn check_tidy(&self, arguments: &str, pid: u32) {
         let left: Vec<_> = fs::read_dir(&self.0)
             .expect("it is there")
@@ -126,7 +126,7 @@ pub(crate) fn number(report: &Value, name: &str) -> f64 {
         .unwrap_or_else(|| panic!("{name} is {} in {report:#}", report[name]))
 }
 
-/// The same needs a built daemon and module.
+/// The same for runs that need a built daemon and module.
 pub(crate) fn possible_with_rushes(test: &str) -> bool {
     let there = rushes_lab::servers::daemon::find_rushes().is_ok()
         && rushes_lab::servers::server::find_module(None).is_ok();
