@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Sizes, rates and spans of time on the lab's command line, as the rest of the command line reads
-//! them (`engine/daemon/src/config/amount.rs`), which the lab may not import.
+//! Sizes, rates and spans of time on the lab's command line, in the syntax of
+//! `engine/daemon/src/config/amount.rs`, which the lab may not import.
 //!
 //! In addition a size may have a bare, decimal `k`, `M`, `G` or `T`, and a span that is a bare
 //! number is in seconds.

@@ -2,7 +2,7 @@
 //! Measurements of the real programs: a slow disk, private servers, players with a clock, rivals,
 //! plots, power cuts.
 //!
-//! Nothing here is imported by the server. `rushes lab …` executes the binary of this crate, so the
+//! The server imports nothing of it. `rushes lab …` executes the binary of this crate, so the
 //! server links neither FUSE nor libsmbclient.
 
 pub mod amounts;

@@ -31,8 +31,7 @@ fn dispatch(command: Command) -> Result<()> {
             println!("{}", serde_json::to_string(&words::of(&command))?);
             Ok(())
         }
-        // Clients have process groups of their own: Ctrl-C does not reach them, and they catch no
-        // signal.
+        // Clients have process groups of their own, which Ctrl-C does not reach: no handler.
         Command::Player => player::main(),
         Command::Editor => edit::editor::main(),
         Command::Writer => writer::main(),

@@ -25,8 +25,8 @@ use fuser::{
 /// requests a second, some 50 µs each.
 pub(super) const REQUEST_BYTES_MAX: u32 = 1 << 20;
 
-/// Threads that take requests from the kernel. They copy the bytes of writes and queue requests; a
-/// request that needs no wait they also serve.
+/// Threads that take requests from the kernel. They store or copy the bytes of writes and queue
+/// requests; they serve only requests that need not wait.
 const THREAD_COUNT: usize = 2;
 
 /// Requests that the kernel may have under way: more than the loop device's queue depth of 128, so

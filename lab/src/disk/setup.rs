@@ -498,8 +498,7 @@ pub struct SlowDisk {
 impl SlowDisk {
     /// Puts up a disk that is taken down when it is dropped, or when this process dies.
     ///
-    /// Errors   a missing right (root is needed), tool (losetup) or device (`/dev/fuse`), or no
-    /// memory
+    /// Errors   no root, no losetup, no `/dev/fuse`, or no memory
     pub fn create(spec: &DiskSpec) -> Result<SlowDisk, DiskError> {
         SlowDisk::put_up(spec, true)
     }

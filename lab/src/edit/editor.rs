@@ -541,7 +541,7 @@ mod tests {
     fn of_a_sampled_piece_the_first_page_is_compared() {
         let outcome = |is_sampled: bool| {
             let script = Script {
-                // Clip 5 numbers the source, clip 1 fills the file: nearly every byte differs.
+                // The source expects clip 5, the file holds clip 1: nearly every byte differs.
                 files: vec![Source {
                     number: 5,
                     ..source(1, false)

@@ -21,7 +21,7 @@ use serde_json::Value;
 use std::fmt::Write as _;
 use std::time::Duration;
 
-/// The daemon refuses a smaller cache. Units: bytes.
+/// With buffers of the default size the daemon refuses a smaller cache. Units: bytes.
 const CACHE_BYTES_MIN: u64 = 64 << 20;
 /// Without `--cache` the cache is the size of the lists divided by this.
 const LIST_PART: u64 = 4;

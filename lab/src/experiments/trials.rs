@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Trials of cost rather than of deadlines: from cache, mixed random, and with the daemon absent.
 //!
-//! Two servers are up at once and take turns, so that both meet the same machine; only ratios of
-//! neighbouring runs count. They cannot share a disk, so where the load needs one, one server is up
-//! at a time.
+//! Two servers are up at once and take turns, so that both meet the same machine; only the median
+//! of the ratios of neighbouring runs counts. They cannot share a disk, so where the load needs
+//! one, one server is up at a time.
 
 use crate::clients::client::{Client, Crowd};
 use crate::clients::copies::{get, smbclient};
@@ -273,7 +273,7 @@ fn work_once(server: &Server, stage: &Stage, load: Load) -> Result<(work::Done, 
     Ok((done, (server.cpu()? - cpu).as_secs_f64()))
 }
 
-/// Does the module cost anything where there is no daemon?
+/// Measures the cost of the module where there is no daemon.
 pub fn absent(room: &Room, stage: &mut Stage, base: &Play, runs: u64) -> Result<Trial> {
     let contender = Contender {
         kind: Kind::Absent,

@@ -106,7 +106,8 @@ pub fn orphans(histories: &[History], found: &Tree) -> Vec<Finding> {
         .collect()
 }
 
-/// The file that a file without a name most resembles, and the first sector that is not of it.
+/// The file that a file without a name most resembles, and the first sector that is not of it;
+/// `None`: all are.
 fn mixed(histories: &[History], node: &Node) -> Option<(u64, String)> {
     let Node::File(bytes) = node else {
         return Some((0, kind_of(Some(node))));

@@ -17,7 +17,8 @@ use crate::stage::room::Room;
 /// The contents that came back after a cut.
 #[derive(Debug, Default)]
 pub struct Recovered {
-    /// The tree as read; of a pool that needed repair also before it. None: it was unreadable.
+    /// The tree as read; of a pool that fsck mended after a first mount, before and after. Empty:
+    /// it was unreadable.
     pub trees: Vec<Tree>,
     /// Files without a name that fsck moved to `lost+found`.
     pub orphans: Tree,

@@ -6,8 +6,8 @@
 //! the right place and writes a file into the hole. FIEMAP must then confirm the place, or the lab
 //! refuses the stage.
 //!
-//! In a folder of the user's own, `--disk PATH`, the file system chooses the places. Several disks
-//! are an [`Array`], whose file systems choose them, too.
+//! A folder of the user's own, `--disk PATH`, is used as it is: its file system chooses the places.
+//! Several disks are an [`Array`], whose file systems choose them, too.
 
 pub mod array;
 pub mod blocks;
