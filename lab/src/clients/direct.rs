@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A file for reads with O_DIRECT: no cache of the kernel has its bytes before or afterwards.
 //!
-//! A caller may give any place and length; it reads the pages around them. Absent: writing.
+//! Any place and length will do: it reads the pages around them. Absent: writing.
 
 use rustix::fs::OFlags;
 use std::fs::{File, OpenOptions};

@@ -198,8 +198,8 @@ impl WriteCache {
         taken
     }
 
-    /// End the epoch: later writes belong to the next. Returns it; when nothing of it or of an
-    /// earlier one is left, all earlier writes are on the medium.
+    /// End the epoch: later writes belong to the next. Returns the ended one; when nothing of it or
+    /// of an earlier one is left, all earlier writes are on the medium.
     pub fn close_epoch(&mut self) -> u64 {
         self.epoch += 1;
         self.epoch - 1

@@ -22,7 +22,7 @@
 //! | 16 | 8 | length in bytes; 0 for flush and mark |
 //! | 24 | 8 | time of the change, before its answer: ns of the monotonic clock, never decreasing |
 //!
-//! and after the head of a write its bytes. Zeros are without: file systems write many of them.
+//! and after the head of a write its bytes. Zeros have none, since file systems write many of them.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};

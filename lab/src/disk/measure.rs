@@ -2,10 +2,10 @@
 //! Table 5 again: direct random reads and writes of 64 KiB to 16 MiB, beside the paper's figures
 //! and those of the timing model on a virtual clock.
 //!
-//! Measured minus model is the time that loop device, FUSE and scheduling add on this machine;
-//! model minus paper is the error of the fit. The memory of the paper's array absorbed its writes:
-//! the lab measures a disk with a write cache while that is full, and a disk without one differs
-//! from the paper at small requests.
+//! The difference between measured and model comes from loop device, FUSE and scheduling on this
+//! machine; that between model and paper is the error of the fit. The memory of the paper's array
+//! absorbed its writes: the lab measures a disk with a write cache while that is full, and a disk
+//! without one differs from the paper at small requests.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -521,8 +521,9 @@ impl Server {
     /// Sleeps until the model's instant. Returns false when a command ended the sleep before.
     fn wait(&self, until: Instant) -> bool {
         let begun = now();
-        // No request of a healthy disk takes longer than LONG: this is an injected fault, which a
-        // command may end. A shorter sleep does not wait for commands, which would cost precision.
+        // No request of a healthy disk of Table 5 takes longer than LONG: this is an injected
+        // fault, which a command may end. A shorter sleep does not wait for commands, which would
+        // cost precision.
         let mut left = until.since(begun);
         while left > LONG {
             let state = self.lock();

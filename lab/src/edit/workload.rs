@@ -269,7 +269,7 @@ impl Workload {
 
     /// Gives it so many layers, all cut at once.
     ///
-    /// Errors   it has no layers, or takes fewer than these
+    /// Errors   it has no layers, or the number is out of range
     pub fn set_layers(&mut self, layers: u64) -> Result<()> {
         let Kind::Timeline(timeline) = &mut self.kind else {
             bail!(

@@ -309,8 +309,8 @@ pub fn absent(room: &Room, stage: &mut Stage, base: &Play, runs: u64) -> Result<
     let mut pairs = vec![Vec::new(); loads.len()];
     let mut left = runs;
     while left > 0 {
-        // New servers every few runs: two of the same kind differ by more than the ratio to reach,
-        // by the places of their databases and processes, and for as long as they live.
+        // New servers every few runs: two of the same kind differ by more than this trial must
+        // show, by the places of their databases and processes, and for as long as they live.
         let turns = left.min(RUNS_OF_A_PAIR);
         left -= turns;
         stage.rewrite_copies()?;

@@ -48,7 +48,7 @@ const WRITE_BUFFER_BYTES: u64 = 64 << 20;
 /// too when the power goes.
 pub const WRITE_AGE: Duration = Duration::from_millis(500);
 
-/// A step that drops pages waits longer than this age if its number is a multiple of this.
+/// A step that drops pages waits past [`WRITE_AGE`] if its number is a multiple of this.
 pub const NAP_EVERY: usize = 5;
 
 /// How long a lane waits for a daemon that is just starting, and to begin a plain change.

@@ -20,8 +20,8 @@ pub struct Report {
     /// Which experiment, server and disks.
     #[serde(flatten)]
     pub(crate) head: Head,
-    /// For each disk the number of players whose files have bytes on it; null where the layout
-    /// spreads files itself, or with one disk.
+    /// For each disk the number of players whose files have bytes on it; null for layouts other
+    /// than pools and mergerfs.
     #[serde(default)]
     pub streams_per_disk: Option<Vec<u64>>,
     /// Players.

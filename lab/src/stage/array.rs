@@ -434,8 +434,8 @@ impl Array {
         }
     }
 
-    /// For each disk the number of these files of which it has bytes; `None`: the layout spreads
-    /// files itself, or there is one disk.
+    /// For each disk the number of these files of which it has bytes; `None`: the layout is neither
+    /// a pool nor mergerfs.
     pub fn files_per_disk(&self, paths: &[String]) -> Result<Option<Vec<u64>>> {
         if !self.is_served() {
             return Ok(None);

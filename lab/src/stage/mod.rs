@@ -472,8 +472,8 @@ impl Stage {
         }
     }
 
-    /// For each disk the number of these files of which it has bytes; `None`: one disk, or a layout
-    /// that spreads files itself.
+    /// For each disk the number of these files of which it has bytes; `None`: the layout is neither
+    /// a pool nor mergerfs.
     pub fn files_per_disk(&self, paths: &[String]) -> Result<Option<Vec<u64>>> {
         match &self.array {
             Some(array) => array.files_per_disk(paths),
