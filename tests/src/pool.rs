@@ -8,7 +8,7 @@ use crate::patience::until;
 use crate::pattern;
 use crate::scratch::Scratch;
 use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -314,6 +314,19 @@ impl PoolWorld {
         let value = serde_json::from_str(&text)
             .unwrap_or_else(|error| panic!("{error}: {text} {output:?}"));
         (value, output.status.code())
+    }
+
+    /// `rushes pool fsck` finds nothing.
+    pub fn assert_sound(&self, context: &str) {
+        let (report, code) = self.json(&["fsck"], &[]);
+        assert_eq!(code, Some(0), "{context}: {report}");
+        assert_eq!(report["findings"], json!([]), "{context}");
+    }
+
+    /// [`PoolWorld::end`], after which the pool is sound.
+    pub fn end_and_assert_sound(&mut self) {
+        self.end();
+        self.assert_sound("after the mount has ended");
     }
 
     /// The catalogue's file system is a new one, with an empty folder.

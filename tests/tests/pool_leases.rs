@@ -7,7 +7,7 @@ use rushes_tests::mapper::{Mapper, hex};
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, Made, PoolWorld, check, put};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -37,16 +37,6 @@ fn is_asked(world: &PoolWorld, daemon: &Daemon, name: &str, seed: u64, length: u
     fs::write("/proc/sys/vm/drop_caches", "1").expect("root");
     check(&world.path(name), seed, length);
     answered(daemon) > before
-}
-
-fn is_sound(world: &mut PoolWorld) {
-    world.end();
-    let (report, code) = world.json(&["fsck"], &[]);
-    assert_eq!(
-        (code, &report["findings"]),
-        (Some(0), &json!([])),
-        "{report}"
-    );
 }
 
 /// Waits until it is so: the kernel tells the mount of a close a moment after it.
@@ -110,7 +100,7 @@ fn whoever_opens_a_file_of_whose_object_somebody_has_a_lease_waits_and_is_refuse
         "it did not wait"
     );
     assert!(leased.wait().expect("it ends").success());
-    is_sound(&mut world);
+    world.end_and_assert_sound();
 }
 
 #[test]
@@ -156,7 +146,7 @@ fn a_daemon_that_comes_has_what_was_passed_and_what_is_mapped_when_it_is_not_any
     daemon.start_again();
     assert_eq!(fs::read(world.path("closed")).expect("read"), b"anew");
     daemon.end();
-    is_sound(&mut world);
+    world.end_and_assert_sound();
 }
 
 #[test]
@@ -187,7 +177,7 @@ fn a_mapped_file_is_not_moved_though_the_kernel_is_told_to_forget_it() {
     let mut expected = pattern::bytes(1, 0, length);
     expected[2 << 20..(2 << 20) + 16].copy_from_slice(b"stored meanwhile");
     assert!(fs::read(world.path("f")).expect("read") == expected);
-    is_sound(&mut world);
+    world.end_and_assert_sound();
 }
 
 fn rebalanced(world: &PoolWorld) -> Value {
@@ -230,7 +220,7 @@ fn a_rebalance_leaves_what_is_mapped_and_moves_what_only_was() {
     for (seed, name) in names.into_iter().enumerate() {
         check(&world.path(name), seed as u64, 12 * MIB);
     }
-    is_sound(&mut world);
+    world.end_and_assert_sound();
 }
 
 #[test]
@@ -270,5 +260,5 @@ fn a_mapped_file_is_removed_cut_and_written_at_once() {
     // A file that no program has mapped any more loses its object when it is truncated to nothing.
     File::create(world.path("cut")).expect("cut");
     until("one object is left", || object_count() == 1);
-    is_sound(&mut world);
+    world.end_and_assert_sound();
 }

@@ -23,20 +23,13 @@ use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
 
-/// Nothing is wrong.
-fn is_sound(world: &PoolWorld, context: &str) {
-    let (report, code) = world.json(&["fsck"], &[]);
-    assert_eq!(report["findings"], json!([]), "{context}");
-    assert_eq!(code, Some(0), "{context}: {report}");
-}
-
 /// fsck mends the remains of a kill, and puts none of them into lost+found.
 fn mended(world: &PoolWorld, context: &str) {
     let (report, code) = world.json(&["fsck", "--repair"], &[]);
     assert_eq!(code, Some(0), "{context}: {report}");
     let lost = world.catalogue().join("tree/lost+found");
     assert!(!lost.exists(), "{context}: {report}");
-    is_sound(world, context);
+    world.assert_sound(context);
 }
 
 fn member_status(world: &PoolWorld, number: usize) -> Value {
@@ -123,7 +116,7 @@ fn a_member_that_is_added_to_a_mounted_pool_gets_new_files_at_once() {
         .expect("starts");
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     world.end();
-    is_sound(&world, "after the end");
+    world.assert_sound("after the end");
     world.start();
     check(&world.path("old"), 1, 8 * MIB);
     check(&world.path("new"), 2, MIB);
@@ -233,7 +226,7 @@ fn a_member_is_emptied_and_removed_beside_those_who_use_its_files() {
     assert!(found.len() == (50 << 20) + 3 && found.ends_with(b"\0end"));
     drop((nameless, file, hole));
     world.end();
-    is_sound(&world, "after the end");
+    world.assert_sound("after the end");
     world.start();
     for (seed, &length) in sizes.iter().enumerate() {
         check(&world.path(format!("f{seed}")), seed as u64, length);
@@ -293,7 +286,7 @@ fn a_command_that_is_interrupted_stops_the_mount_and_the_next_one_goes_on() {
         matches!(code, Some(0 | 2)),
         "done just before, or refused: {code:?}"
     );
-    is_sound(&world, "unmounted in the middle");
+    world.assert_sound("unmounted in the middle");
     world.start();
     emptied(&world, 1 - most);
     for seed in 0..3 {
@@ -347,7 +340,7 @@ fn a_striped_file_goes_off_a_member_while_it_is_open() {
     pattern::check(4, 0, &found, "reels/a");
     drop(file);
     world.end();
-    is_sound(&world, "after the end");
+    world.assert_sound("after the end");
 }
 
 #[test]
@@ -445,7 +438,7 @@ fn a_mount_that_is_killed_while_it_moves_files_loses_nothing_and_the_drain_goes_
         "only {interrupted_count} drains were killed"
     );
     world.end();
-    is_sound(&world, "at last");
+    world.assert_sound("at last");
 }
 
 #[test]
@@ -503,7 +496,7 @@ fn random_operations_by_smb_beside_drains_are_what_a_model_says() {
     drop(smbd);
     world.end();
     // fsck waits until the daemon has written its bytes.
-    is_sound(&world, "after the end");
+    world.assert_sound("after the end");
     drop(daemon);
 }
 
@@ -560,7 +553,7 @@ fn a_file_that_is_played_under_contract_moves_and_the_player_gets_every_byte() {
     check(&world.path("more.mov"), 10, 8 * MIB);
     drop(file);
     world.end();
-    is_sound(&world, "after the end");
+    world.assert_sound("after the end");
     drop(daemon);
 }
 

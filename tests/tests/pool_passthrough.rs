@@ -7,7 +7,6 @@ use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS, check, put};
 use rustix::fs::FallocateFlags;
-use serde_json::json;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -52,16 +51,6 @@ fn seen(file: &File) -> Vec<u8> {
     bytes
 }
 
-fn is_sound(world: &mut PoolWorld) {
-    world.end();
-    let (report, code) = world.json(&["fsck"], &[]);
-    assert_eq!(
-        (code, &report["findings"]),
-        (Some(0), &json!([])),
-        "{report}"
-    );
-}
-
 #[test]
 fn a_file_that_is_only_read_is_read_by_the_kernel_itself() {
     for made in [(EXT4, 64), (XFS, 300), (BTRFS, 120)] {
@@ -91,7 +80,7 @@ fn a_file_that_is_only_read_is_read_by_the_kernel_itself() {
         fs::copy("/bin/true", world.path("true")).expect("there is room");
         let ran = Command::new(world.path("true")).status();
         assert!(ran.expect("it starts").success());
-        is_sound(&mut world);
+        world.end_and_assert_sound();
     }
 }
 
@@ -162,7 +151,7 @@ fn who_reads_by_passthrough_sees_what_others_write_cut_and_add() {
     expected.extend(b", appended");
     must_see(&expected, "appended");
     drop((appended, reader));
-    is_sound(&mut world);
+    world.end_and_assert_sound();
     world.start();
     assert!(fs::read(world.path("f")).expect("read") == expected);
 }
@@ -184,7 +173,7 @@ fn who_has_it_open_keeps_a_file_that_loses_its_name() {
     check(&world.path("replaced"), 2, MIB);
     assert_eq!(removed.metadata().expect("known").nlink(), 0);
     drop((removed, replaced));
-    is_sound(&mut world);
+    world.end_and_assert_sound();
 }
 
 /// Drains a member: all but `kept`, which its reader keeps there until `let_go`, then that, too.
@@ -254,7 +243,7 @@ fn a_file_that_is_read_by_passthrough_is_moved_when_nobody_has_it_any_more() {
     let mut expected = pattern::bytes(1, 0, length);
     expected[12345..12348].copy_from_slice(b"new");
     assert!(fs::read(world.path("kept")).expect("read") == expected);
-    is_sound(&mut world);
+    world.end_and_assert_sound();
 }
 
 #[test]
@@ -314,7 +303,7 @@ fn stores_through_a_mapping_and_writes_past_the_cache_are_seen_by_everybody() {
     assert_eq!(&seen(&other)[99..103], b"late");
     drop((other, mapper));
     passed(&world, "f");
-    is_sound(&mut world);
+    world.end_and_assert_sound();
 }
 
 /// The time of the last change, as a stat returns it now. Units: seconds, nanoseconds.
@@ -388,7 +377,7 @@ fn a_file_that_is_stored_to_without_the_mount_is_never_older_than_its_bytes() {
         world.end();
         world.start();
         assert!(changed(&path) > last, "when the mount has ended");
-        is_sound(&mut world);
+        world.end_and_assert_sound();
     }
 }
 
@@ -452,7 +441,7 @@ fn a_file_that_goes_on_elsewhere_beside_its_reader_is_whole_for_who_opens_it_the
     fs::write(world.path(&name), "short").expect("room");
     assert_eq!(seen(&reader), b"short");
     drop((reader, file));
-    is_sound(&mut world);
+    world.end_and_assert_sound();
 }
 
 #[test]
@@ -531,5 +520,5 @@ fn writing_past_the_cache_is_as_on_any_disk() {
     direct.write_all_at(&bytes, 0).expect("room");
     drop(direct);
     assert!(fs::read(world.path("synced")).expect("read") == bytes);
-    is_sound(&mut world);
+    world.end_and_assert_sound();
 }

@@ -43,16 +43,10 @@ fn shapes(world: &PoolWorld, name: &str) -> Vec<(String, usize)> {
     segments.iter().map(shape).collect()
 }
 
-fn is_sound(world: &PoolWorld, context: &str) {
-    let (report, code) = world.json(&["fsck"], &[]);
-    assert_eq!(code, Some(0), "{context}: {report}");
-    assert_eq!(report["findings"], json!([]), "{context}");
-}
-
 /// Mounts anew, so that reads come from the members' disks.
 fn again(world: &mut PoolWorld) {
     world.end();
-    is_sound(world, "after the mount has ended");
+    world.assert_sound("after the mount has ended");
     world.start();
 }
 
@@ -361,7 +355,7 @@ fn a_member_with_stripes_is_emptied_and_removed() {
             );
             let (report, code) = world.json(&["fsck", "--repair"], &[]);
             assert_eq!(code, Some(0), "drain killed at {call} {count}: {report}");
-            is_sound(&world, call);
+            world.assert_sound(call);
         }
     }
     let (report, code) = world.json(&["drain", "1"], &[]);
@@ -370,7 +364,7 @@ fn a_member_with_stripes_is_emptied_and_removed() {
         (&json!(true), Some(0)),
         "{report}"
     );
-    is_sound(&world, "after the drain");
+    world.assert_sound("after the drain");
     let (report, code) = world.json(&["remove", "1"], &[]);
     assert_eq!(code, Some(0), "{report}");
     world.start();
@@ -398,7 +392,7 @@ fn a_damaged_record_and_a_lost_catalogue_cost_no_byte_of_a_stripe() {
     damage_record(&world.catalogue().join("tree/f1"));
     let (report, code) = world.json(&["fsck", "--repair"], &[]);
     assert_eq!(code, Some(0), "{report}");
-    is_sound(&world, "after the record was written anew");
+    world.assert_sound("after the record was written anew");
     world.start();
     check(&world.path("f1"), 1, length);
     // Without one of its objects fsck cannot know which byte is where, and mends nothing.
@@ -422,7 +416,7 @@ fn a_damaged_record_and_a_lost_catalogue_cost_no_byte_of_a_stripe() {
     setxattr(&object, "trusted.rushes.object", &mark, XattrFlags::empty()).expect("root");
     let (report, code) = world.json(&["fsck", "--repair"], &[]);
     assert_eq!(code, Some(0), "{report}");
-    is_sound(&world, "after the object came back");
+    world.assert_sound("after the object came back");
     // The catalogue is lost, and with it a file that no log of names has; most of its stripe is
     // empty.
     world.start();
@@ -437,7 +431,7 @@ fn a_damaged_record_and_a_lost_catalogue_cost_no_byte_of_a_stripe() {
     let members: Vec<PathBuf> = (0..3).map(|at| world.member(at).join("pool")).collect();
     let (report, code) = world.json(&["rescue"], &members);
     assert_eq!(code, Some(0), "{report}");
-    is_sound(&world, "after the rescue");
+    world.assert_sound("after the rescue");
     world.start();
     for seed in 0..4 {
         check(&world.path(format!("f{seed}")), seed, length);
@@ -514,7 +508,7 @@ fn a_mount_that_is_killed_while_it_stripes_leaves_nothing_that_cannot_be_mended(
         whole.extend(done);
         let (report, code) = world.json(&["fsck", "--repair"], &[]);
         assert_eq!(code, Some(0), "round {round}: {report}");
-        is_sound(&world, "mended");
+        world.assert_sound("mended");
         let dead = Command::new("umount")
             .arg("--lazy")
             .arg(world.path(""))

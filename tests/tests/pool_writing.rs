@@ -8,7 +8,7 @@ use rushes_tests::pattern;
 use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check, put};
 use rushes_tests::random::Random;
 use rustix::fs::{XattrFlags, setxattr};
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
@@ -54,12 +54,6 @@ fn unwritten(status: &Value) -> u64 {
 
 fn wait_until_written(daemon: &Daemon) {
     daemon.wait_for("an empty write buffer", |status| unwritten(status) == 0);
-}
-
-fn is_sound(world: &PoolWorld) {
-    let (report, code) = world.json(&["fsck"], &[]);
-    assert_eq!(code, Some(0), "{report}");
-    assert_eq!(report["findings"], json!([]));
 }
 
 /// The only object of a file.
@@ -185,7 +179,7 @@ fn each_byte_is_what_was_written_whichever_daemons_die() {
     wait_for_sessions(&daemon, 3);
     world.end();
     wait_until_written(&daemon);
-    is_sound(&world);
+    world.assert_sound("after the mount has ended");
     // Without the memory of a daemon or a mount.
     daemon.end();
     world.start();
@@ -344,7 +338,7 @@ fn a_tool_waits_for_what_only_a_daemon_has() {
             std::thread::sleep(Duration::from_secs(2));
             daemon.start_again();
         });
-        is_sound(&world);
+        world.assert_sound("while the daemon starts again");
     });
     assert!(begun.elapsed() >= Duration::from_secs(2), "it did not wait");
     world.start();
@@ -366,7 +360,7 @@ fn a_pool_is_filled_to_the_last_block_through_lanes() {
     check(&world.path("long.mov"), 3, length as usize);
     world.end();
     wait_until_written(&daemon);
-    is_sound(&world);
+    world.assert_sound("after the mount has ended");
     world.start();
     check(&world.path("long.mov"), 3, length as usize);
 }
