@@ -4,6 +4,7 @@
 //! Its name carries our process id; a later run sweeps what a killed one left: processes whose
 //! working folder it was, mounts and loop devices below it, the folder itself.
 
+use rushes_kit::mounts::mounts_below;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -118,19 +119,6 @@ fn put_away(folder: &Path) {
     }
 }
 
-/// Mount points at or below a folder, deepest first.
-fn mounts_below(folder: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = fs::read_to_string("/proc/self/mountinfo")
-        .unwrap_or_default()
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .map(|name| PathBuf::from(name.replace("\\040", " ")))
-        .filter(|path| path.starts_with(folder))
-        .collect();
-    found.reverse();
-    found
-}
-
 fn quiet(command: &mut Command) -> bool {
     command
         .stdin(Stdio::null())
@@ -152,5 +140,14 @@ mod tests {
         drop(one);
         assert!(!path.exists());
         assert!(other.path().exists());
+    }
+    #[test]
+    fn an_smbd_of_another_lets_go_of_the_mounts_in_it() {
+        let scratch = Scratch::new();
+        let disk = scratch.path().join("disk");
+        let line = format!("36 35 7:0 / {} rw - ext4 /dev/loop0 rw\n", disk.display());
+        let others = |keep: &Path| rushes_kit::mounts::others(&line, &[keep]).unwrap();
+        assert_eq!(others(Path::new("/mnt")), [&*disk]);
+        assert!(others(scratch.path()).is_empty(), "its own keeps them");
     }
 }

@@ -11,6 +11,7 @@ mod keeping;
 
 pub use keeping::{Break, Keeping, Kept};
 
+use rushes_kit::wire::utf16;
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
@@ -263,7 +264,7 @@ impl Connection {
     }
 
     fn connect_tree(&mut self, share: &str) -> io::Result<()> {
-        let path = wide(&format!("\\\\127.0.0.1\\{share}"));
+        let path = utf16(&format!("\\\\127.0.0.1\\{share}"));
         let mut body = Bytes::new(9);
         body.u16(0).u16(72).u16(path.len() as u16).raw(&path);
         let answer = self.ask(3, &body.0).map_err(said)?;
@@ -326,7 +327,7 @@ impl Connection {
         manner: Manner,
         context: Option<(&[u8; 4], &[u8])>,
     ) -> Result<Vec<u8>, Status> {
-        let name = wide(name);
+        let name = utf16(name);
         let mut body = Bytes::new(57);
         body.raw(&[0, manner.oplock]).u32(2).u64(0).u64(0);
         body.u32(manner.access).u32(0).u32(manner.share);
@@ -625,7 +626,7 @@ impl Connection {
             ..PLAINLY
         };
         let (folder, _) = opened(&self.create("", Disposition::Open, manner, None)?);
-        let pattern = wide(pattern);
+        let pattern = utf16(pattern);
         let mut body = Bytes::new(33);
         body.raw(&[1, 0]).u32(0).raw(&folder.0);
         body.u16(96)
@@ -711,7 +712,7 @@ fn opened(answer: &[u8]) -> (Handle, Info) {
 
 /// Of a rename or a link, taking the name from the file that has it.
 fn another_name(to: &str) -> Vec<u8> {
-    let name = wide(to);
+    let name = utf16(to);
     let mut buffer = Bytes::default();
     buffer.raw(&[1, 0, 0, 0, 0, 0, 0, 0]).u64(0);
     buffer.u32(name.len() as u32).raw(&name);
@@ -772,10 +773,6 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
-}
-
-fn wide(text: &str) -> Vec<u8> {
-    text.encode_utf16().flat_map(u16::to_le_bytes).collect()
 }
 
 /// A message under construction: little-endian numbers, one after the other.

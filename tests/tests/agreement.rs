@@ -2,12 +2,12 @@
 //! No client reads bytes older than an acknowledged write: not the writer, not another client, not
 //! after the file was truncated, copied over, deleted, replaced or changed beside every door.
 
+use rushes_kit::wire::Wire;
 use rushes_tests::disk::run;
 use rushes_tests::hand::{Hand, Held};
 use rushes_tests::needs;
 use rushes_tests::pattern;
 use rushes_tests::smbd::{PASSWORD, SHARE, USER};
-use rushes_tests::wire::Wire;
 use rushes_tests::world::{Setup, World};
 use std::fs::{self, File};
 use std::os::unix::fs::MetadataExt;
@@ -188,9 +188,11 @@ fn a_server_side_copy_into_a_cached_file_is_seen_by_who_has_it_open() {
         return;
     };
     world.put("other.mov", 2, LENGTH);
-    let mut wire = Wire::connect(world.smbd.port());
-    let (other, clip) = (wire.open("other.mov"), wire.open("clip.mov"));
-    wire.copy_chunks(other, clip, LENGTH as u64);
+    let mut wire = Wire::connect(world.smbd.port(), SHARE).expect("guests are let in");
+    let other = wire.open("other.mov").expect("it is there");
+    let clip = wire.open("clip.mov").expect("it is there");
+    wire.copy_chunks(other, clip, LENGTH as u64)
+        .expect("the server copies");
     for (mut hand, held) in readers {
         pattern::check(2, 0, &hand.read(held, 0, LENGTH), "the copy");
     }
@@ -201,12 +203,12 @@ fn zeros_that_no_write_put_into_a_cached_file_are_seen_by_who_has_it_open() {
     let Some((world, mut readers)) = readers_of_a_share_for_all() else {
         return;
     };
-    let mut wire = Wire::connect(world.smbd.port());
-    let clip = wire.open("clip.mov");
+    let mut wire = Wire::connect(world.smbd.port(), SHARE).expect("guests are let in");
+    let clip = wire.open("clip.mov").expect("it is there");
     // In a plain file smbd zeroes a range, in a sparse one it punches a hole; it calls fallocate
     // for both.
     for (offset, length) in [(1_000_000, 1_500_000), (4_000_001, 1_000_000)] {
-        wire.zero(clip, offset, length);
+        wire.zero(clip, offset, length).expect("zeros");
         for (hand, held) in &mut readers {
             let found = hand.read(*held, offset - 1000, length as usize + 2000);
             let (before, rest) = found.split_at(1000);
@@ -216,7 +218,7 @@ fn zeros_that_no_write_put_into_a_cached_file_are_seen_by_who_has_it_open() {
             assert_eq!(old, None, "first old byte after {offset}");
             pattern::check(1, offset + length, after, "after the zeros");
         }
-        wire.set_sparse(clip);
+        wire.set_sparse(clip).expect("sparse");
     }
     let allocated = 512 * fs::metadata(world.path("clip.mov")).unwrap().blocks();
     assert!(

@@ -116,6 +116,16 @@ fn nobody_imports_sim_lab_or_tests() {
     }
 }
 
+#[test]
+fn only_lab_and_tests_import_the_kit() {
+    for (from, imported) in workspace_arrows(&metadata()) {
+        assert!(
+            !imported.contains("rushes-kit") || ["rushes-lab", "rushes-tests"].contains(&&*from),
+            "{from} imports rushes-kit, which is for the lab and the tests"
+        );
+    }
+}
+
 /// Files of one crate, below its `src/`.
 fn sources_of<'a>(files: &'a [SourceFile], folder: &str) -> Vec<(&'a str, &'a SourceFile)> {
     let found: Vec<_> = files

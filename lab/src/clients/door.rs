@@ -379,7 +379,7 @@ impl Opened<'_> {
         Ok(done)
     }
 
-    /// Give a file of the mount this size; over SMB see [`crate::clients::wire`].
+    /// Give a file of the mount this size; over SMB see [`rushes_kit::wire`].
     pub fn set_len(&mut self, bytes: u64) -> Result<()> {
         match self {
             Opened::Local(file) => Ok(file.set_len(bytes)?),

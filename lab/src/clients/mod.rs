@@ -8,6 +8,5 @@ pub mod door;
 pub mod nfs;
 pub mod player;
 pub mod storm;
-pub mod wire;
 pub mod work;
 pub mod writer;

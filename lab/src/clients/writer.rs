@@ -9,14 +9,14 @@
 //!
 //! libsmbclient has no flush. A writer closes its file, and the process that started it brings the
 //! bytes to the disk; a writer with `flush` set flushes over a connection of its own,
-//! [`crate::clients::wire`].
+//! [`rushes_kit::wire`].
 
 use crate::clients::client;
 use crate::clients::door::{Address, Door, Opened};
 use crate::clients::player::{cpu_s, now_ns, sleep_until_ns};
-use crate::clients::wire;
 use crate::stage::take::Take;
 use anyhow::{Context, Result, bail};
+use rushes_kit::wire;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -21,6 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rushes_core::units::ByteCount;
+use rushes_kit::mounts::{is_mounted, mounts};
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
@@ -301,7 +302,7 @@ impl Room {
                 note(detached);
             }
         }
-        if mounted_at(&self.mount()) {
+        if is_mounted(&self.mount()) {
             note(unmount(&self.mount()));
         }
         if let (false, Some(server)) = (inside, server) {
@@ -316,7 +317,7 @@ impl Room {
                 note(remove(fs::remove_file(&file), &file));
             }
         }
-        if !mounted_at(&self.mount()) {
+        if !is_mounted(&self.mount()) {
             note(remove(fs::remove_dir_all(&self.folder), &self.folder));
         }
         first
@@ -346,43 +347,6 @@ fn wait_until(span: Duration, mut done: impl FnMut() -> bool) -> bool {
     true
 }
 
-/// All mounts in mountinfo: device number and mount point, oldest first.
-fn mount_table() -> Vec<(String, PathBuf)> {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    text.lines()
-        .filter_map(|line| {
-            let mut fields = line.split(' ').skip(2);
-            let device = fields.next()?.to_owned();
-            let point = fields.nth(1)?;
-            Some((device, unescape(point)))
-        })
-        .collect()
-}
-
-/// mountinfo writes space, tab, newline and backslash as three octal digits.
-fn unescape(text: &str) -> PathBuf {
-    use std::os::unix::ffi::OsStringExt;
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((&first, tail)) = rest.split_first() {
-        let code = (first == b'\\')
-            .then(|| tail.get(..3))
-            .flatten()
-            .and_then(|digits| u8::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok());
-        match code {
-            Some(byte) => {
-                bytes.push(byte);
-                rest = &tail[3..];
-            }
-            None => {
-                bytes.push(first);
-                rest = tail;
-            }
-        }
-    }
-    PathBuf::from(std::ffi::OsString::from_vec(bytes))
-}
-
 /// Where a block device is mounted, newest first.
 fn mounts_of(device: &Path) -> Vec<PathBuf> {
     let Ok(meta) = fs::metadata(device) else {
@@ -393,17 +357,13 @@ fn mounts_of(device: &Path) -> Vec<PathBuf> {
         rustix::fs::major(meta.rdev()),
         rustix::fs::minor(meta.rdev())
     );
-    let mut points: Vec<PathBuf> = mount_table()
+    let mut points: Vec<PathBuf> = mounts()
         .into_iter()
         .filter(|(device, _)| *device == number)
         .map(|(_, point)| point)
         .collect();
     points.reverse();
     points
-}
-
-fn mounted_at(point: &Path) -> bool {
-    mount_table().iter().any(|(_, at)| at == point)
 }
 
 /// Unmounts; if the file system stays busy, lazily, so that a forgotten program cannot hold us up.
@@ -414,7 +374,7 @@ fn unmount(point: &Path) -> Result<(), DiskError> {
             Err(rustix::io::Errno::BUSY)
         )
     });
-    if polite && !mounted_at(point) {
+    if polite && !is_mounted(point) {
         return Ok(());
     }
     rustix::mount::unmount(point, UnmountFlags::DETACH).map_err(failed("unmount", point))
@@ -905,18 +865,6 @@ fn wait_for_the_end(detached: bool) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn escaped_mount_points_are_read() {
-        for (text, expect) in [
-            ("/mnt/plain", "/mnt/plain"),
-            ("/mnt/two\\040words", "/mnt/two words"),
-            ("/mnt/back\\134slash", "/mnt/back\\slash"),
-            ("/odd\\9", "/odd\\9"),
-        ] {
-            assert_eq!(unescape(text), Path::new(expect));
-        }
-    }
 
     #[test]
     fn process_is_told_from_a_later_one_with_its_number() {

@@ -137,7 +137,7 @@ pub struct Spec {
     pub model: Option<PathBuf>,
     /// Our module; `None`: the one in the usual places.
     pub module: Option<PathBuf>,
-    /// The share accepts guests, too: [`crate::clients::wire`] connects as one.
+    /// The share accepts guests, too: [`rushes_kit::wire`] connects as one.
     pub nameless: bool,
     /// Number of clients.
     pub client_count: u64,

@@ -18,6 +18,7 @@ use crate::stage::room::{Room, go_on};
 use crate::stage::run;
 use anyhow::{Context, Result, bail, ensure};
 use rushes_core::units::ByteCount;
+use rushes_kit::mounts::is_mounted;
 use rustix::fs::FallocateFlags;
 use serde_json::{Value, json};
 use std::cell::RefCell;
@@ -792,13 +793,6 @@ impl Drop for UnionMount {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// True if a mount is there, even one whose process is gone.
-fn is_mounted(folder: &Path) -> bool {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    text.lines()
-        .any(|line| line.split(' ').nth(4).map(Path::new) == Some(folder))
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@
 //! loop devices over files in it, and remove it.
 
 use anyhow::{Context, Result};
+use rushes_kit::mounts::mounts_below;
 use rustix::fs::{FlockOperation, flock};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -167,19 +168,6 @@ fn clean_below(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(removed)
 }
 
-/// Every mount point at or below `folder`, deepest first.
-fn mounts_below(folder: &Path) -> Vec<PathBuf> {
-    let text = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let mut found: Vec<PathBuf> = text
-        .lines()
-        .filter_map(|line| line.split(' ').nth(4))
-        .map(|name| PathBuf::from(name.replace("\\040", " ")))
-        .filter(|path| path.starts_with(folder))
-        .collect();
-    found.reverse();
-    found
-}
-
 /// Best effort by design: it runs on the way out and after crashes, where each step is worth trying
 /// even if the one before failed.
 fn sweep(folder: &Path) {
@@ -229,5 +217,14 @@ mod tests {
         fs::write(path.join("x"), "y").unwrap();
         drop(room);
         assert!(!path.exists());
+    }
+    #[test]
+    fn an_smbd_of_another_lets_go_of_the_mounts_in_it() {
+        let room = Room::create().unwrap();
+        let disk = room.path().join("disk");
+        let line = format!("36 35 7:0 / {} rw - ext4 /dev/loop0 rw\n", disk.display());
+        let others = |keep: &Path| rushes_kit::mounts::others(&line, &[keep]).unwrap();
+        assert_eq!(others(Path::new("/mnt")), [&*disk]);
+        assert!(others(room.path()).is_empty(), "its own keeps them");
     }
 }
