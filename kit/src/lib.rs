@@ -7,6 +7,7 @@
 //! user, a test panics with them.
 
 pub mod mounts;
+pub mod nfs;
 pub mod wire;
 
 use anyhow::{Context, Result};

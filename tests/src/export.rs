@@ -5,9 +5,9 @@
 use crate::disk::run;
 use crate::needs;
 use crate::pool::PoolWorld;
+use rushes_kit::free_port;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
@@ -36,14 +36,6 @@ pub struct Export {
     log: PathBuf,
     /// On 127.0.0.1.
     pub port: u16,
-}
-
-/// Free now; a program that takes it meanwhile makes a start fail, which is then tried again.
-pub fn free_port() -> u16 {
-    TcpListener::bind(("127.0.0.1", 0))
-        .and_then(|listener| listener.local_addr())
-        .expect("loopback has a free port")
-        .port()
 }
 
 /// `rushes pool export WORDS`, to its end.
@@ -102,7 +94,8 @@ impl Export {
     fn start(world: &PoolWorld, log: &str, words: &[&str]) -> Export {
         let log = world.scratch.path().join(log);
         for _ in 0..3 {
-            let port = free_port();
+            // A program that takes it meanwhile makes a start fail, which is then tried again.
+            let port = free_port().expect("loopback has a free port");
             let to = File::options()
                 .create(true)
                 .append(true)

@@ -1,91 +1,80 @@
 // SPDX-License-Identifier: Apache-2.0
-//! An NFSv4.0 client of our own, as small as the tests allow (RFC 7530, 7531): it has handles,
-//! cookies and states in its hands, which a client library keeps to itself, and it says what the
-//! server said.
+//! The NFSv4.0 requests of the tests (RFC 7530, 7531), on [`rushes_kit::nfs`]: each returns the
+//! status that the server gave.
 
 mod extended;
 
 pub use extended::Extended;
+pub use rushes_kit::nfs::{Handle, Open};
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use rushes_kit::nfs::{self, Access, Nfs, NfsError, Ops, Stability};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::time::Duration;
 
-/// Of RFC 7530, 13.
-pub const NFS4ERR_IO: u32 = 5;
-/// A name is too long.
-pub const NFS4ERR_NAMETOOLONG: u32 = 63;
-/// Nobody is let in here.
-pub const NFS4ERR_ACCESS: u32 = 13;
-/// There is no such name.
-pub const NFS4ERR_NOENT: u32 = 2;
-/// The handle leads nowhere.
-pub const NFS4ERR_STALE: u32 = 70;
-/// The handle is none.
-pub const NFS4ERR_BADHANDLE: u32 = 10001;
-/// The server does not do that.
-pub const NFS4ERR_NOTSUPP: u32 = 10004;
-/// The client has not renewed its lease in time.
-pub const NFS4ERR_EXPIRED: u32 = 10011;
-/// Somebody else has the lock.
-pub const NFS4ERR_DENIED: u32 = 10010;
-/// Clients are still claiming what they had before a restart.
-pub const NFS4ERR_GRACE: u32 = 10013;
+/// The status that a server returns instead of doing it; 0: the connection is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status(pub u32);
 
-/// A handle, as the server gave it.
-pub type Handle = Vec<u8>;
+impl From<NfsError> for Status {
+    /// Panics   the answer is none of NFSv4
+    fn from(error: NfsError) -> Status {
+        match error {
+            NfsError::Refused { status, .. } => Status(status),
+            NfsError::Gone(_) => Status(0),
+            NfsError::Broken(sentence) => panic!("{sentence}"),
+        }
+    }
+}
+
+/// Of RFC 7530, 13.
+pub const NFS4ERR_IO: Status = Status(5);
+/// A name is too long.
+pub const NFS4ERR_NAMETOOLONG: Status = Status(63);
+/// Nobody is let in here.
+pub const NFS4ERR_ACCESS: Status = Status(13);
+/// There is no such name.
+pub const NFS4ERR_NOENT: Status = Status(2);
+/// The handle leads nowhere.
+pub const NFS4ERR_STALE: Status = Status(70);
+/// The handle is none.
+pub const NFS4ERR_BADHANDLE: Status = Status(10001);
+/// The server does not do that.
+pub const NFS4ERR_NOTSUPP: Status = Status(10004);
+/// The client has not renewed its lease in time.
+pub const NFS4ERR_EXPIRED: Status = Status(10011);
+/// Somebody else has the lock.
+pub const NFS4ERR_DENIED: Status = Status(10010);
+/// Clients are still claiming what they had before a restart.
+pub const NFS4ERR_GRACE: Status = Status(nfs::NFS4ERR_GRACE);
 
 const ACCESS: u32 = 3;
-const CLOSE: u32 = 4;
 const CREATE: u32 = 6;
 const GETATTR: u32 = 9;
-const GETFH: u32 = 10;
 const LINK_TYPE: u32 = 5;
 const LOCK: u32 = 12;
 const LOCKU: u32 = 14;
-const LOOKUP: u32 = 15;
-const OPEN: u32 = 18;
 const OPENATTR: u32 = 19;
-const OPEN_CONFIRM: u32 = 20;
-const PUTFH: u32 = 22;
-const PUTROOTFH: u32 = 24;
-const READ: u32 = 25;
 const READDIR: u32 = 26;
 const READLINK: u32 = 27;
 const REMOVE: u32 = 28;
 const RENAME: u32 = 29;
 const SAVEFH: u32 = 32;
 const SETATTR: u32 = 34;
-const SETCLIENTID: u32 = 35;
-const SETCLIENTID_CONFIRM: u32 = 36;
-const WRITE: u32 = 38;
 /// Reads by it ask for no open file.
 const ANONYMOUS: [u8; 16] = [0; 16];
+/// Longer than anything but a hang takes.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A connection, with its client id if it asked for one.
 #[derive(Debug)]
 pub struct Nfs4 {
-    stream: TcpStream,
-    xid: u32,
-    minor: u32,
-    client: u64,
+    nfs: Nfs,
     /// By what it is known: name and boot.
     known_as: Option<(String, u64)>,
-    owners: u32,
 }
 
 /// So often in a row an open finds that the lease has expired.
 const EXPIRED_MAX: usize = 5;
-
-/// A file that is open.
-#[derive(Clone, Debug)]
-pub struct Open {
-    /// Of the file.
-    pub handle: Handle,
-    state: [u8; 16],
-    owner: u32,
-    sequence: u32,
-}
 
 /// A lock on a range of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,146 +106,39 @@ pub struct Page {
     pub is_last: bool,
 }
 
-/// Operations of a request, and how many.
-#[derive(Default)]
-struct Ops {
-    bytes: Vec<u8>,
-    count: u32,
-}
-
-impl Ops {
-    fn op(mut self, number: u32) -> Ops {
-        self.count += 1;
-        self.u32(number)
-    }
-
-    fn u32(mut self, value: u32) -> Ops {
-        self.bytes.extend(value.to_be_bytes());
-        self
-    }
-
-    fn u64(mut self, value: u64) -> Ops {
-        self.bytes.extend(value.to_be_bytes());
-        self
-    }
-
-    fn fixed(mut self, bytes: &[u8]) -> Ops {
-        self.bytes.extend(bytes);
-        self
-    }
-
-    fn opaque(self, bytes: &[u8]) -> Ops {
-        let mut ops = self.u32(bytes.len() as u32).fixed(bytes);
-        ops.bytes.resize(ops.bytes.len().next_multiple_of(4), 0);
-        ops
-    }
-
-    fn at(self, handle: &[u8]) -> Ops {
-        self.op(PUTFH).opaque(handle)
-    }
-
-    /// No attributes are set.
-    fn no_attributes(self) -> Ops {
-        self.u32(0).u32(0)
-    }
-}
-
-/// An answer that is being read.
-struct Answer {
-    bytes: Vec<u8>,
-    at: usize,
-}
-
-impl Answer {
-    fn fixed<const N: usize>(&mut self) -> [u8; N] {
-        let found = self.bytes[self.at..self.at + N].try_into();
-        self.at += N;
-        found.expect("of that length")
-    }
-
-    fn u32(&mut self) -> u32 {
-        u32::from_be_bytes(self.fixed())
-    }
-
-    fn u64(&mut self) -> u64 {
-        u64::from_be_bytes(self.fixed())
-    }
-
-    fn opaque(&mut self) -> Vec<u8> {
-        let length = self.u32() as usize;
-        let found = self.bytes[self.at..self.at + length].to_vec();
-        self.at += length.next_multiple_of(4);
-        found
-    }
-
-    fn bitmap(&mut self) {
-        for _ in 0..self.u32() {
-            self.u32();
-        }
-    }
-
-    /// The next operation's result begins. `Err`: its status.
-    fn op(&mut self, number: u32) -> Result<(), u32> {
-        let found = self.u32();
-        assert_eq!(found, number, "the server answers what was asked");
-        match self.u32() {
-            0 => Ok(()),
-            status => Err(status),
-        }
-    }
+/// No attributes are set.
+fn no_attributes(ops: Ops) -> Ops {
+    ops.u32(0).u32(0)
 }
 
 impl Nfs4 {
     /// Connect, from an address of this machine.
     pub fn connect_from(from: IpAddr, port: u16) -> Nfs4 {
-        let socket = rustix::net::socket(
-            rustix::net::AddressFamily::INET,
-            rustix::net::SocketType::STREAM,
-            None,
-        )
-        .expect("a socket");
-        // As a kernel's client does: from a port that only root may use. Some are taken, or were
-        // until a moment ago.
-        let begin = std::process::id() as u16 % 400;
-        let bound = (0..400)
-            .map(|step| 600 + (begin + step) % 400)
-            .find(|&own| rustix::net::bind(&socket, &SocketAddr::new(from, own)).is_ok());
-        bound.expect("an address of this machine, and a free port");
-        Nfs4::over(socket, port)
+        let socket = nfs::privileged_socket(from).expect("a socket");
+        Nfs4::over(nfs::connect(
+            socket.expect("an address of this machine, and a free port"),
+            port,
+        ))
     }
 
     /// The same from a port that any program may have.
     pub fn connect_from_any_port(port: u16) -> Nfs4 {
-        let socket = rustix::net::socket(
-            rustix::net::AddressFamily::INET,
-            rustix::net::SocketType::STREAM,
-            None,
-        );
-        Nfs4::over(socket.expect("a socket"), port)
+        Nfs4::over(nfs::connect(nfs::socket().expect("a socket"), port))
     }
 
-    fn over(socket: std::os::fd::OwnedFd, port: u16) -> Nfs4 {
-        let server = SocketAddr::from(([127, 0, 0, 1], port));
-        rustix::net::connect(&socket, &server).expect("the server listens");
-        let stream = TcpStream::from(socket);
-        stream
-            .set_read_timeout(Some(Duration::from_secs(60)))
-            .expect("a time");
-        let xid = std::process::id() << 12;
+    fn over(connected: std::io::Result<TcpStream>) -> Nfs4 {
+        let stream = connected.expect("the server listens");
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time");
         Nfs4 {
-            stream,
-            xid,
-            minor: 0,
-            client: 0,
+            nfs: Nfs::over(stream, "test"),
             known_as: None,
-            owners: 0,
         }
     }
 
     /// Connect as the client of this name, which may open files. The same name and boot: the same
     /// client.
     pub fn connect(port: u16, name: &str, boot: u64) -> Nfs4 {
-        let mut nfs = Nfs4::connect_from(IpAddr::from([127, 0, 0, 1]), port);
+        let mut nfs = Nfs4::connect_from(IpAddr::from(Ipv4Addr::LOCALHOST), port);
         nfs.known_as = Some((name.to_owned(), boot));
         nfs.identify();
         nfs
@@ -264,148 +146,57 @@ impl Nfs4 {
 
     /// Get a client id for its name and boot.
     fn identify(&mut self) {
-        let Some((name, boot)) = self.known_as.clone() else {
-            return;
-        };
-        let ops = Ops::default()
-            .op(SETCLIENTID)
-            .u64(boot)
-            .opaque(name.as_bytes())
-            .u32(0x4000_0000)
-            .opaque(b"tcp")
-            .opaque(b"127.0.0.1.0.1")
-            .u32(0);
-        let mut answer = self.ask(&ops).expect("a client id");
-        answer.op(SETCLIENTID).expect("a client id");
-        self.client = answer.u64();
-        let confirm: [u8; 8] = answer.fixed();
-        let ops = Ops::default()
-            .op(SETCLIENTID_CONFIRM)
-            .u64(self.client)
-            .fixed(&confirm);
-        self.ask(&ops)
-            .and_then(|mut answer| answer.op(SETCLIENTID_CONFIRM))
-            .expect("confirmed");
-    }
-
-    /// One COMPOUND as root of "test". `Err`: the connection is gone, which is 0, or what the RPC
-    /// layer said.
-    fn ask(&mut self, ops: &Ops) -> Result<Answer, u32> {
-        self.xid += 1;
-        let call = Ops::default()
-            .u32(self.xid)
-            .u32(0)
-            .u32(2)
-            .u32(100_003)
-            .u32(4)
-            .u32(1)
-            // AUTH_SYS: stamp, machine, user, group, no further groups.
-            .u32(1)
-            .opaque(
-                &Ops::default()
-                    .u32(0)
-                    .opaque(b"test")
-                    .u32(0)
-                    .u32(0)
-                    .u32(0)
-                    .bytes,
-            )
-            .u32(0)
-            .u32(0)
-            .opaque(b"")
-            .u32(self.minor)
-            .u32(ops.count)
-            .fixed(&ops.bytes);
-        let mark = 0x8000_0000 | call.bytes.len() as u32;
-        let sent = self
-            .stream
-            .write_all(&mark.to_be_bytes())
-            .and_then(|()| self.stream.write_all(&call.bytes));
-        let bytes = sent.and_then(|()| self.record()).map_err(|_| 0u32)?;
-        let mut answer = Answer { bytes, at: 0 };
-        assert_eq!(answer.u32(), self.xid, "answers come in order");
-        assert_eq!((answer.u32(), answer.u32()), (1, 0), "the call is accepted");
-        answer.u32();
-        answer.opaque();
-        assert_eq!(answer.u32(), 0, "the call is understood");
-        let (_status, _tag, _count) = (answer.u32(), answer.opaque(), answer.u32());
-        Ok(answer)
-    }
-
-    fn record(&mut self) -> std::io::Result<Vec<u8>> {
-        let mut whole = Vec::new();
-        loop {
-            let mut mark = [0; 4];
-            self.stream.read_exact(&mut mark)?;
-            let mark = u32::from_be_bytes(mark);
-            let start = whole.len();
-            whole.resize(start + (mark & 0x7fff_ffff) as usize, 0);
-            self.stream.read_exact(&mut whole[start..])?;
-            if mark & 0x8000_0000 != 0 {
-                return Ok(whole);
-            }
+        if let Some((name, boot)) = &self.known_as {
+            self.nfs.identify(name, *boot).expect("a client id");
         }
     }
 
     /// The folder that is exported under this name.
-    pub fn root(&mut self, name: &str) -> Result<Handle, u32> {
-        let ops = Ops::default()
-            .op(PUTROOTFH)
-            .op(LOOKUP)
-            .opaque(name.as_bytes())
-            .op(GETFH);
-        let mut answer = self.ask(&ops)?;
-        answer.op(PUTROOTFH)?;
-        answer.op(LOOKUP)?;
-        answer.op(GETFH)?;
-        Ok(answer.opaque())
+    pub fn root(&mut self, name: &str) -> Result<Handle, Status> {
+        Ok(self.nfs.root(name)?)
     }
 
     /// The handle of a name.
-    pub fn lookup(&mut self, folder: &[u8], name: &[u8]) -> Result<Handle, u32> {
-        let ops = Ops::default().at(folder).op(LOOKUP).opaque(name).op(GETFH);
-        let mut answer = self.ask(&ops)?;
-        answer.op(PUTFH)?;
-        answer.op(LOOKUP)?;
-        answer.op(GETFH)?;
-        Ok(answer.opaque())
+    pub fn lookup(&mut self, folder: &[u8], name: &[u8]) -> Result<Handle, Status> {
+        let ops = Ops::default()
+            .at(folder)
+            .op(nfs::LOOKUP)
+            .opaque(name)
+            .op(nfs::GETFH);
+        Ok(self.nfs.result_of(&ops)?.opaque()?.to_vec())
     }
 
     /// The attributes of a file.
-    pub fn known(&mut self, handle: &[u8]) -> Result<Known, u32> {
+    pub fn known(&mut self, handle: &[u8]) -> Result<Known, Status> {
         let wanted = (1 << 1) | (1 << 4) | (1 << 20);
         let ops = Ops::default().at(handle).op(GETATTR).u32(1).u32(wanted);
-        let mut answer = self.ask(&ops)?;
-        answer.op(PUTFH)?;
-        answer.op(GETATTR)?;
-        answer.bitmap();
-        answer.u32();
+        let mut answer = self.nfs.result_of(&ops)?;
+        answer.skip_bitmap()?;
+        answer.u32()?;
         Ok(Known {
-            kind: answer.u32(),
-            size: answer.u64(),
-            number: answer.u64(),
+            kind: answer.u32()?,
+            size: answer.u64()?,
+            number: answer.u64()?,
         })
     }
 
     /// When it was modified: seconds since 1970, nanoseconds.
-    pub fn modified(&mut self, handle: &[u8]) -> Result<(i64, u32), u32> {
+    pub fn modified(&mut self, handle: &[u8]) -> Result<(i64, u32), Status> {
         let ops = Ops::default()
             .at(handle)
             .op(GETATTR)
             .u32(2)
             .u32(0)
             .u32(1 << 21);
-        let mut answer = self.ask(&ops)?;
-        answer.op(PUTFH)?;
-        answer.op(GETATTR)?;
-        answer.bitmap();
-        answer.u32();
-        Ok((answer.u64() as i64, answer.u32()))
+        let mut answer = self.nfs.result_of(&ops)?;
+        answer.skip_bitmap()?;
+        answer.u32()?;
+        Ok((answer.u64()? as i64, answer.u32()?))
     }
 
     /// Say when it was modified.
-    pub fn set_modified(&mut self, handle: &[u8], time: (i64, u32)) -> Result<(), u32> {
-        let time = Ops::default().u32(1).u64(time.0 as u64).u32(time.1).bytes;
+    pub fn set_modified(&mut self, handle: &[u8], time: (i64, u32)) -> Result<(), Status> {
+        let time = Ops::default().u32(1).u64(time.0 as u64).u32(time.1);
         let ops = Ops::default()
             .at(handle)
             .op(SETATTR)
@@ -413,68 +204,60 @@ impl Nfs4 {
             .u32(2)
             .u32(0)
             .u32(1 << 22)
-            .opaque(&time);
-        let mut answer = self.ask(&ops)?;
-        answer.op(PUTFH)?;
-        answer.op(SETATTR)
+            .wrapped(&time);
+        self.done(&ops)
     }
 
     /// Where a symbolic link leads.
-    pub fn read_link(&mut self, handle: &[u8]) -> Result<Vec<u8>, u32> {
-        let mut answer = self.ask(&Ops::default().at(handle).op(READLINK))?;
-        answer.op(PUTFH)?;
-        answer.op(READLINK)?;
-        Ok(answer.opaque())
+    pub fn read_link(&mut self, handle: &[u8]) -> Result<Vec<u8>, Status> {
+        let ops = Ops::default().at(handle).op(READLINK);
+        Ok(self.nfs.result_of(&ops)?.opaque()?.to_vec())
     }
 
     /// Make a folder, or a symbolic link to `target`.
-    pub fn make(&mut self, folder: &[u8], name: &[u8], target: Option<&[u8]>) -> Result<(), u32> {
+    pub fn make(
+        &mut self,
+        folder: &[u8],
+        name: &[u8],
+        target: Option<&[u8]>,
+    ) -> Result<(), Status> {
         let ops = Ops::default().at(folder).op(CREATE);
         let ops = match target {
             Some(target) => ops.u32(LINK_TYPE).opaque(target),
             None => ops.u32(2),
         };
-        let mut answer = self.ask(&ops.opaque(name).no_attributes())?;
-        answer.op(PUTFH)?;
-        answer.op(CREATE)
+        self.done(&no_attributes(ops.opaque(name)))
     }
 
     /// Take a name away.
-    pub fn remove(&mut self, folder: &[u8], name: &[u8]) -> Result<(), u32> {
-        let mut answer = self.ask(&Ops::default().at(folder).op(REMOVE).opaque(name))?;
-        answer.op(PUTFH)?;
-        answer.op(REMOVE)
+    pub fn remove(&mut self, folder: &[u8], name: &[u8]) -> Result<(), Status> {
+        self.done(&Ops::default().at(folder).op(REMOVE).opaque(name))
     }
 
     /// Give something another name in the same folder.
-    pub fn rename(&mut self, folder: &[u8], from: &[u8], to: &[u8]) -> Result<(), u32> {
+    pub fn rename(&mut self, folder: &[u8], from: &[u8], to: &[u8]) -> Result<(), Status> {
         let ops = Ops::default()
             .at(folder)
             .op(SAVEFH)
             .op(RENAME)
             .opaque(from)
             .opaque(to);
-        let mut answer = self.ask(&ops)?;
-        answer.op(PUTFH)?;
-        answer.op(SAVEFH)?;
-        answer.op(RENAME)
+        self.done(&ops)
     }
 
     /// Open a name for reading and writing, and make it if asked.
-    pub fn open(&mut self, folder: &[u8], name: &[u8], make: bool) -> Result<Open, u32> {
-        let how = |ops: Ops| {
-            let ops = ops.u32(u32::from(make));
-            let ops = if make {
-                ops.u32(0).no_attributes()
-            } else {
-                ops
-            };
-            ops.u32(0).opaque(name)
-        };
+    pub fn open(&mut self, folder: &[u8], name: &[u8], make: bool) -> Result<Open, Status> {
+        let how = Ops::default().u32(u32::from(make));
+        let how = if make { no_attributes(how.u32(0)) } else { how };
+        let how = how.u32(0).opaque(name);
         // The lease is two seconds, and nobody renews it beside the requests of a test: on a busy
         // machine it expires between two of them. A kernel's client asks for a new id then.
         for _ in 0..EXPIRED_MAX {
-            match self.open_by(Ops::default().at(folder), how) {
+            match self
+                .nfs
+                .open(folder, Access::Both, &how)
+                .map_err(Status::from)
+            {
                 Err(NFS4ERR_EXPIRED) => self.identify(),
                 other => return other,
             }
@@ -483,117 +266,55 @@ impl Nfs4 {
     }
 
     /// Claim a file that was open before the server was started again.
-    pub fn reclaim(&mut self, open: &Open) -> Result<Open, u32> {
-        self.open_by(Ops::default().at(&open.handle), |ops| {
-            ops.u32(0).u32(1).u32(0)
-        })
-    }
-
-    fn open_by(&mut self, ops: Ops, how: impl FnOnce(Ops) -> Ops) -> Result<Open, u32> {
-        self.owners += 1;
-        let owner = self.owners;
-        let ops = ops
-            .op(OPEN)
-            .u32(1)
-            .u32(3)
-            .u32(0)
-            .u64(self.client)
-            .opaque(&owner.to_be_bytes());
-        let mut answer = self.ask(&how(ops).op(GETFH))?;
-        answer.op(PUTFH)?;
-        answer.op(OPEN)?;
-        let mut state: [u8; 16] = answer.fixed();
-        // The change of the folder.
-        answer.fixed::<20>();
-        let flags = answer.u32();
-        answer.bitmap();
-        assert_eq!(answer.u32(), 0, "no delegation was asked for");
-        answer.op(GETFH)?;
-        let handle = answer.opaque();
-        let mut sequence = 1;
-        if flags & 2 != 0 {
-            sequence += 1;
-            let ops = Ops::default()
-                .at(&handle)
-                .op(OPEN_CONFIRM)
-                .fixed(&state)
-                .u32(sequence);
-            let mut answer = self.ask(&ops)?;
-            answer.op(PUTFH)?;
-            answer.op(OPEN_CONFIRM)?;
-            state = answer.fixed();
-        }
-        Ok(Open {
-            handle,
-            state,
-            owner,
-            sequence,
-        })
+    pub fn reclaim(&mut self, open: &Open) -> Result<Open, Status> {
+        let how = Ops::default().u32(0).u32(1).u32(0);
+        Ok(self.nfs.open(&open.handle, Access::Both, &how)?)
     }
 
     /// Close it.
-    pub fn close(&mut self, open: Open) -> Result<(), u32> {
-        let ops = Ops::default()
-            .at(&open.handle)
-            .op(CLOSE)
-            .u32(open.sequence + 1)
-            .fixed(&open.state);
-        let mut answer = self.ask(&ops)?;
-        answer.op(PUTFH)?;
-        answer.op(CLOSE)
+    pub fn close(&mut self, open: Open) -> Result<(), Status> {
+        Ok(self.nfs.close(&open)?)
     }
 
     /// Bytes of an open file.
-    pub fn read(&mut self, open: &Open, offset: u64, length: u32) -> Result<Vec<u8>, u32> {
-        self.read_by(&open.handle, &open.state, offset, length)
+    pub fn read(&mut self, open: &Open, offset: u64, length: u32) -> Result<Vec<u8>, Status> {
+        self.read_by((&open.handle, &open.state), offset, length)
     }
 
     /// Bytes of whatever a handle leads to; nobody has it open.
-    pub fn read_closed(&mut self, handle: &[u8], offset: u64, length: u32) -> Result<Vec<u8>, u32> {
-        self.read_by(handle, &ANONYMOUS, offset, length)
+    pub fn read_closed(
+        &mut self,
+        handle: &[u8],
+        offset: u64,
+        length: u32,
+    ) -> Result<Vec<u8>, Status> {
+        self.read_by((handle, &ANONYMOUS), offset, length)
     }
 
     fn read_by(
         &mut self,
-        handle: &[u8],
-        state: &[u8],
+        place: (&[u8], &[u8; 16]),
         offset: u64,
         length: u32,
-    ) -> Result<Vec<u8>, u32> {
-        let ops = Ops::default()
-            .at(handle)
-            .op(READ)
-            .fixed(state)
-            .u64(offset)
-            .u32(length);
-        let mut answer = self.ask(&ops)?;
-        answer.op(PUTFH)?;
-        answer.op(READ)?;
-        answer.u32();
-        Ok(answer.opaque())
+    ) -> Result<Vec<u8>, Status> {
+        let mut bytes = vec![0; length as usize];
+        let count = self.nfs.read(place, offset, &mut bytes)?;
+        bytes.truncate(count);
+        Ok(bytes)
     }
 
     /// Write bytes; they are durable when it returns.
-    pub fn write(&mut self, open: &Open, offset: u64, bytes: &[u8]) -> Result<(), u32> {
+    pub fn write(&mut self, open: &Open, offset: u64, bytes: &[u8]) -> Result<(), Status> {
         let mut done = 0;
         while done < bytes.len() {
-            let ops = Ops::default()
-                .at(&open.handle)
-                .op(WRITE)
-                .fixed(&open.state)
-                .u64(offset + done as u64)
-                .u32(2)
-                .opaque(&bytes[done..]);
-            let mut answer = self.ask(&ops)?;
-            answer.op(PUTFH)?;
-            answer.op(WRITE)?;
-            done += answer.u32() as usize;
+            let (at, rest) = (offset + done as u64, &bytes[done..]);
+            done += self.nfs.write(open, at, Stability::Durable, rest)?;
         }
         Ok(())
     }
 
     /// A lock for writing on a range of it, for an owner that has none yet.
-    pub fn lock(&mut self, open: &mut Open, offset: u64, length: u64) -> Result<Lock, u32> {
+    pub fn lock(&mut self, open: &mut Open, offset: u64, length: u64) -> Result<Lock, Status> {
         open.sequence += 1;
         let ops = Ops::default()
             .at(&open.handle)
@@ -606,20 +327,17 @@ impl Nfs4 {
             .u32(open.sequence)
             .fixed(&open.state)
             .u32(0)
-            .u64(self.client)
+            .u64(self.nfs.client())
             .opaque(format!("lock {} {}", open.owner, open.sequence).as_bytes());
-        let mut answer = self.ask(&ops)?;
-        answer.op(PUTFH)?;
-        answer.op(LOCK)?;
         Ok(Lock {
-            state: answer.fixed(),
+            state: self.nfs.result_of(&ops)?.fixed()?,
             offset,
             length,
         })
     }
 
     /// Give it back.
-    pub fn unlock(&mut self, open: &Open, lock: Lock) -> Result<(), u32> {
+    pub fn unlock(&mut self, open: &Open, lock: Lock) -> Result<(), Status> {
         let ops = Ops::default()
             .at(&open.handle)
             .op(LOCKU)
@@ -628,9 +346,7 @@ impl Nfs4 {
             .fixed(&lock.state)
             .u64(lock.offset)
             .u64(lock.length);
-        let mut answer = self.ask(&ops)?;
-        answer.op(PUTFH)?;
-        answer.op(LOCKU)
+        self.done(&ops)
     }
 
     /// A page of names from a cookie on; 0 is the start.
@@ -640,7 +356,7 @@ impl Nfs4 {
         cookie: u64,
         verifier: [u8; 8],
         bytes_max: u32,
-    ) -> Result<Page, u32> {
+    ) -> Result<Page, Status> {
         let ops = Ops::default()
             .at(folder)
             .op(READDIR)
@@ -650,20 +366,18 @@ impl Nfs4 {
             .u32(bytes_max)
             .u32(1)
             .u32(1 << 20);
-        let mut answer = self.ask(&ops)?;
-        answer.op(PUTFH)?;
-        answer.op(READDIR)?;
-        let verifier = answer.fixed();
+        let mut answer = self.nfs.result_of(&ops)?;
+        let verifier = answer.fixed()?;
         let mut names = Vec::new();
-        while answer.u32() != 0 {
-            names.push((answer.u64(), answer.opaque()));
-            answer.bitmap();
-            answer.opaque();
+        while answer.u32()? != 0 {
+            names.push((answer.u64()?, answer.opaque()?.to_vec()));
+            answer.skip_bitmap()?;
+            answer.opaque()?;
         }
         Ok(Page {
             names,
             verifier,
-            is_last: answer.u32() != 0,
+            is_last: answer.u32()? != 0,
         })
     }
 
@@ -673,7 +387,7 @@ impl Nfs4 {
         folder: &[u8],
         bytes_max: u32,
         mut between: impl FnMut(),
-    ) -> Result<Vec<Vec<u8>>, u32> {
+    ) -> Result<Vec<Vec<u8>>, Status> {
         let (mut names, mut cookie, mut verifier) = (Vec::new(), 0, [0; 8]);
         loop {
             let page = self.page(folder, cookie, verifier, bytes_max)?;
@@ -690,20 +404,22 @@ impl Nfs4 {
     }
 
     /// The folder of named attributes, which is where a server would show extended ones.
-    pub fn named_attributes(&mut self, handle: &[u8]) -> Result<Handle, u32> {
-        let mut answer = self.ask(&Ops::default().at(handle).op(OPENATTR).u32(0).op(GETFH))?;
-        answer.op(PUTFH)?;
-        answer.op(OPENATTR)?;
-        answer.op(GETFH)?;
-        Ok(answer.opaque())
+    pub fn named_attributes(&mut self, handle: &[u8]) -> Result<Handle, Status> {
+        let ops = Ops::default().at(handle).op(OPENATTR).u32(0).op(nfs::GETFH);
+        Ok(self.nfs.result_of(&ops)?.opaque()?.to_vec())
     }
 
     /// Which of these rights (1 read … 32 execute) we have.
-    pub fn access(&mut self, handle: &[u8], asked: u32) -> Result<u32, u32> {
-        let mut answer = self.ask(&Ops::default().at(handle).op(ACCESS).u32(asked))?;
-        answer.op(PUTFH)?;
-        answer.op(ACCESS)?;
-        answer.u32();
-        Ok(answer.u32())
+    pub fn access(&mut self, handle: &[u8], asked: u32) -> Result<u32, Status> {
+        let ops = Ops::default().at(handle).op(ACCESS).u32(asked);
+        let mut answer = self.nfs.result_of(&ops)?;
+        answer.u32()?;
+        Ok(answer.u32()?)
+    }
+
+    /// A request that returns nothing.
+    fn done(&mut self, ops: &Ops) -> Result<(), Status> {
+        self.nfs.result_of(ops)?;
+        Ok(())
     }
 }

@@ -589,7 +589,9 @@ fn a_rename_over_a_file_leaves_who_has_it_open_the_old_one() {
         let theirs = nfs.open(&root, b"cut.prproj", false).expect("opened");
         let (file, _) = smb.open("cut.prproj", Disposition::Open).expect("opened");
         match door {
-            "NFS" => nfs.rename(&root, b"cut.prproj.new", b"cut.prproj"),
+            "NFS" => nfs
+                .rename(&root, b"cut.prproj.new", b"cut.prproj")
+                .map_err(|status| status.0),
             "SMB" => {
                 let (from, _) = other
                     .open("cut.prproj.new", Disposition::Open)

@@ -2,6 +2,7 @@
 //! A file of a pool as a disk, through Debian's tgt, and the same bytes behind iSCSI, NFS and the
 //! mount at once.
 
+use rushes_kit::free_port;
 use rushes_tests::disk::run;
 use rushes_tests::export::{self, Export, ISCSI, NFS};
 use rushes_tests::needs;
@@ -164,7 +165,7 @@ fn a_disk_takes_its_room_when_it_is_made_or_is_not_made() {
     assert!(before - free(&world) < 4 << 20, "it had its room");
     let said = refused(&["iscsi", &path("a"), "--size", "64MiB"]);
     assert!(said.contains("the file exists and has"), "{said}");
-    let port = export::free_port().to_string();
+    let port = free_port().expect("loopback has a free port").to_string();
     let runtime = world.scratch.folder("second").display().to_string();
     let said = refused(&[
         "iscsi",
@@ -307,7 +308,7 @@ impl Plain {
         File::create(&file)
             .and_then(|file| file.set_len(DISK_BYTES))
             .expect("the scratch folder is writable");
-        let port = export::free_port();
+        let port = free_port().expect("loopback has a free port");
         let socket = folder.join("tgtd");
         let child = Command::new(needs::path_of("tgtd"))
             .args(["-f", "-C", "0", "--iscsi"])

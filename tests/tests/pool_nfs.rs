@@ -62,7 +62,7 @@ fn opened(nfs: &mut Nfs4, folder: &Handle, name: &[u8]) -> Open {
             Err(NFS4ERR_GRACE) if Instant::now() < end => {
                 std::thread::sleep(Duration::from_millis(100));
             }
-            opened => return opened.unwrap_or_else(|status| panic!("{name:?}: {status}")),
+            opened => return opened.unwrap_or_else(|status| panic!("{name:?}: {status:?}")),
         }
     }
 }
@@ -248,7 +248,7 @@ impl Kept {
         assert_eq!(refused.err(), Some(NFS4ERR_GRACE), "{what}");
         self.take = nfs
             .reclaim(&self.take)
-            .unwrap_or_else(|status| panic!("{what}: not claimed: {status}"));
+            .unwrap_or_else(|status| panic!("{what}: not claimed: {status:?}"));
         let bytes = nfs.read(&self.take, 0, 65_536).expect("read");
         pattern::check(1, 0, &bytes, "take.mov");
         let at = 3 * MIB as u64 - 4096;
@@ -439,7 +439,7 @@ fn who_writes_while_the_mount_dies_claims_his_file_and_has_lost_nothing() {
     }
     let heard = writer.join().expect("it went on to the end");
     assert_eq!(heard.len(), 2, "one trouble each: {heard:?}");
-    eprintln!("the writer heard {heard:?} (0: the connection ended)");
+    eprintln!("the writer heard {heard:?} (Status(0): the connection ended)");
     let found = fs::read(world.path("ingest.mov")).expect("read");
     assert_eq!(found.len() as u64, PIECES * PIECE as u64);
     pattern::check(1, 0, &found, "ingest.mov");
@@ -702,7 +702,9 @@ fn nobody_is_let_in_who_was_not_named() {
             world.scratch.folder("nfs-state"),
         );
         let (runtime, state) = (runtime.display().to_string(), state.display().to_string());
-        let port = rushes_tests::export::free_port().to_string();
+        let port = rushes_kit::free_port()
+            .expect("loopback has a free port")
+            .to_string();
         let words = ["nfs", &folder, "--port", &port, "--state-dir", &state];
         let second = said(&[&words[..], &["--runtime-dir", &runtime]].concat());
         assert!(second.contains("in use by another export"), "{second}");

@@ -14,7 +14,7 @@ use rushes_tests::fsx::{self, Plan};
 use rushes_tests::initiator::{Blocks, Disk};
 use rushes_tests::kills::{self, Finally, OnPanic, Stage};
 use rushes_tests::needs;
-use rushes_tests::nfs4::{Handle as NfsHandle, Nfs4, Open};
+use rushes_tests::nfs4::{Handle as NfsHandle, Nfs4, Open, Status};
 use rushes_tests::pattern;
 use rushes_tests::pool::{self, PoolWorld};
 use rushes_tests::random::Random;
@@ -194,8 +194,8 @@ struct ByNfs {
     file: Option<Open>,
 }
 
-fn nfs<T>(done: Result<T, u32>) -> Result<T, String> {
-    done.map_err(|status| format!("NFS status {status}"))
+fn nfs<T>(done: Result<T, Status>) -> Result<T, String> {
+    done.map_err(|Status(status)| format!("NFS status {status}"))
 }
 
 impl ByNfs {

@@ -2,7 +2,8 @@
 //! Extended attributes by NFSv4.2 (RFC 8276), for which a client needs a session (RFC 8881);
 //! nothing else of them.
 
-use super::{Handle, Nfs4, Ops, PUTFH};
+use super::{Handle, Nfs4, Status};
+use rushes_kit::nfs::{Answer, NO_CALLBACK, Nfs, Ops, PUTFH};
 
 const EXCHANGE_ID: u32 = 42;
 const CREATE_SESSION: u32 = 43;
@@ -15,16 +16,16 @@ const REMOVEXATTR: u32 = 75;
 /// A client with a session.
 #[derive(Debug)]
 pub struct Extended {
-    nfs: Nfs4,
+    nfs: Nfs,
     session: [u8; 16],
     sequence: u32,
 }
 
 impl Extended {
     /// Connect as the client of this name. `Err`: the server knows no NFSv4.2.
-    pub fn connect(port: u16, name: &str) -> Result<Extended, u32> {
-        let mut nfs = Nfs4::connect_from([127, 0, 0, 1].into(), port);
-        nfs.minor = 2;
+    pub fn connect(port: u16, name: &str) -> Result<Extended, Status> {
+        let mut nfs = Nfs4::connect_from([127, 0, 0, 1].into(), port).nfs;
+        nfs.set_minor(2);
         let ops = Ops::default()
             .op(EXCHANGE_ID)
             .u64(1)
@@ -33,9 +34,8 @@ impl Extended {
             .u32(0)
             .u32(0)
             .u32(0);
-        let mut answer = nfs.ask(&ops)?;
-        answer.op(EXCHANGE_ID)?;
-        let (client, sequence) = (answer.u64(), answer.u32());
+        let mut answer = nfs.result_of(&ops)?;
+        let (client, sequence) = (answer.u64()?, answer.u32()?);
         let channel = |ops: Ops| {
             [0, 1 << 20, 1 << 20, 4096, 16, 1, 0]
                 .into_iter()
@@ -47,12 +47,11 @@ impl Extended {
             .u32(sequence)
             .u32(0);
         // Called back by nobody: one flavour, which is none.
-        let ops = channel(channel(ops)).u32(0x4000_0000).u32(1).u32(0);
-        let mut answer = nfs.ask(&ops)?;
-        answer.op(CREATE_SESSION)?;
+        let ops = channel(channel(ops)).u32(NO_CALLBACK).u32(1).u32(0);
+        let session = nfs.result_of(&ops)?.fixed()?;
         Ok(Extended {
             nfs,
-            session: answer.fixed(),
+            session,
             sequence: 0,
         })
     }
@@ -69,42 +68,42 @@ impl Extended {
             .at(handle)
     }
 
-    fn asked(&mut self, ops: &Ops, operation: u32) -> Result<super::Answer, u32> {
+    fn asked(&mut self, ops: &Ops, operation: u32) -> Result<Answer, Status> {
         let mut answer = self.nfs.ask(ops)?;
         answer.op(SEQUENCE)?;
         // Of the session: its id, and five numbers.
-        answer.fixed::<36>();
+        answer.fixed::<36>()?;
         answer.op(PUTFH)?;
         answer.op(operation)?;
         Ok(answer)
     }
 
     /// Value of an attribute.
-    pub fn get(&mut self, handle: &Handle, name: &str) -> Result<Vec<u8>, u32> {
+    pub fn get(&mut self, handle: &Handle, name: &str) -> Result<Vec<u8>, Status> {
         let ops = self.at(handle).op(GETXATTR).opaque(name.as_bytes());
-        self.asked(&ops, GETXATTR).map(|mut answer| answer.opaque())
+        Ok(self.asked(&ops, GETXATTR)?.opaque()?.to_vec())
     }
 
     /// Make or replace one.
-    pub fn set(&mut self, handle: &Handle, name: &str, value: &[u8]) -> Result<(), u32> {
+    pub fn set(&mut self, handle: &Handle, name: &str, value: &[u8]) -> Result<(), Status> {
         let ops = self.at(handle).op(SETXATTR).u32(0);
         let ops = ops.opaque(name.as_bytes()).opaque(value);
         self.asked(&ops, SETXATTR).map(drop)
     }
 
     /// Take one away.
-    pub fn remove(&mut self, handle: &Handle, name: &str) -> Result<(), u32> {
+    pub fn remove(&mut self, handle: &Handle, name: &str) -> Result<(), Status> {
         let ops = self.at(handle).op(REMOVEXATTR).opaque(name.as_bytes());
         self.asked(&ops, REMOVEXATTR).map(drop)
     }
 
     /// Names of all of them.
-    pub fn names(&mut self, handle: &Handle) -> Result<Vec<String>, u32> {
+    pub fn names(&mut self, handle: &Handle) -> Result<Vec<String>, Status> {
         let ops = self.at(handle).op(LISTXATTRS).u64(0).u32(65_536);
         let mut answer = self.asked(&ops, LISTXATTRS)?;
-        let _cookie = answer.u64();
-        let count = answer.u32();
-        let name = |_| String::from_utf8_lossy(&answer.opaque()).into_owned();
-        Ok((0..count).map(name).collect())
+        let _cookie = answer.u64()?;
+        let count = answer.u32()?;
+        let name = |_| Ok(String::from_utf8_lossy(answer.opaque()?).into_owned());
+        (0..count).map(name).collect()
     }
 }
