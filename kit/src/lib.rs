@@ -8,6 +8,7 @@
 
 pub mod mounts;
 pub mod nfs;
+pub mod smbd;
 pub mod wire;
 
 use anyhow::{Context, Result};

@@ -10,7 +10,7 @@ use crate::needs::{self, Need};
 use crate::pool::{EXT4, Made, PoolWorld, XFS};
 use crate::random::Random;
 use crate::smb2;
-use crate::smbd::{Smbd, SmbdSpec};
+use crate::smbd::{self, Smbd, SmbdSpec};
 use crate::world::{Backing, Setup, World};
 use std::collections::BTreeSet;
 use std::fs;
@@ -161,7 +161,7 @@ pub fn smbd_of(world: &PoolWorld) -> Smbd {
         share: share_lines(),
         global: vec![String::from(smb2::GLOBAL)],
     };
-    Smbd::start(&world.scratch, &spec)
+    smbd::start(&world.scratch, &spec)
 }
 
 /// The processes of an smbd that serve its clients.

@@ -9,7 +9,7 @@ use crate::disk::{Disk, make_cold, mount_tmpfs, said};
 use crate::needs::{Need, all_there, path_of, skip};
 use crate::pattern;
 use crate::scratch::Scratch;
-use crate::smbd::{SHARE, Smbd, SmbdSpec};
+use crate::smbd::{self, SHARE, Smbd, SmbdSpec};
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::PathBuf;
@@ -191,7 +191,7 @@ impl World {
             share.extend([format!("[{name}]"), format!("copy = {SHARE}")]);
             share.push(String::from("vfs objects ="));
         }
-        let smbd = Smbd::start(
+        let smbd = smbd::start(
             &scratch,
             &SmbdSpec {
                 path: disk.path().to_path_buf(),

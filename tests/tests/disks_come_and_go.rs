@@ -9,7 +9,7 @@ use rushes_tests::needs::{Need, all_there, path_of};
 use rushes_tests::pattern;
 use rushes_tests::pool::{self, EXT4, PoolWorld};
 use rushes_tests::scratch::Scratch;
-use rushes_tests::smbd::{Smbd, SmbdSpec};
+use rushes_tests::smbd::{self, Smbd, SmbdSpec};
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -133,7 +133,7 @@ impl Late {
             share,
             global: Vec::new(),
         };
-        let smbd = self.smbd.insert(Smbd::start(&self.scratch, &spec));
+        let smbd = self.smbd.insert(smbd::start(&self.scratch, &spec));
         Hand::connect(HAND, smbd.port())
     }
 }

@@ -16,7 +16,7 @@ use rushes_tests::smb2::{
     self, Connection, DELETE_PENDING, Disposition, Handle, Keeping, Kept, LOCK_CONFLICT,
     LOCK_NOT_GRANTED, NO_NAME, NOT_FOUND, SHARING_VIOLATION, Status,
 };
-use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
+use rushes_tests::smbd::{self, SHARE, Smbd, SmbdSpec};
 use rushes_tests::tree;
 use rustix::fs::{FlockOperation, Timespec, Timestamps, fcntl_lock};
 use std::collections::BTreeSet;
@@ -72,7 +72,7 @@ impl Doors {
         let everybody = fs::Permissions::from_mode(0o777);
         fs::set_permissions(world.path(""), everybody).expect("our own mount");
         let guests = smb2::SHARE_LINES.map(String::from);
-        let smbd = Smbd::start(
+        let smbd = smbd::start(
             &world.scratch,
             &SmbdSpec {
                 path: world.path(""),

@@ -11,7 +11,7 @@ use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, XFS};
 use rushes_tests::smb2::{self, Connection, Disposition};
-use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
+use rushes_tests::smbd::{self, SHARE, Smbd, SmbdSpec};
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -158,7 +158,7 @@ fn shared(world: &PoolWorld) -> Smbd {
     fs::set_permissions(world.path(""), everybody).expect("our own mount");
     let lines = ["allocation roundup size = 0", "oplocks = no"];
     let share = smb2::SHARE_LINES.into_iter().chain(lines);
-    Smbd::start(
+    smbd::start(
         &world.scratch,
         &SmbdSpec {
             path: world.path(""),

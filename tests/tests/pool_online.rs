@@ -9,7 +9,7 @@ use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, XFS, check, put};
 use rushes_tests::random::Random;
 use rushes_tests::smb2;
-use rushes_tests::smbd::{Smbd, SmbdSpec};
+use rushes_tests::smbd::{self, SmbdSpec};
 use rustix::fs::XattrFlags;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -459,7 +459,7 @@ fn random_operations_by_smb_beside_drains_are_what_a_model_says() {
         share: share.map(String::from).collect(),
         global: vec![String::from(smb2::GLOBAL)],
     };
-    let smbd = Smbd::start(&world.scratch, &spec);
+    let smbd = smbd::start(&world.scratch, &spec);
     let plan = fsx::Plan {
         seed: 29,
         operations: 2400,

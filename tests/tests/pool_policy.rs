@@ -10,7 +10,7 @@ use rushes_tests::nfs4::Nfs4;
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, check};
 use rushes_tests::smb2::{self, Connection, Disposition};
-use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
+use rushes_tests::smbd::{self, SHARE, SmbdSpec};
 use rustix::fs::{
     CWD, FileType, Mode, OFlags, XattrFlags, getxattr, mknodat, removexattr, setxattr,
 };
@@ -535,7 +535,7 @@ fn files_that_smb_clients_make_fall_under_rules() {
     let all = fs::Permissions::from_mode(0o777);
     fs::create_dir(world.path("conform")).expect("made");
     fs::set_permissions(world.path("conform"), all).expect("set");
-    let smbd = Smbd::start(
+    let smbd = smbd::start(
         &world.scratch,
         &SmbdSpec {
             path: world.path(""),

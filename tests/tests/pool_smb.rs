@@ -10,7 +10,7 @@ use rushes_tests::pattern;
 use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check};
 use rushes_tests::random::Random;
 use rushes_tests::smb2::{self, Connection, Disposition};
-use rushes_tests::smbd::{SHARE, Smbd, SmbdSpec};
+use rushes_tests::smbd::{self, SHARE, Smbd, SmbdSpec};
 use std::fs;
 use std::io::Read as _;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -58,7 +58,7 @@ fn shared_on(
     }
     let everybody = fs::Permissions::from_mode(0o777);
     fs::set_permissions(world.path(""), everybody).expect("our own mount");
-    let smbd = Smbd::start(
+    let smbd = smbd::start(
         &world.scratch,
         &SmbdSpec {
             path: world.path(""),
@@ -335,7 +335,7 @@ fn a_time_that_was_set_survives_the_daemon_whoever_writes_what_it_left() {
     }
     // Another mount has the times, too: not only the memory of the first one.
     drop(client);
-    smbd.end();
+    smbd.stop();
     world.end();
     world.start();
     for names in &all {

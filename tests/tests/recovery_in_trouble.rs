@@ -414,7 +414,7 @@ fn a_journal_fails(end: impl FnOnce(&mut World)) {
     let source = mounted(&world);
     drop(client);
     // Its smbd has the disk mounted as well.
-    world.smbd.end();
+    world.smbd.stop();
     run(Command::new("umount").arg(&path));
     world.disk.tell("clear");
     let checked = Command::new("fsck.ext4")

@@ -8,7 +8,7 @@ use rushes_tests::hand::{Hand, Held};
 use rushes_tests::needs::{Need, all_there};
 use rushes_tests::pattern;
 use rushes_tests::scratch::Scratch;
-use rushes_tests::smbd::{Smbd, SmbdSpec};
+use rushes_tests::smbd::{self, Smbd, SmbdSpec};
 use rushes_tests::tree;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -115,7 +115,7 @@ impl Chaos {
             global: global.iter().map(|line| (*line).to_owned()).collect(),
         };
         Some(Chaos {
-            smbd: Smbd::start_with(&scratch, &spec, Some(&module)),
+            smbd: smbd::start_with(&scratch, &spec, Some(&module)),
             share,
             socket,
             _mortal: mortal,

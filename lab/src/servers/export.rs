@@ -5,9 +5,9 @@
 use crate::clients::nfs::Nfs;
 use crate::servers::cgroup::Cgroup;
 use crate::servers::daemon::find_rushes;
-use crate::servers::smbd::free_port;
 use crate::stage::room::{Room, go_on, pause};
 use anyhow::{Context, Result, ensure};
+use rushes_kit::free_port;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

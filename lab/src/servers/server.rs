@@ -242,12 +242,7 @@ impl Server {
         };
         let smb = smb_spec(room, name, stage, spec)?;
         let smbd = match spec.way {
-            Way::Smb => Some(Smbd::start(
-                room,
-                &format!("{name}-smbd"),
-                &smb,
-                Some(&cgroup),
-            )?),
+            Way::Smb => Some(smbd::start(room, &format!("{name}-smbd"), &smb, &cgroup)?),
             Way::Nfs | Way::Local => None,
         };
         let export = match spec.way {
@@ -411,7 +406,7 @@ fn smb_spec(room: &Room, name: &str, stage: &Stage, spec: &Spec) -> Result<smbd:
         share.push(option("strict allocate", "yes"));
     }
     if matches!(spec.kind, Kind::StockUring | Kind::IoUring) {
-        let module = smbd::module_folder()?.join("io_uring.so");
+        let module = smbd::installed_module("io_uring.so")?;
         ensure!(
             module.exists(),
             "this Samba has no module io_uring ({} is not there); install it \
@@ -445,7 +440,7 @@ pub fn find_module(told: Option<&Path>) -> Result<PathBuf> {
         return Ok(path.to_owned());
     }
     let built = ancestors_of_binary().map(|folder| folder.join("build/rushes.so"));
-    let installed = smbd::module_folder().map(|folder| folder.join("rushes.so"));
+    let installed = smbd::installed_module("rushes.so");
     built
         .chain(installed.ok())
         .find(|path| path.exists())

@@ -687,7 +687,7 @@ fn play_on(plan: &Plan, draw: &Draw, stage: &Stage, mut stand: Stand) {
         }
         Stand::Pool(smbd, daemon, world) => {
             logs(stage, &daemon.log(), &smbd.log());
-            smbd.end();
+            smbd.stop();
             world.end();
             daemon.end();
             world.start();

@@ -297,7 +297,7 @@ impl Troublemaker<'_> {
             world.kill();
             world.start();
             // This smbd has the dead mount, in a name space of its own.
-            smbd.end();
+            smbd.stop();
             *smbd = smbd_of(world);
             self.stage.come_to(smbd.port());
             self.servants = Servants::of(smbd);
