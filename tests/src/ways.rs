@@ -4,6 +4,7 @@
 
 use crate::needs;
 use crate::ring::RING;
+use rustix::fs::OFlags;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -126,6 +127,43 @@ pub struct Hands {
 /// A range of a file. Units: bytes.
 pub type Range = (u64, u64);
 
+/// Each way to change the bytes of a range: the names under which [`Hands::open_to_change`] opens
+/// the file.
+pub const WRITERS: [&str; 14] = [
+    "cached",
+    "write only",
+    "direct",
+    "aio",
+    "aio, write only",
+    "aio, direct",
+    "ring",
+    "ring, direct",
+    "spliced",
+    "mapping",
+    "copied from a file",
+    "punched",
+    "zeroed",
+    "cut and made longer",
+];
+
+/// Each way to read a range: the call, and the name under which [`Hands::open_to_read`] opens the
+/// file.
+pub const READERS: [(&str, &str); 5] = [
+    ("see", "old open"),
+    ("see", "old direct"),
+    ("sent", "old open"),
+    ("mapped", "old mapping"),
+    ("see", "beside the writer"),
+];
+
+fn flags_of(way: &str) -> OFlags {
+    match way {
+        "write only" | "aio, write only" => OFlags::WRONLY,
+        "direct" | "aio, direct" | "ring, direct" => OFlags::RDWR | OFlags::DIRECT,
+        _ => OFlags::RDWR,
+    }
+}
+
 impl Hands {
     /// Needs python3.
     pub fn new() -> Hands {
@@ -170,7 +208,7 @@ impl Hands {
     }
 
     /// Opened with these flags, under this name.
-    pub fn open(&mut self, name: &str, path: &Path, flags: rustix::fs::OFlags) {
+    pub fn open(&mut self, name: &str, path: &Path, flags: OFlags) {
         let path = path.to_str().expect("text");
         self.does("open", name, (u64::from(flags.bits()), 0), path);
     }
@@ -178,6 +216,60 @@ impl Hands {
     /// Closed, mapping and all.
     pub fn close(&mut self, name: &str) {
         self.does("close", name, (0, 0), "-");
+    }
+
+    /// The file opened for each of [`READERS`], the first of them with these flags.
+    pub fn open_to_read(&mut self, path: &Path, first: OFlags) {
+        self.open("old open", path, first);
+        self.open("old direct", path, OFlags::RDONLY | OFlags::DIRECT);
+        self.open("old mapping", path, OFlags::RDONLY);
+        self.does("map", "old mapping", (0, 0), "-");
+        self.open("beside the writer", path, OFlags::RDWR);
+    }
+
+    /// Closed for all of [`READERS`].
+    pub fn close_readers(&mut self) {
+        for name in ["old open", "old direct", "old mapping", "beside the writer"] {
+            self.close(name);
+        }
+    }
+
+    /// The file opened for one of [`WRITERS`], so that the open is of the kind that the mount makes
+    /// it.
+    pub fn open_to_change(&mut self, way: &str, path: &Path) {
+        self.open(way, path, flags_of(way));
+        if way == "mapping" {
+            self.does("map", way, (1, 0), "-");
+        }
+    }
+
+    /// A range changed to this byte in one of [`WRITERS`]; a cut goes to the end of the file. For a
+    /// copy another file is open as "source".
+    ///
+    /// Returns   the byte that is there now: 0 where the way brings none
+    pub fn change(&mut self, way: &str, (at, length): Range, byte: u8) -> u8 {
+        let what = byte.to_string();
+        let word = match way {
+            "cached" | "write only" | "direct" => "write",
+            "aio" | "aio, write only" | "aio, direct" => "aio",
+            "ring" | "ring, direct" => "ring",
+            "spliced" => "splice",
+            "mapping" => "store",
+            "copied from a file" => {
+                self.does("write", "source", (0, length), &what);
+                self.does("copy", way, (at, length), "source");
+                return byte;
+            }
+            "punched" => "punch",
+            "zeroed" => "zero",
+            _ => "cut",
+        };
+        self.does(word, way, (at, length), &what);
+        if matches!(word, "punch" | "zero" | "cut") {
+            0
+        } else {
+            byte
+        }
     }
 }
 

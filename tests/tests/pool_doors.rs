@@ -8,7 +8,7 @@ use rushes_tests::export::{Export, NFS};
 use rushes_tests::needs::{self, Need};
 use rushes_tests::nfs4::{
     Extended, Handle as NfsHandle, NFS4ERR_DENIED, NFS4ERR_NAMETOOLONG, NFS4ERR_NOENT,
-    NFS4ERR_NOTSUPP, Nfs4,
+    NFS4ERR_NOTSUPP, Nfs4, Open as NfsOpen,
 };
 use rushes_tests::pattern;
 use rushes_tests::pool::{self, EXT4, PoolWorld};
@@ -18,13 +18,14 @@ use rushes_tests::smb2::{
 };
 use rushes_tests::smbd::{self, SHARE, Smbd, SmbdSpec};
 use rushes_tests::tree;
-use rustix::fs::{FlockOperation, Timespec, Timestamps, fcntl_lock};
+use rushes_tests::ways::{Hands, READERS, Range, WRITERS};
+use rustix::fs::{FlockOperation, OFlags, Timespec, Timestamps, fcntl_lock};
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -308,6 +309,134 @@ fn agree(doors: &Doors, smb: &Connection, file: Handle, name: &str) {
         assert!(nfs.read(&open, at, 999).expect("read") == three, "{round}");
     }
     nfs.close(open).expect("closed");
+}
+
+/// Of the file of the table. Units: bytes.
+const TABLE_BYTES: u64 = 256 << 10;
+
+/// One file at all doors: an SMB client, an NFS client, and a program on the mount.
+struct Table<'a> {
+    smb: (&'a Connection, Handle),
+    nfs: (Nfs4, NfsOpen),
+    hands: Hands,
+    path: PathBuf,
+}
+
+impl Table<'_> {
+    /// The bytes of a range as each reader has them: different ones, in hexadecimal.
+    fn seen(&mut self, (at, length): Range) -> Vec<(String, String)> {
+        let mut by_smb = Vec::new();
+        let mut by_nfs = Vec::new();
+        for from in (at..at + length).step_by(smb2::REQUEST_MAX) {
+            let part = (at + length - from).min(smb2::REQUEST_MAX as u64);
+            let (smb, file) = self.smb;
+            by_smb.extend(smb.read(file, from, part as usize).expect("read"));
+            let (nfs, open) = &mut self.nfs;
+            by_nfs.extend(nfs.read(open, from, part as u32).expect("read"));
+        }
+        let distinct = |bytes: Vec<u8>| {
+            assert_eq!(bytes.len() as u64, length, "bytes that were read at {at}");
+            let all: BTreeSet<u8> = bytes.into_iter().collect();
+            all.iter().map(|byte| format!("{byte:02x}")).collect()
+        };
+        let mut seen = vec![
+            (String::from("SMB"), distinct(by_smb)),
+            (String::from("NFS"), distinct(by_nfs)),
+        ];
+        self.hands.open("new open", &self.path, OFlags::RDONLY);
+        for (word, name) in READERS.into_iter().chain([("see", "new open")]) {
+            let bytes = self.hands.does(word, name, (at, length), "-");
+            seen.push((format!("{word}, {name}"), bytes));
+        }
+        self.hands.close("new open");
+        seen
+    }
+
+    /// A range changed to this byte at a door, or by the program.
+    ///
+    /// Returns   the byte that is there now
+    fn change(&mut self, writer: &str, (at, length): Range, byte: u8) -> u8 {
+        if WRITERS.contains(&writer) {
+            return self.hands.change(writer, (at, length), byte);
+        }
+        for from in (at..at + length).step_by(smb2::REQUEST_MAX) {
+            let part = (at + length - from).min(smb2::REQUEST_MAX as u64);
+            let bytes = vec![byte; part as usize];
+            if writer == "SMB" {
+                let (smb, file) = self.smb;
+                smb.write(file, from, &bytes).expect("written");
+            } else {
+                let (nfs, open) = &mut self.nfs;
+                nfs.write(open, from, &bytes).expect("written");
+            }
+        }
+        byte
+    }
+}
+
+/// Each way to write beside each way to read, where the writer or the reader is another door.
+fn table(doors: &Doors, name: &str) {
+    let path = doors.world.path(name);
+    fs::write(&path, vec![255; TABLE_BYTES as usize]).expect("there is room");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).expect("ours");
+    let smb = doors.smb();
+    let (file, _) = smb.open(name, Disposition::Open).expect("opened");
+    let (mut nfs, root) = doors.nfs(&format!("table of {name}"));
+    let open = nfs.open(&root, name.as_bytes(), false).expect("opened");
+    let mut hands = Hands::new();
+    hands.open_to_read(&path, OFlags::RDWR);
+    let source = doors.world.path("source");
+    hands.open("source", &source, OFlags::RDWR | OFlags::CREATE);
+    let mut table = Table {
+        smb: (&smb, file),
+        nfs: (nfs, open),
+        hands,
+        path,
+    };
+    let mut byte = 1;
+    for writer in ["SMB", "NFS"].into_iter().chain(WRITERS) {
+        let is_local = WRITERS.contains(&writer);
+        if is_local {
+            table.hands.open_to_change(writer, &table.path);
+        }
+        for range in [
+            (0, TABLE_BYTES),
+            (40 << 10, 8 << 10),
+            (TABLE_BYTES - 4096, 4096),
+        ] {
+            let range = match writer {
+                "cut and made longer" => (range.0, TABLE_BYTES - range.0),
+                _ => range,
+            };
+            // Each reader has the old bytes.
+            table.seen(range);
+            let expected = format!("{:02x}", table.change(writer, range, byte));
+            for (reader, bytes) in table.seen(range) {
+                assert_eq!(bytes, expected, "written: {writer}; read: {reader}; {name}");
+            }
+            byte += 1;
+        }
+        if is_local {
+            table.hands.close(writer);
+        }
+    }
+    let (mut nfs, open) = table.nfs;
+    nfs.close(open).expect("closed");
+    smb.close(file).expect("closed");
+}
+
+#[test]
+fn what_is_written_at_one_door_in_any_way_is_read_at_another_in_any_way() {
+    if !needs::all_there(&[Need::Program("python3")]) {
+        return;
+    }
+    let Some(doors) = Doors::open(&documented(), &[]) else {
+        return;
+    };
+    table(&doors, "alone.mov");
+    // By way of a daemon, through its lanes.
+    let _daemon = doors.world.served(2, "");
+    table(&doors, "served.mov");
 }
 
 /// The findings of `rushes check` on the pool in this smbd's configuration.

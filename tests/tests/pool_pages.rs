@@ -4,7 +4,7 @@
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{EXT4, PoolWorld, put};
-use rushes_tests::ways::{Hands, Range};
+use rushes_tests::ways::{Hands, READERS, Range, WRITERS};
 use rustix::fs::{AtFlags, CWD, OFlags, StatxFlags, statx};
 use std::fs::File;
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -93,75 +93,15 @@ fn pages_are_not_older_than_an_asynchronous_write_past_the_cache() {
     }
 }
 
-/// The flags by which a program opens a file for this way.
-fn opened(way: &str) -> OFlags {
-    match way {
-        "write only" | "aio, write only" => OFlags::WRONLY,
-        "direct" | "aio, direct" | "ring, direct" => OFlags::RDWR | OFlags::DIRECT,
-        _ => OFlags::RDWR,
-    }
-}
-
-/// Each way to fill a range with a byte. Ways that bring no byte set the range to 0.
-const WRITERS: [&str; 14] = [
-    "cached",
-    "write only",
-    "direct",
-    "aio",
-    "aio, write only",
-    "aio, direct",
-    "ring",
-    "ring, direct",
-    "spliced",
-    "mapping",
-    "copied from a file",
-    "punched",
-    "zeroed",
-    "cut and made longer",
-];
-
-/// Returns  the byte that is there now
-fn change(hands: &mut Hands, way: &str, (at, length): Range, byte: u8) -> u8 {
-    let what = byte.to_string();
-    let word = match way {
-        "cached" | "write only" | "direct" => "write",
-        "aio" | "aio, write only" | "aio, direct" => "aio",
-        "ring" | "ring, direct" => "ring",
-        "spliced" => "splice",
-        "mapping" => "store",
-        "copied from a file" => {
-            hands.does("write", "source", (0, length), &what);
-            hands.does("copy", way, (at, length), "source");
-            return byte;
-        }
-        "punched" => "punch",
-        "zeroed" => "zero",
-        _ => "cut",
-    };
-    hands.does(word, way, (at, length), &what);
-    if matches!(word, "punch" | "zero" | "cut") {
-        0
-    } else {
-        byte
-    }
-}
-
 /// One row of the table: after a write of one way, each way to read has the new bytes, also opens
 /// and mappings that have seen the old ones.
 fn row(hands: &mut Hands, path: &Path, writer: &str, range: Range, byte: u8) {
-    let readers = [
-        ("see", "old open"),
-        ("see", "old direct"),
-        ("sent", "old open"),
-        ("mapped", "old mapping"),
-        ("see", "beside the writer"),
-    ];
-    for (word, name) in readers {
+    for (word, name) in READERS {
         hands.does(word, name, range, "-");
     }
-    let expected = format!("{:02x}", change(hands, writer, range, byte));
+    let expected = format!("{:02x}", hands.change(writer, range, byte));
     hands.open("new open", path, OFlags::RDONLY);
-    for (word, name) in readers.into_iter().chain([("see", "new open")]) {
+    for (word, name) in READERS.into_iter().chain([("see", "new open")]) {
         let seen = hands.does(word, name, range, "-");
         assert_eq!(seen, expected, "written: {writer}; read: {word}, {name}");
     }
@@ -177,11 +117,7 @@ fn table(hands: &mut Hands, world: &PoolWorld, is_passed: bool) {
         true => OFlags::RDONLY,
         false => OFlags::RDWR,
     };
-    hands.open("old open", &path, first);
-    hands.open("old direct", &path, OFlags::RDONLY | OFlags::DIRECT);
-    hands.open("old mapping", &path, OFlags::RDONLY);
-    hands.does("map", "old mapping", (0, 0), "-");
-    hands.open("beside the writer", &path, OFlags::RDWR);
+    hands.open_to_read(&path, first);
     hands.open(
         "source",
         &world.path("source"),
@@ -190,10 +126,7 @@ fn table(hands: &mut Hands, world: &PoolWorld, is_passed: bool) {
     let mut byte = 1;
     for writer in WRITERS {
         // An open for each way alone, so that the mount chooses the kind of each.
-        hands.open(writer, &path, opened(writer));
-        if writer == "mapping" {
-            hands.does("map", writer, (1, 0), "-");
-        }
+        hands.open_to_change(writer, &path);
         for range in [(0, LENGTH), (40 << 10, 8 << 10), (LENGTH - 4096, 4096)] {
             // A truncation goes to the end.
             let range = match writer {
@@ -205,15 +138,8 @@ fn table(hands: &mut Hands, world: &PoolWorld, is_passed: bool) {
         }
         hands.close(writer);
     }
-    for name in [
-        "old open",
-        "old direct",
-        "old mapping",
-        "beside the writer",
-        "source",
-    ] {
-        hands.close(name);
-    }
+    hands.close_readers();
+    hands.close("source");
     std::fs::remove_file(&path).expect("removed");
 }
 
