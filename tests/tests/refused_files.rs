@@ -10,12 +10,13 @@ use rushes_tests::fsx::{client, setup};
 use rushes_tests::needs::{Need, all_there, path_of};
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld};
-use rushes_tests::smb2::{Connection, Disposition, Handle};
+use rushes_tests::smb2::{Connection, Disposition, Handle, REQUEST_MAX};
 use rushes_tests::world::{Backing, World};
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const LENGTH: usize = 60_000;
@@ -50,6 +51,13 @@ fn wait_for_log(world: &mut World, words: &str) {
         assert!(Instant::now() < end, "{words}: {}", world.daemon().log());
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+fn wait_until_nothing_is_left(world: &mut World) {
+    world.daemon().wait_for("nothing is left", |status| {
+        let notes = status["daemon"]["notes"].to_string();
+        status["write"]["used_bytes"] == 0 && !notes.contains("a former daemon")
+    });
 }
 
 /// Other files of any client are written, while the daemon lives and by `rushes recover` after its
@@ -114,7 +122,7 @@ fn client_flushes(client: &Connection, file: Handle) {
 }
 
 /// Runs swapoff when it is dropped, also if the test fails.
-struct Swap(std::path::PathBuf);
+struct Swap(PathBuf);
 
 impl Drop for Swap {
     fn drop(&mut self) {
@@ -222,11 +230,99 @@ fn a_file_made_append_only_is_kept_by_the_next_daemon_until_it_is_not() {
     let other = record(&client, "again.mov", 9);
     client.flush(other).expect("another file gets on");
     chattr("-a");
-    world.daemon().wait_for("nothing is left", |status| {
-        let notes = status["daemon"]["notes"].to_string();
-        status["write"]["used_bytes"] == 0 && !notes.contains("a former daemon")
-    });
+    wait_until_nothing_is_left(&mut world);
     assert!(has_bytes_at(&world, "a.mov", 2, 0));
+}
+
+/// A program on the server, which ends when it is dropped.
+struct Running(Child);
+
+impl Running {
+    /// The kernel runs no file that a process has open for writing, and requests of a daemon that
+    /// was killed hold its files open for a moment.
+    fn start(path: &Path) -> Running {
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            match Command::new(path).arg("600").spawn() {
+                Ok(child) => return Running(child),
+                Err(error) => assert!(Instant::now() < end, "{}: {error}", path.display()),
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The kernel runs no program whose file a daemon has open for writing, so only the next daemon
+/// meets one.
+#[test]
+fn a_program_that_runs_is_kept_until_it_ends() {
+    let Some(mut world) = world() else {
+        return;
+    };
+    let client = client(&world);
+    let program = fs::read(path_of("sleep")).expect("coreutils");
+    let end = program.len() as u64;
+    let (file, _) = client.open("tool", Disposition::OpenIf).expect("made");
+    for (number, part) in program.chunks(REQUEST_MAX).enumerate() {
+        let at = (number * REQUEST_MAX) as u64;
+        client.write(file, at, part).expect("acknowledged");
+    }
+    client.flush(file).expect("flushed");
+    let bytes = pattern::bytes(1, 0, LENGTH);
+    client.write(file, end, &bytes).expect("acknowledged");
+    client.close(file).expect("closed");
+    record(&client, "left.mov", 8);
+    world.daemon().kill();
+    let path = world.path("tool");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("ours");
+    let running = Running::start(&path);
+    world.recover_fails(&[], &["tool", "Text file busy", "end the program"]);
+    assert!(has_bytes_at(&world, "left.mov", 8, 0), "it can be written");
+    world.daemon().start_again();
+    let notes = world.daemon().status()["daemon"]["notes"].to_string();
+    assert!(notes.contains("Text file busy"), "{notes}");
+    // Clients see what was acknowledged, and others get on.
+    let (again, info) = client.open_to_read("tool").expect("opened");
+    assert_eq!(info.size, end + LENGTH as u64);
+    assert!(client.read(again, end, LENGTH) == Ok(bytes));
+    let other = record(&client, "again.mov", 9);
+    client.flush(other).expect("another file gets on");
+    drop(running);
+    wait_until_nothing_is_left(&mut world);
+    assert!(has_bytes_at(&world, "tool", 1, end));
+    let found = fs::read(&path).expect("it is there");
+    assert!(found[..program.len()] == program, "the program itself");
+}
+
+/// Root without CAP_DAC_OVERRIDE writes no file of another user.
+#[test]
+fn a_file_that_a_recovery_may_not_write_is_kept_until_another_may() {
+    if !all_there(&[Need::Program("setpriv")]) {
+        return;
+    }
+    let Some(mut world) = world() else {
+        return;
+    };
+    // Everybody may write this one.
+    world.put("free.mov", 5, LENGTH);
+    let client = client(&world);
+    record(&client, "free.mov", 8);
+    record(&client, "a.mov", 1);
+    world.daemon().kill();
+    let limited = ["setpriv", "--bounding-set=-dac_override"];
+    let words = ["a.mov", "Permission denied", "rushes.service"];
+    world.recover_fails(&limited, &words);
+    assert!(has_bytes_at(&world, "free.mov", 8, 0), "it can be written");
+    assert!(!has_bytes_at(&world, "a.mov", 1, 0), "it cannot");
+    world.recover_works();
+    assert!(has_bytes_at(&world, "a.mov", 1, 0));
 }
 
 /// A daemon of two pools has bytes for one of them that it cannot write: fsck checks the other one
@@ -260,7 +356,7 @@ fn a_pool_that_is_not_concerned_is_looked_through_meanwhile() {
     BufReader::new(output).read_line(&mut line).expect("a line");
     assert!(line.contains(" is mounted on "), "{line}");
     daemon.wait_for_members(2);
-    let write = |path: &std::path::Path, seed: u64| {
+    let write = |path: &Path, seed: u64| {
         let file = File::create(path).expect("made");
         let bytes = pattern::bytes(seed, 0, LENGTH);
         file.write_all_at(&bytes, 0).expect("taken");
@@ -286,7 +382,7 @@ fn a_pool_that_is_not_concerned_is_looked_through_meanwhile() {
         .arg("--lazy")
         .arg(world.path(""))
         .output();
-    let fsck = |catalogue: &std::path::Path| {
+    let fsck = |catalogue: &Path| {
         let output = rushes(&["pool", "fsck"]).arg(catalogue).output();
         output.expect("built")
     };

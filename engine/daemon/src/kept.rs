@@ -843,6 +843,23 @@ mod tests {
     }
 
     #[test]
+    fn remedy_of_bytes_that_are_kept_is_of_its_error() {
+        for (code, word) in [
+            (KernelError::ROFS, "remount"),
+            (KernelError::MFILE, "LimitNOFILE"),
+            (KernelError::NFILE, "fs.file-max"),
+            (KernelError::PERM, "chattr -i"),
+            (KernelError::ACCESS, "rushes.service"),
+            (KernelError::TXTBSY, "end the program"),
+            (KernelError::NOMEM, "free some memory"),
+            (KernelError::IO, "fsck"),
+        ] {
+            let text = remedy(&io::Error::from(code));
+            assert!(text.contains(word), "{code}: {text}");
+        }
+    }
+
+    #[test]
     fn who_gets_an_inode_number_again_is_another_file() {
         let lane = |lane, pieces| Left {
             lane: LaneId(lane),
