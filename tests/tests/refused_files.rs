@@ -22,10 +22,14 @@ use std::time::{Duration, Instant};
 const LENGTH: usize = 60_000;
 const MIB: u64 = 1 << 20;
 
-/// Only the test starts a recovery.
 fn world() -> Option<World> {
+    world_on(Backing::Ext4)
+}
+
+/// Only the test starts a recovery.
+fn world_on(backing: Backing) -> Option<World> {
     let mut setup = setup("64MiB");
-    setup.backing = Backing::Ext4;
+    setup.backing = backing;
     setup.share.push(String::from("rushes:recover after = 600"));
     World::build(&setup)
 }
@@ -325,8 +329,6 @@ fn a_file_that_a_recovery_may_not_write_is_kept_until_another_may() {
     assert!(has_bytes_at(&world, "a.mov", 1, 0));
 }
 
-/// A daemon of two pools has bytes for one of them that it cannot write: fsck checks the other one
-/// all the same.
 #[test]
 fn a_pool_that_is_not_concerned_is_looked_through_meanwhile() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 100)]) else {
