@@ -15,7 +15,7 @@
 # another choice of crates. A program is named after its test target, one that
 # is not in tests/tests with its crate before it: pool:fsck, lab:disk.
 #
-# A program whose source says "runs alone" in its header keeps time: it runs when
+# A program whose header has a line "//! Runs alone" keeps time: it runs when
 # nothing else does. RUSHES_TEST_JOBS says how many of the others run at a time
 # (4 if unset; most of the time they wait). The longest begin first, in the order
 # of tests/longest.txt.
@@ -86,7 +86,7 @@ for line in open(sys.argv[1]):
     if name in found:
         sys.exit(f"programs.sh: two test programs are called {name}")
     header = [line for line in open(target["src_path"]) if line.startswith("//!")]
-    if any(" runs alone" in line for line in header):
+    if any(line.startswith("//! Runs alone") for line in header):
         choice = "alone"
     elif crate[1] in ("tests", "lab") and target["kind"] == ["test"]:
         choice = "together"

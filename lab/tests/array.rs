@@ -2,10 +2,6 @@
 //! Stages of several disks from end to end, small, on disks that take no time: a pool of ours, and
 //! its rivals. They play and write, every byte is right, and nothing is left behind. Absent:
 //! speed.
-//!
-//! An smbd of a simultaneous test copies the mounts that it finds at its start, and keeps them, as
-//! does our smbd with that test's: file systems would stay in use. So tests/programs.sh runs this
-//! program alone.
 
 mod kit;
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The slow disk on the real kernel: bytes, timing, faults, and that nothing stays behind.
 //!
-//! It measures times, so tests/programs.sh runs it alone. Times have wide bounds, since the machine
-//! may be busy; the tests of the model itself use a virtual clock. Without root or `/dev/fuse`
+//! Runs alone (tests/programs.sh): it measures times. They have wide bounds, since the machine may
+//! be busy; the tests of the model itself use a virtual clock. Without root or `/dev/fuse`
 //! these tests skip aloud.
 
 use std::collections::BTreeSet;

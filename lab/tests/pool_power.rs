@@ -3,9 +3,6 @@
 //! members fill, are drained and tidied: no promised bytes are missing, fsck mends the rest, and
 //! the checks detect a disk that lies.
 //!
-//! An smbd of a simultaneous test copies the mounts that it finds at its start, and keeps them:
-//! file systems would stay in use. So tests/programs.sh runs this program alone.
-//!
 //! `rushes lab power-cuts --layout pool` does the same with more points. Without root, `/dev/fuse`,
 //! the file systems' tools or a built `rushes` these tests skip aloud.
 

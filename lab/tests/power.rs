@@ -2,9 +2,6 @@
 //! Power cuts on the real kernel's ext4 and XFS, under a daemon and without one: no promised bytes
 //! are missing; and the checks detect a disk or a door that lies.
 //!
-//! An smbd of a simultaneous test copies the mounts that it finds at its start, and keeps them:
-//! file systems would stay in use. So tests/programs.sh runs this program alone.
-//!
 //! `rushes lab power-cuts` does the same with more points. Without root, `/dev/fuse`, the file
 //! system's tools or a built `rushes` these tests skip aloud.
 

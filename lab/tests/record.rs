@@ -2,10 +2,6 @@
 //! `rushes-lab record` and its kin from end to end, small, on the slow disk, against plain Samba
 //! and against Rushes: they write, report all figures, and leave nothing behind. Absent: lateness,
 //! since machines that test are busy.
-//!
-//! An smbd of a simultaneous test copies the mounts that it finds at its start, and keeps them, as
-//! does our smbd with that test's: file systems would stay in use. So tests/programs.sh runs this
-//! program alone.
 
 mod kit;
 

@@ -2,7 +2,7 @@
 //! `rushes calibrate` finds the model that the slow disk was made from, keeps it, and says why if
 //! it cannot measure. The daemon's own tests check the least squares, without a clock.
 //!
-//! It keeps time, so it runs alone (tests/programs.sh).
+//! Runs alone (tests/programs.sh): it keeps time.
 
 use rushes_tests::disk::Disk;
 use rushes_tests::needs::{self, Need};

@@ -2,7 +2,7 @@
 //! The commands that an operator types, against a daemon with a client: their output is there,
 //! parses, and agrees with the reference.
 //!
-//! It keeps time, so it runs alone (tests/programs.sh).
+//! Runs alone (tests/programs.sh): it keeps time.
 
 use rushes_tests::disk::said;
 use rushes_tests::hand::Hand;

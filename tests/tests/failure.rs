@@ -2,7 +2,7 @@
 //! A fault reaches only the party that it concerns: a bad sector its reader, a dead client nobody,
 //! a dead daemon the contracts and not the bytes.
 //!
-//! It keeps time, so it runs alone (tests/programs.sh).
+//! Runs alone (tests/programs.sh): it keeps time.
 
 use rushes_tests::hand::Hand;
 use rushes_tests::pattern;

@@ -2,7 +2,7 @@
 //! Members that are missing when their pool is mounted, or have a member of another pool at their
 //! place; and files that are just larger than a member.
 //!
-//! It keeps time, so it runs alone (tests/programs.sh).
+//! Runs alone (tests/programs.sh): it keeps time.
 
 use rushes_tests::disk::run;
 use rushes_tests::pattern;

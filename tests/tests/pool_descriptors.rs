@@ -2,7 +2,7 @@
 //! A mount's process that may have few descriptors: a program that opens too many files gets an
 //! error, and no other program does.
 //!
-//! It keeps time, so it runs alone (tests/programs.sh).
+//! Runs alone (tests/programs.sh): it keeps time.
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::patience::until;

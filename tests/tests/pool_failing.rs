@@ -2,7 +2,7 @@
 //! A member whose device fails, or whose file system's quota is used up: the other members take new
 //! files, and no sync succeeds for bytes that are not durable.
 //!
-//! It keeps time, so it runs alone (tests/programs.sh).
+//! Runs alone (tests/programs.sh): it keeps time.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::disk::run;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A member whose disk stalls: a program that needs it waits, and no other program does.
 //!
-//! It keeps time, so it runs alone (tests/programs.sh).
+//! Runs alone (tests/programs.sh): it keeps time.
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::needs::{self, Need};

@@ -3,8 +3,8 @@
 //! it throws none away, writes those that it can, and names the rest with the reason, to be written
 //! when that is over. It deletes only the bytes of a file that is proved gone.
 //!
-//! It keeps time, so it runs alone (tests/programs.sh): a kill must come before the daemon has
-//! written the bytes by itself.
+//! Runs alone (tests/programs.sh): a kill must come before the daemon has written the bytes by
+//! itself.
 
 use rushes_tests::disk::{run, said};
 use rushes_tests::fsx::{self, client};
