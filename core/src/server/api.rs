@@ -838,7 +838,7 @@ impl Stage {
 /// One line of the ledger.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamRecord {
-    /// The stream. When it has ended another one gets this number.
+    /// Its slot in the server. A later stream gets the same one; `number` is unique.
     pub stream: StreamId,
     /// How many lines the ledger had when this one began: no two have the same.
     pub number: u32,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A client's write, from its arrival to its acknowledgement, and the requests that wait for
-//! acknowledged bytes.
+//! A client's write, from its arrival to the pages that it is granted. Its acknowledgement is in
+//! `commits`, the syncs that wait for its bytes are in `syncs`.
 //!
 //! A write gets pages of its session's lane when no client changes the file beside us, the file has
 //! its blocks already, and there is room. It is acknowledged in the step in which its piece is

@@ -338,11 +338,12 @@ pub struct StreamStatus {
     pub refusal: Option<String>,
     /// Reads so far.
     pub read_count: u64,
-    /// Of those, due by the player's clock, promised or not.
+    /// Reads that were due by the player's clock, promised or not. Reads that still wait, or never
+    /// got an answer, are among them, so they may be more than `read_count`.
     pub due_count: u64,
     /// Of those, answered in time.
     pub on_time_count: u64,
-    /// Of those, answered late.
+    /// Of `due_count`, answered late, still waiting past their time, or never answered.
     pub late_count: u64,
     /// Reads under contract.
     #[serde(default)]
