@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The mounts that this process sees, and those that a private smbd lets go of.
+//! The mounts that this process sees, and those that a mount namespace of its own does without.
 
 use anyhow::{Context, Result, ensure};
 use std::ffi::OsString;
@@ -71,7 +71,7 @@ fn unescape(text: &str) -> PathBuf {
 ///
 /// In awk, since the decision is made inside the new mount namespace: a mount that another program
 /// makes while the namespace is copied would be missing from a list that was made before.
-pub(crate) const OTHERS: &str = r#"
+const OTHERS: &str = r#"
 BEGIN {
     for (i = 1; i < ARGC; i++)
         keeps[i] = ARGV[i] "/"
@@ -96,7 +96,41 @@ END {
 }
 "#;
 
-/// The mount points of this mountinfo that [`crate::smbd::Smbd`] lets go of.
+/// Arguments: the awk program, two folders whose mounts stay, the folder of modules to show and the
+/// one to show it over (both empty: none), then the command to become.
+///
+/// The list is complete before the first mount goes: it is read from a file that the kernel makes
+/// while it is read.
+const SCRIPT: &str = r#"
+others=$(awk "$1" "$2" "$3" </proc/self/mountinfo)
+printf '%s\n' "$others" | while IFS= read -r other; do umount -l "$other"; done 2>/dev/null
+[ -z "$4" ] || mount --bind "$4" "$5" || exit 1
+shift 5
+exec "$@"
+"#;
+
+/// Arguments for the program `unshare`: the program whose name and arguments follow gets a mount
+/// namespace of its own, without the mounts of other tests and of other rooms of the lab, which
+/// could not end before it.
+///
+/// `keeps`   folders whose mounts stay, and on whose mounts they lie
+/// `over`    a folder, and the folder that it is mounted over in there
+pub fn in_own_namespace<'a>(
+    unshare: &'a mut Command,
+    keeps: [&Path; 2],
+    over: Option<(&Path, &Path)>,
+) -> &'a mut Command {
+    // mountinfo has real paths.
+    let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let (ours, theirs) = over.unwrap_or((Path::new(""), Path::new("")));
+    unshare
+        .args(["--mount", "--propagation", "private", "/bin/sh", "-c"])
+        .args([SCRIPT, "sh", OTHERS])
+        .args(keeps.map(real))
+        .args([ours, theirs])
+}
+
+/// The mount points of this mountinfo that a program of [`in_own_namespace`] lets go of.
 ///
 /// Errors   awk cannot be run
 pub fn others(mountinfo: &str, keeps: &[&Path]) -> Result<Vec<PathBuf>> {

@@ -10,7 +10,7 @@
 //! could not end before this smbd.
 
 use crate::free_port;
-use crate::mounts::OTHERS;
+use crate::mounts::in_own_namespace;
 use anyhow::{Context, Result, bail, ensure};
 use std::fmt::Write as _;
 use std::fs;
@@ -33,19 +33,6 @@ const READY_MAX: Duration = Duration::from_secs(20);
 const END_MAX: Duration = Duration::from_secs(5);
 /// Of the log, in error messages.
 const TAIL_LINES: usize = 12;
-
-/// Arguments: the awk program, two folders whose mounts stay, the folder of modules to show and the
-/// one to show it over (both empty: none), then the command to become.
-///
-/// The list is complete before the first mount goes: it is read from a file that the kernel makes
-/// while it is read.
-const SCRIPT: &str = r#"
-others=$(awk "$1" "$2" "$3" </proc/self/mountinfo)
-printf '%s\n' "$others" | while IFS= read -r other; do umount -l "$other"; done 2>/dev/null
-[ -z "$4" ] || mount --bind "$4" "$5" || exit 1
-shift 5
-exec "$@"
-"#;
 
 /// The smbd to start.
 #[derive(Clone, Debug)]
@@ -267,12 +254,8 @@ fn spawn(folder: &Path, conf: &Path, spec: &Spec, mut unshare: Command) -> Resul
         Some(module) => gather_modules(folder, &spec.smbd, module)?,
         None => Default::default(),
     };
-    // mountinfo has real paths.
-    let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    unshare
-        .args(["--mount", "--propagation", "private", "/bin/sh", "-c"])
-        .args([SCRIPT, "sh", OTHERS])
-        .args([real(&spec.home), real(&spec.share_path), ours, theirs])
+    let over = (!theirs.as_os_str().is_empty()).then_some((&*ours, &*theirs));
+    in_own_namespace(&mut unshare, [&spec.home, &spec.share_path], over)
         .arg(&spec.smbd)
         .args(["--foreground", "--no-process-group", "-s"])
         .arg(conf)

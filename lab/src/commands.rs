@@ -435,13 +435,15 @@ const OWN_MOUNTS: &str = "RUSHES_LAB_OWN_MOUNTS";
 /// Go on as a process with a mount namespace of its own: a process that copies the machine's, such
 /// as a starting container or an smbd of a test, would keep our device mounted for as long as it
 /// lives. We could not write the device anew for the next recording, and its page cache would
-/// outlive each unmount that makes it cold.
+/// outlive each unmount that makes it cold. For the same reason it lets go of the mounts of others.
 fn with_own_mounts() -> Result<()> {
     if std::env::var_os(OWN_MOUNTS).is_some() {
         return Ok(());
     }
-    let error = std::process::Command::new("unshare")
-        .args(["--mount", "--propagation", "private", "--"])
+    // The rooms and disks of this run are made in there.
+    let folder = std::env::current_dir()?;
+    let mut unshare = std::process::Command::new("unshare");
+    let error = rushes_kit::mounts::in_own_namespace(&mut unshare, [&folder, &folder], None)
         .arg(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
         .env(OWN_MOUNTS, "1")
