@@ -175,7 +175,7 @@ test-doors: test-doors-together test-doors-alone test-kills ## End to end throug
 test-doors-together: ## Those that keep no time, four programs at a time
 	tests/programs.sh --together
 
-test-doors-alone: ## Those that keep time, and runs of the lab, one at a time
+test-doors-alone: ## Those that keep time, one at a time
 	tests/programs.sh --alone
 
 test-kills: ## A daemon killed under all kinds of load; a pool's mount killed

@@ -12,6 +12,7 @@ figure only reports. Nothing is measured here: the lab measures, this puts runs 
 
 import datetime
 import json
+import math
 import mmap
 import os
 import platform
@@ -386,7 +387,7 @@ def figure_timeline_again(runs):
             print(f"   {row['mix']}, pass {one['pass']}: {median:.0f} ({low:.0f}–{high:.0f}) of {one['frames']} late")
     second = rows_of(report, "timeline=11")["rushes"]["passes"][-1]
     kept = second["late_frames"][2] == 0 and report["bytes_wrong"] == 0
-    return verdict(kept, f"11 editors, the second time: {second['late_frames'][1]:.0f} of {second['frames']} frames late")
+    return verdict(kept, f"11 editors, the second time: {second['late_frames'][2]:.0f} of {second['frames']} frames late in the worst run")
 
 
 def figure_multicam(runs):
@@ -404,7 +405,7 @@ def figure_scrub(runs):
     mix = "linear=6,scrub=1"
     report = edited(runs, "beside-6", "--mix", mix, "--server", "rushes,stock", "--seconds", 25, "--runs", 5)
     ours, stock = (kinds_of(report, mix, server) for server in ("rushes", "stock"))
-    times = ours["scrub"]["frames_per_s_each"][1] / stock["scrub"]["frames_per_s_each"][1]
+    times = ours["scrub"]["frames_per_s_each"][1] / max(stock["scrub"]["frames_per_s_each"][1], 1e-9)
     late = ours["linear"]["late_frames"][2]
     return verdict(
         times >= 1.5 and late == 0 and report["bytes_wrong"] == 0,
@@ -428,7 +429,7 @@ def figure_beside(runs):
         mix = f"linear=4,{kind}=1"
         report = edited(runs, kind, "--mix", mix, "--server", "rushes,stock", "--seconds", 25, "--runs", 5)
         ours, stock = (kinds_of(report, mix, server) for server in ("rushes", "stock"))
-        times = ours[kind]["mb_per_s"][1] / stock[kind]["mb_per_s"][1]
+        times = ours[kind]["mb_per_s"][1] / max(stock[kind]["mb_per_s"][1], 1e-9)
         late = ours["linear"]["late_frames"][2]
         if times < 1 or late or report["bytes_wrong"]:
             short.append(f"{kind}: {times:.2f} × stock's throughput, {late:.0f} frames of players late")
@@ -448,17 +449,23 @@ def figure_timeline_pool(runs):
     words = ["--layout", "pool", "--disks", 4, "--files", 64, "--seconds", 25, "--runs", 3]
     report = edited(runs, "smb", "--clients", 29, *words)
     smb = rows_of(report, "timeline=29")["rushes"]["late_frames"][2]
-    one = edited(runs, "nfs-one", "--door", "nfs", "--layout", "pool", "--clients", "4,6,8", "--seconds", 25, "--runs", 3)
-    kept_by_one = [n for n in (4, 6, 8) if rows_of(one, f"timeline={n}")["rushes"]["late_frames"][2] == 0]
-    if not kept_by_one:
+    counts = (4, 6, 8, 10, 12)
+    words_of_one = ["--door", "nfs", "--layout", "pool", "--clients", ",".join(map(str, counts)), "--seconds", 25, "--runs", 3]
+    one = edited(runs, "nfs-one", *words_of_one)
+    best = 0
+    for count in counts:
+        if rows_of(one, f"timeline={count}")["rushes"]["late_frames"][2]:
+            break
+        best = count
+    if not best:
         return verdict(False, f"SMB, 29 editors: {smb:.0f} frames late in the worst run; NFS, one disk: not even 4 kept")
-    count = int(0.9 * 4 * max(kept_by_one))
+    count = math.ceil(0.9 * 4 * best)
     report = edited(runs, "nfs-four", "--door", "nfs", "--clients", count, *words)
     nfs = rows_of(report, f"timeline={count}")["rushes"]["late_frames"][2]
     return verdict(
         smb == 0 and nfs == 0,
         f"frames late in the worst run: SMB, 29 editors, {smb:.0f}; NFS, {count} editors, {nfs:.0f}"
-        f" (one disk keeps {max(kept_by_one)})",
+        f" (one disk keeps {best})",
     )
 
 

@@ -155,7 +155,7 @@ struct rushes_session {
 	struct rushes_facts *facts;
 
 	/*
-	 * Whether any file had a fact at the last look; no look before look_ns
+	 * Whether any file had a fact at the last look; no look before facts_look_ns
 	 */
 	bool has_facts;
 	uint64_t facts_look_ns;

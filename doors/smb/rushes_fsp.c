@@ -314,7 +314,7 @@ bool rushes_name_matters(struct vfs_handle_struct *handle,
 	ret = SMB_VFS_NEXT_FSTATAT(handle, dirfsp, smb_fname, st,
 				   AT_SYMLINK_NOFOLLOW);
 	errno = saved_errno;
-	/* By another name a client still has it, and every byte of it. */
+	/* The file lives on under another name, with every byte. */
 	return ret == 0 && S_ISREG(st->st_ex_mode) && st->st_ex_nlink <= 1;
 }
 

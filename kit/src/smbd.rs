@@ -104,9 +104,10 @@ impl Smbd {
             .collect()
     }
 
-    /// The end of its own log, for error messages.
+    /// The end of its own log, for error messages, behind the words of the shell that started it.
     pub fn log_tail(&self) -> String {
-        let text = fs::read_to_string(self.log.join("log.smbd")).unwrap_or_default();
+        let read = |name: &str| fs::read_to_string(self.log.join(name)).unwrap_or_default();
+        let text = read("stderr") + &read("log.smbd");
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n")
     }

@@ -329,6 +329,62 @@ fn a_file_that_a_recovery_may_not_write_is_kept_until_another_may() {
     assert!(has_bytes_at(&world, "a.mov", 1, 0));
 }
 
+/// The key of an encrypted folder: made for it, given to the kernel again, and taken away until no
+/// file is in use.
+const FSCRYPT: &str = r#"
+import fcntl, os, struct, sys, time
+ADD, REMOVE, SET = 0xC0506617, 0xC0406618, 0x800C6613
+word, mount, folder = sys.argv[1:]
+fd = os.open(mount, os.O_RDONLY)
+key = bytearray(struct.pack("=II32sII8I", 2, 0, bytes(32), 64, *[0] * 9) + bytes(range(64)))
+fcntl.ioctl(fd, ADD, key)
+name = bytes(key[8:24])
+if word == "set":
+    policy = bytearray(struct.pack("=8B16s", 2, 1, 4, 3, 0, 0, 0, 0, name))
+    fcntl.ioctl(os.open(folder, os.O_RDONLY), SET, policy)
+if word == "remove":
+    for _ in range(100):
+        key = bytearray(struct.pack("=II16s16s6I", 2, 0, name, bytes(16), *[0] * 6))
+        fcntl.ioctl(fd, REMOVE, key)
+        if struct.unpack_from("=I", key, 40) == (0,):
+            sys.exit()
+        time.sleep(0.1)
+    sys.exit("files are in use")
+"#;
+
+#[test]
+fn a_file_whose_key_is_not_there_is_kept_until_it_is() {
+    if !all_there(&[Need::Program("python3")]) {
+        return;
+    }
+    let mkfs = &["mkfs.ext4", "-q", "-F", "-b", "4096", "-O", "encrypt"];
+    let Some(mut world) = world_on(Backing::Small(mkfs)) else {
+        return;
+    };
+    let folder = world.path("locked");
+    fs::create_dir(&folder).expect("ours");
+    fs::set_permissions(&folder, fs::Permissions::from_mode(0o777)).expect("ours");
+    let mount = world.path("");
+    let key = |word: &str| {
+        let mut command = Command::new(path_of("python3"));
+        run(command.args(["-c", FSCRYPT, word]).args([&mount, &folder]));
+    };
+    key("set");
+    let client = client(&world);
+    let file = record(&client, "locked\\a.mov", 1);
+    client.close(file).expect("closed");
+    record(&client, "left.mov", 8);
+    world.daemon().kill();
+    key("remove");
+    world.recover_fails(&[], &["Required key not available"]);
+    assert!(has_bytes_at(&world, "left.mov", 8, 0), "it can be written");
+    key("add");
+    world.recover_works();
+    assert!(has_bytes_at(&world, "locked/a.mov", 1, 0));
+}
+
+/// A daemon of two pools has bytes for one of them that it cannot write: fsck checks the other one
+/// all the same.
 #[test]
 fn a_pool_that_is_not_concerned_is_looked_through_meanwhile() {
     let Some(mut world) = PoolWorld::build(&[(EXT4, 100)]) else {

@@ -413,7 +413,9 @@ fn programs_that_run_alone_say_so_in_one_way() {
     let mut complaints = Complaints::default();
     for file in rust_files() {
         let headers = file.text.lines().filter(|line| line.starts_with("//!"));
-        for line in headers.filter(|line| line.contains("programs.sh")) {
+        for line in headers.filter(|line| {
+            line.contains("programs.sh") || line.to_lowercase().contains("runs alone")
+        }) {
             if !line.starts_with("//! Runs alone (tests/programs.sh): ") {
                 complaints.add(format!(
                     "{}: `{line}`; expected `//! Runs alone (tests/programs.sh): …`",

@@ -840,7 +840,7 @@ impl Stage {
 pub struct StreamRecord {
     /// Its slot in the server. A later stream gets the same one; `number` is unique.
     pub stream: StreamId,
-    /// How many lines the ledger had when this one began: no two have the same.
+    /// Number of ledger lines so far, this one included: no two have the same.
     pub number: u32,
     /// The session that it belongs to.
     pub session: SessionId,

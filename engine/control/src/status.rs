@@ -138,7 +138,8 @@ pub struct CacheStatus {
 /// Writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WriteStatus {
-    /// Configured size; 0: doors write past the daemon, to the disk at once.
+    /// Configured size; 0: doors write on their own descriptors, past the
+    /// daemon.
     pub buffer_bytes: u64,
     /// In use: granted to clients, or acknowledged and not on a disk yet.
     pub used_bytes: u64,

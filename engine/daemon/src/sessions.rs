@@ -49,7 +49,7 @@ pub(crate) struct DoorSession {
     pub(crate) handles: HashMap<HandleId, OpenHandle>,
     /// The lane for its writes.
     pub(crate) lane: Option<LaneId>,
-    /// It has got answers since its bell was last rung.
+    /// It has got answers since they were last flushed.
     pub(crate) to_flush: bool,
     /// Its ring had more requests than one turn reads.
     pub(crate) to_hear: bool,

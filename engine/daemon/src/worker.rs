@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 /// Threads. Each kind of job has at most [`Urgency::most`] of them. So some are left for opens
 /// while slow disks flush, and for flushes while all opens on a hung share wait.
 const THREAD_COUNT: usize = 32;
-/// Syncs of one disk at a time, so that a disk that hangs leaves threads for the others.
+/// Syncs of the same disk that may run at once: a disk that hangs leaves threads for the others.
 const SYNC_COUNT_OF_ONE: usize = 8;
 /// Jobs that wait, of each kind.
 const QUEUE_COUNT_MAX: usize = 4096;

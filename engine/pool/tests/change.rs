@@ -34,7 +34,7 @@ fn put(pool: &Pool, name: &str, length: usize) -> Written {
     file
 }
 
-fn is_sound(pool: &Pool) {
+fn assert_sound(pool: &Pool) {
     let found = fsck(pool, false, |_| {}).unwrap();
     assert!(found.issues.is_empty(), "{:?}", found.issues);
 }
@@ -113,7 +113,7 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
     );
     check(&pool, "old", 4 * MIB);
     check(&pool, "new", 3 * MIB);
-    is_sound(&pool);
+    assert_sound(&pool);
     // The drain may be cancelled.
     set_draining(&pool, MemberNumber(1), false).unwrap();
     assert_eq!(duty(&pool), Duty::Full);
@@ -134,7 +134,7 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
     drop(pool);
     let pool = Pool::serve(&catalogue).unwrap();
     check(&pool, "new", 3 * MIB);
-    is_sound(&pool);
+    assert_sound(&pool);
 }
 
 #[test]
@@ -148,7 +148,7 @@ fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays()
     set_draining(&pool, MemberNumber(0), true).unwrap();
     drain(&pool, MemberNumber(0), |_| {}).unwrap();
     check(&pool, "big", 8 * MIB);
-    is_sound(&pool);
+    assert_sound(&pool);
     set_draining(&pool, MemberNumber(0), false).unwrap();
     let mut other = Written::new(&pool, "other");
     other.write(&pool, 0, &pattern(0, 9 * MIB)).unwrap();
@@ -160,7 +160,7 @@ fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays()
     assert!(failed.first[0].sentence.contains("room"), "{failed:?}");
     check(&pool, "big", 8 * MIB);
     check(&pool, "other", 9 * MIB);
-    is_sound(&pool);
+    assert_sound(&pool);
     drop((pool, other));
     // With another member it goes on.
     let more = place.disk("more", 12);
@@ -170,7 +170,7 @@ fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays()
     let pool = Pool::serve(&catalogue).unwrap();
     drain(&pool, MemberNumber(0), |_| {}).unwrap();
     check(&pool, "other", 9 * MIB);
-    is_sound(&pool);
+    assert_sound(&pool);
     remove(&pool, MemberNumber(0), Parting::Empty, &Nobody).unwrap();
 }
 

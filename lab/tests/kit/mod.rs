@@ -9,6 +9,7 @@ use serde_json::Value;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_rushes-lab");
 
@@ -95,15 +96,23 @@ impl Rooms {
             .collect();
         assert!(left.is_empty(), "{arguments}: {left:?}");
         assert!(!mounts.contains(&own), "{arguments}: {mounts}");
-        let loops = fs::read_dir("/sys/block")
-            .expect("sysfs is there")
-            .flatten();
-        for device in loops {
-            let file = fs::read_to_string(device.path().join("loop/backing_file"));
-            let file = file.unwrap_or_default();
-            assert!(!file.contains(&own), "{arguments}: {file}");
+        // A test beside this one may have just copied all mounts into a namespace, and let go of
+        // them a moment later: the kernel keeps the device for so long.
+        let end = Instant::now() + Duration::from_secs(10);
+        while let Some(file) = loop_over(&own) {
+            assert!(Instant::now() < end, "{arguments}: {file}");
+            std::thread::sleep(Duration::from_millis(100));
         }
     }
+}
+
+/// A file with this in its path that a loop device has.
+fn loop_over(part: &str) -> Option<String> {
+    let loops = fs::read_dir("/sys/block").expect("sysfs is there");
+    loops.flatten().find_map(|device| {
+        let file = fs::read_to_string(device.path().join("loop/backing_file")).ok()?;
+        file.contains(part).then_some(file)
+    })
 }
 
 impl Drop for Rooms {
