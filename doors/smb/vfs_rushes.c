@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-3.0-or-later */
 /*
- * Samba's door to Rushes: reads come out of the daemon's cache, and the module
- * reports every change of a file to the daemon before the client gets its
- * answer.
+ * Samba's door to Rushes: reads come out of the daemon's cache, and the daemon
+ * gets a report of every change of a file before the client gets its answer.
  *
  *   [media]
  *   path = /srv/media
@@ -170,9 +169,7 @@ static int vfs_rushes_close(struct vfs_handle_struct *handle,
  * Reading.
  */
 
-/*
- * Read and wait. Like rushes_read; RUSHES_PLAIN also for the daemon's errors.
- */
+/* Like rushes_read, but waits. RUSHES_PLAIN also for the daemon's errors. */
 static ssize_t rushes_read_wait(struct rushes_fsp *file, void *data,
 				size_t n, off_t offset)
 {
@@ -919,8 +916,7 @@ static int vfs_rushes_ftruncate(struct vfs_handle_struct *handle,
 
 	/*
 	 * Shorter: the bytes behind the new end change. Longer: those behind
-	 * the old end. If the length is unknown, it counts as an overwrite of
-	 * the whole.
+	 * the old end. Of an unknown length: an overwrite of the whole.
 	 */
 	if (!rushes_hold_fsp(handle, fsp)) {
 		return -1;
@@ -959,9 +955,8 @@ static int vfs_rushes_fallocate(struct vfs_handle_struct *handle,
 	ret = SMB_VFS_NEXT_FALLOCATE(handle, fsp, mode, offset, len);
 
 	/*
-	 * It may free blocks, and need not make the file longer. If the file
-	 * system cannot allocate, the C library makes it longer by writing
-	 * zeros.
+	 * It may free blocks, and need not make the file longer. Where the file
+	 * system cannot, the C library makes it longer by writing zeros.
 	 */
 	if (ret == 0 && mode == VFS_FALLOCATE_FL_KEEP_SIZE) {
 		rushes_resized_fsp(handle, fsp, offset);
@@ -1380,9 +1375,7 @@ static int vfs_rushes_renameat(struct vfs_handle_struct *handle,
 	bool matters;
 	int ret;
 
-	/*
-	 * The moved file keeps its bytes; the file whose name it takes is lost.
-	 */
+	/* The moved file keeps its bytes; the one that it replaces is lost. */
 	matters = rushes_name_matters(handle, dstfsp, smb_fname_dst, &st);
 	ret = smb_vfs_call_renameat(handle->next, srcfsp, smb_fname_src,
 				    dstfsp, smb_fname_dst RUSHES_RENAME_PASS);
