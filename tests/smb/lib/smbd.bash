@@ -129,15 +129,10 @@ smbd_start() {
 	printf '%s\n%s\n' "$password" "$password" |
 		pdbedit -s "$folder/smb.conf" -a -t -u "$user" >/dev/null 2>"$folder/pdbedit.log" ||
 		die "pdbedit: $(cat "$folder/pdbedit.log")"
-	# Mounts of other tests, and of the lab, would not end before this smbd does.
 	# shellcheck disable=SC2016 # $1 is for the inner shell
 	setsid unshare --mount --propagation private /bin/sh -c \
-		'others=$(awk -v own="$1/" '"'"'
-			$5 ~ /\/rushes-(tests|lab)[.\/]/ && index($5 "/", own) != 1 { print $5 }
-			'"'"' </proc/self/mountinfo | tac)
-		printf "%s\n" "$others" | while IFS= read -r other; do umount -l "$other"; done 2>/dev/null
-		mount --bind "$2" "$3" && shift 3 && exec "$@"' sh \
-		"$scratch" "$folder/vfs" "$modules" \
+		'"$1" && mount --bind "$2" "$3" && shift 3 && exec "$@"' sh \
+		"$root/tests/smb/lib/let-go.sh" "$folder/vfs" "$modules" \
 		smbd --foreground --no-process-group -s "$folder/smb.conf" \
 		-l "$folder/log" </dev/null >"$folder/output" 2>&1 &
 	group_pids+=("$!")
