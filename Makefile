@@ -172,10 +172,10 @@ hunt-stale: build ## Files changed by local programs in every way, read over SMB
 
 test-doors: test-doors-together test-doors-alone test-kills ## End to end through the real doors
 
-test-doors-together: ## Those that keep no time, four programs at a time
+test-doors-together: ## Those that keep no time, and runs of the lab, four programs at a time
 	tests/programs.sh --together
 
-test-doors-alone: ## Those that keep time, one at a time
+test-doors-alone: ## Those that keep time, and the lab's slow disk, one at a time
 	tests/programs.sh --alone
 
 test-kills: ## A daemon killed under all kinds of load; a pool's mount killed

@@ -400,17 +400,21 @@ def figure_multicam(runs):
     return verdict(kept, f"3 editors of 3 layers, frames late (least, median, most): {late}")
 
 
+def beside_players(runs, label, mix, kind, rate):
+    """Ours by stock's rate of a client beside players, and the players' late frames in the worst run of ours and of stock's."""
+    report = edited(runs, label, "--mix", mix, "--server", "rushes,stock", "--seconds", 25, "--runs", 5)
+    ours, stock = (kinds_of(report, mix, server) for server in ("rushes", "stock"))
+    times = ours[kind][rate][1] / max(stock[kind][rate][1], 1e-9)
+    return times, ours["linear"]["late_frames"][2], stock["linear"]["late_frames"][2], report["bytes_wrong"]
+
+
 def figure_scrub(runs):
     """A scrubber beside 6 players: at least 1.5 × stock's frames, no player late in five runs."""
-    mix = "linear=6,scrub=1"
-    report = edited(runs, "beside-6", "--mix", mix, "--server", "rushes,stock", "--seconds", 25, "--runs", 5)
-    ours, stock = (kinds_of(report, mix, server) for server in ("rushes", "stock"))
-    times = ours["scrub"]["frames_per_s_each"][1] / max(stock["scrub"]["frames_per_s_each"][1], 1e-9)
-    late = ours["linear"]["late_frames"][2]
+    times, late, theirs, wrong = beside_players(runs, "beside-6", "linear=6,scrub=1", "scrub", "frames_per_s_each")
     return verdict(
-        times >= 1.5 and late == 0 and report["bytes_wrong"] == 0,
+        times >= 1.5 and late == 0 and wrong == 0,
         f"the scrubber got {times:.2f} × stock's frames; {late:.0f} frames of the players late in the worst run"
-        f" (stock {stock['linear']['late_frames'][2]:.0f})",
+        f" (stock {theirs:.0f})",
     )
 
 
@@ -426,12 +430,8 @@ def figure_beside(runs):
     """A bin, a conform, a render beside 4 players: at least stock's throughput, no player late in five runs."""
     short = []
     for kind in ("bin", "conform", "render"):
-        mix = f"linear=4,{kind}=1"
-        report = edited(runs, kind, "--mix", mix, "--server", "rushes,stock", "--seconds", 25, "--runs", 5)
-        ours, stock = (kinds_of(report, mix, server) for server in ("rushes", "stock"))
-        times = ours[kind]["mb_per_s"][1] / max(stock[kind]["mb_per_s"][1], 1e-9)
-        late = ours["linear"]["late_frames"][2]
-        if times < 1 or late or report["bytes_wrong"]:
+        times, late, _, wrong = beside_players(runs, kind, f"linear=4,{kind}=1", kind, "mb_per_s")
+        if times < 1 or late or wrong:
             short.append(f"{kind}: {times:.2f} × stock's throughput, {late:.0f} frames of players late")
     return verdict(not short, "; ".join(short) or "bin, conform and render: none slower than with stock, no player late")
 

@@ -7,7 +7,7 @@
 #
 #   programs.sh --build    only build them
 #   programs.sh --crates   those of the crates, and the unit tests of the lab
-#   programs.sh --together those of the doors that keep no time
+#   programs.sh --together those of the doors and runs of the lab that keep no time
 #   programs.sh --alone    those of the doors and the lab that keep time, one at a time
 #   programs.sh NAME...    these (pool_mount, failure, lab:power, ...)
 #
