@@ -3,7 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use std::ffi::OsString;
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
@@ -31,6 +31,25 @@ pub fn mounts_below(folder: &Path) -> Vec<PathBuf> {
         .collect();
     found.reverse();
     found
+}
+
+/// Has everything written that the file systems at and below `folder` have not written yet, those
+/// first that lie on others.
+///
+/// Of these alone: `sync` writes to all disks, and tests beside this one count on bytes that the
+/// kernel has not written. A mount whose process is gone has nothing to write, and is skipped.
+pub fn sync_below(folder: &Path) -> Result<()> {
+    for place in mounts_below(folder)
+        .iter()
+        .map(PathBuf::as_path)
+        .chain([folder])
+    {
+        if let Ok(opened) = File::open(place) {
+            rustix::fs::syncfs(opened)
+                .with_context(|| format!("{} cannot be synced", place.display()))?;
+        }
+    }
+    Ok(())
 }
 
 /// True as well where the process behind a FUSE mount is gone.

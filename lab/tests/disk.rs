@@ -15,6 +15,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rushes_core::units::ByteCount;
+use rushes_kit::mounts::sync_below;
 use rushes_lab::disk::timing::{Direction, DiskTiming};
 use rushes_lab::disk::{DiskSpec, Fault, FileSystem, SlowDisk};
 use rushes_lab::stage::take::Take;
@@ -441,7 +442,7 @@ fn xfs_is_made_and_keeps_files() {
     disk.mount(&folder, "noatime").unwrap();
     let bytes = pattern(2, 5 << 20);
     fs::write(folder.join("clip"), &bytes).unwrap();
-    rustix::fs::sync();
+    sync_below(&folder).unwrap();
     assert!(fs::read(folder.join("clip")).unwrap() == bytes);
     disk.close().unwrap();
     fs::remove_dir(folder).unwrap();

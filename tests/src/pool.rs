@@ -7,6 +7,7 @@ use crate::needs;
 use crate::patience::until;
 use crate::pattern;
 use crate::scratch::Scratch;
+use rushes_kit::mounts::sync_below;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use std::fs::{self, File};
@@ -49,6 +50,11 @@ pub struct PoolWorld {
 const END_PATIENCE: Duration = Duration::from_secs(300);
 
 impl PoolWorld {
+    /// Has everything written that its mount, its members and its catalogue have not written yet.
+    pub fn sync(&self) {
+        sync_below(self.scratch.path()).expect("synced");
+    }
+
     /// Made and mounted: a catalogue on an ext4 of its own, members as asked. None: the machine
     /// lacks something, which was said.
     pub fn build(members: &[Made]) -> Option<PoolWorld> {

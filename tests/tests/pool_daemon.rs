@@ -306,7 +306,7 @@ fn all_parts_of_a_striped_file_are_under_contract_from_their_first_reads() {
     ] {
         put(&world, name, seed);
         assert_eq!(world.members_of(name).len(), 4, "{name}");
-        rustix::fs::sync();
+        world.sync();
         forget();
         let file = File::open(world.path(name)).expect("opened");
         // One unit per read, in order: the kernel's threads send its read-ahead in any order, and a

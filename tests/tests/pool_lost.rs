@@ -2,6 +2,7 @@
 //! A member whose disk is dead is given up with its bytes, while the pool is in use and while it is
 //! not.
 
+use rushes_kit::mounts::sync_below;
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{EXT4, PoolWorld, XFS, check, killed_at, put};
 use serde_json::Value;
@@ -361,7 +362,7 @@ fn leave_no_room(world: &PoolWorld, member: usize) {
                 Ok(_) => {}
             }
         }
-        rustix::fs::sync();
+        sync_below(&folder).expect("synced");
     }
     let path = |number: usize| folder.join(format!("small{number}"));
     let full = (0..).find(|number| fs::write(path(*number), "1").is_err());
@@ -369,7 +370,7 @@ fn leave_no_room(world: &PoolWorld, member: usize) {
     let next = full.expect("a number") + 1;
     let none = (next..).find(|number| fs::File::create(path(*number)).is_err());
     none.expect("a number");
-    rustix::fs::sync();
+    sync_below(&folder).expect("synced");
 }
 
 fn make_room(world: &PoolWorld, member: usize) {

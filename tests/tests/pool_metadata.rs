@@ -39,8 +39,8 @@ fn reads_of(world: &PoolWorld, work: impl FnOnce()) -> (u64, u64) {
 }
 
 /// Drops the pool's names, attributes and bytes from memory, as far as the kernel does that.
-fn forget() {
-    rustix::fs::sync();
+fn forget(world: &PoolWorld) {
+    world.sync();
     // Once for entries of the mount, whose process then releases its own; once for entries that it
     // held on the catalogue.
     for _ in 0..2 {
@@ -91,7 +91,7 @@ fn a_look_at_a_cached_file_reads_no_disk_and_at_a_cold_one_the_catalogues_alone(
     });
 
     until("a cold look", || {
-        forget();
+        forget(&world);
         let reads = reads_of(&world, || look(&file));
         (reads.0 > 0 && reads.1 == 0, reads)
     });
@@ -101,7 +101,7 @@ fn a_look_at_a_cached_file_reads_no_disk_and_at_a_cold_one_the_catalogues_alone(
         (reads == (0, 0), reads)
     });
     until("a listing with sizes", || {
-        forget();
+        forget(&world);
         let reads = reads_of(&world, || {
             let entries = fs::read_dir(&folder).expect("listed").flatten();
             let sizes = entries.map(|entry| entry.metadata().expect("known").len());
@@ -110,7 +110,7 @@ fn a_look_at_a_cached_file_reads_no_disk_and_at_a_cold_one_the_catalogues_alone(
         (reads.0 > 0 && reads.1 == 0, reads)
     });
     // A read of bytes does read a member: reads above would have been seen.
-    forget();
+    forget(&world);
     let reads = reads_of(&world, || {
         assert_eq!(fs::read(&file).expect("read").len(), 1 << 20);
     });

@@ -32,7 +32,7 @@ fn reserve(world: &PoolWorld, name: &str) {
 
 /// The file has blocks for its whole length, on any members, and its bytes.
 fn holds(world: &PoolWorld, name: &str, context: &str) {
-    rustix::fs::sync();
+    world.sync();
     let report = world.where_is(name);
     let mut objects: Vec<PathBuf> = Vec::new();
     for segment in report["segments"].as_array().expect("a list") {
@@ -207,7 +207,7 @@ fn what_is_behind_the_end_goes(members: &[Made], wish: Option<&str>) {
         .expect("a wish");
     }
     let free = || {
-        rustix::fs::sync();
+        world.sync();
         room(&world, members.len())
     };
     let before = free();
@@ -263,7 +263,7 @@ fn a_reservation_that_does_not_fit_takes_no_room_beside_a_daemon_either() {
 /// Waits until the daemon has given back room that it reserved for writes and did not need.
 fn is_settled(world: &PoolWorld, members: usize) {
     let now = || {
-        rustix::fs::sync();
+        world.sync();
         room(world, members)
     };
     let end = Instant::now() + Duration::from_secs(30);
@@ -294,7 +294,7 @@ fn what_does_not_fit_takes_no_room(is_served: bool) {
     // An earlier reservation of the client, behind the end.
     let keep_size = FallocateFlags::KEEP_SIZE;
     fallocate(&file, keep_size, 2 * MIB_U64, 4 * MIB_U64).expect("room");
-    rustix::fs::sync();
+    world.sync();
     let before = room(&world, 2);
     let segments = || world.where_is("file")["segments"].as_array().map(Vec::len);
     let segments_before = segments();
@@ -318,7 +318,7 @@ fn what_does_not_fit_takes_no_room(is_served: bool) {
             .open(&path);
         let refused = fallocate(open.expect("made"), FallocateFlags::empty(), 0, length);
         assert_eq!(refused, Err(rustix::io::Errno::NOSPC), "{name} {length}");
-        rustix::fs::sync();
+        world.sync();
         let now = room(&world, 2);
         assert!(
             now + MIB_U64 > before,

@@ -56,8 +56,8 @@ fn play(world: &PoolWorld, shot: usize, number: usize, seed: u64) -> Option<()> 
     Some(())
 }
 
-fn forget() {
-    rustix::fs::sync();
+fn forget(world: &PoolWorld) {
+    world.sync();
     fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
 }
 
@@ -100,7 +100,7 @@ fn sequences_over_members_are_one_stream_each_and_fetched_ahead() {
         let differ = members[0] != members[1] || members[1] != members[2];
         assert!(differ, "round robin: {members:?}");
     }
-    forget();
+    forget(&world);
     // The daemon drops cached bytes of a version that is less than 2 s old (decision 0038).
     std::thread::sleep(Duration::from_millis(2500));
     std::thread::scope(|scope| {
@@ -154,7 +154,7 @@ fn gaps_ends_and_frames_that_change_or_go_are_what_they_are() {
     };
     let is_there = |number: usize| !(20..=22).contains(&number);
     shoot(&world, 0, (1..=FRAMES).filter(|number| is_there(*number)));
-    forget();
+    forget(&world);
     let begun = Instant::now();
     for number in 1..=FRAMES + 3 {
         let played = match number {
@@ -194,7 +194,7 @@ fn daemon_that_dies_while_frames_are_wanted_costs_no_byte_and_the_next_one_goes_
         return;
     };
     shoot(&world, 0, 1..=FRAMES);
-    forget();
+    forget(&world);
     let begun = Instant::now();
     for number in 1..=FRAMES {
         if number == 24 {

@@ -67,7 +67,7 @@ fn scattered(world: &PoolWorld, members: usize, put: impl FnOnce()) {
     for folder in folders {
         fs::remove_dir_all(folder).expect("ours");
     }
-    rustix::fs::sync();
+    world.sync();
 }
 
 /// Makes folders beside the pool whose files leave free room only in small pieces between them.
@@ -89,7 +89,7 @@ fn in_pieces(world: &PoolWorld, members: usize) -> Vec<PathBuf> {
             fs::remove_file(path).expect("ours");
         }
     }
-    rustix::fs::sync();
+    world.sync();
     folders
 }
 
@@ -1088,7 +1088,7 @@ fn what_was_tried_in_vain_is_not_tried_again_until_the_file_or_the_room_is_anoth
     for folder in folders {
         fs::remove_dir_all(folder).expect("ours");
     }
-    rustix::fs::sync();
+    world.sync();
     assert_eq!(pass(&world, 1), 1);
     check(&world.path("scattered"), 1, length);
     world.end();

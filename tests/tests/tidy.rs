@@ -204,6 +204,25 @@ fn blocks_are_reserved_by_the_kernel_or_not_at_all() {
 }
 
 #[test]
+fn nobody_has_all_disks_of_the_machine_written() {
+    // Tests beside the one that does it count on bytes that the kernel has not written yet.
+    let word = concat!("fs::", "sync()");
+    let mut complaints = Complaints::default();
+    for file in rust_files() {
+        for (number, line) in code_only(&file.text).lines().enumerate() {
+            if line.contains(word) {
+                complaints.add(format!(
+                    "{}:{}: {word}; kit's mounts::sync_below writes those of one folder",
+                    file.path,
+                    number + 1
+                ));
+            }
+        }
+    }
+    complaints.none();
+}
+
+#[test]
 fn nothing_rests_on_a_clock_that_may_go_backwards() {
     // Dates for people, times of files, and work at a time of day that an operator has set; nothing
     // else.

@@ -11,7 +11,7 @@ use rushes_tests::smb2::{
 };
 use rushes_tests::world::{Backing, Setup, World};
 use std::fs::{self, File};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::Command;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -454,12 +454,11 @@ fn what_the_kernel_could_not_write_is_on_the_disk_when_a_flush_is_answered_well(
     let client = client(&world);
     let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
     let bytes = pattern::bytes(2, offset, 1000);
+    world.disk.tell(&format!("fail write {place} 4096"));
     client.write(file, offset, &bytes).expect("it is in memory");
     world.everything_is_written();
     // The kernel tries to write the bytes, and another program gets the error.
-    world.disk.tell(&format!("fail write {place} 4096"));
-    let synced = Command::new("sync").arg(&path).output().expect("coreutils");
-    assert!(!synced.status.success(), "the disk fails");
+    kernel_loses(&path, offset, &bytes);
     world.disk.tell("clear");
     // The bytes are in the kernel's cache, where a reader without a daemon would find them, and not
     // on the disk.
@@ -531,11 +530,11 @@ fn falls_back(backing: Backing) {
     let client = client(&world);
     let (file, _) = client.open("take.mov", Disposition::Open).expect("opened");
     let head = pattern::bytes(2, MIB + 100, 1000);
+    world.disk.tell(&format!("fail write {place} {BLOCK}"));
     client
         .write(file, MIB + 100, &head)
         .expect("it is in memory");
     world.everything_is_written();
-    world.disk.tell(&format!("fail write {place} {BLOCK}"));
     // As the kernel does by itself in time. After a sync of the file itself the kernel would forget
     // the failure.
     let _ = Command::new("sync").arg("-f").arg(&path).output();
@@ -589,7 +588,8 @@ fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_go
     let others = names.map(other);
     let places = names.map(|name| world.disk.physical(&world.path(name), 1 << 20) & !4095);
     let client = client(&world);
-    for name in names {
+    for (name, place) in names.into_iter().zip(places) {
+        world.disk.tell(&format!("fail write {place} 4096"));
         let (file, _) = client.open(name, Disposition::Open).expect("opened");
         client.write(file, offset, &bytes).expect("it is in memory");
         client.close(file).expect("closed");
@@ -601,10 +601,8 @@ fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_go
     let (next, _) = client.open("next.mov", Disposition::Open).expect("opened");
     client.rename(next, names[1]).expect("replaced");
     client.close(next).expect("closed");
-    for (path, place) in others.iter().zip(places) {
-        world.disk.tell(&format!("fail write {place} 4096"));
-        let synced = Command::new("sync").arg(path).output().expect("coreutils");
-        assert!(!synced.status.success(), "the disk fails");
+    for path in &others {
+        kernel_loses(path, offset, &bytes);
     }
     world.disk.tell("clear");
     // No client has them open: the daemon asks the kernel, in time, and writes lost bytes again.
@@ -614,7 +612,6 @@ fn what_the_kernel_could_not_write_is_written_again_though_another_name_of_it_go
         let found = fs::read(path).expect("the file is there");
         found[offset as usize..offset as usize + bytes.len()] == bytes
     };
-    assert!(!others.iter().any(is_written), "this disk loses nothing");
     while !others.iter().all(is_written) {
         assert!(Instant::now() < end, "they were never written again");
         std::thread::sleep(Duration::from_millis(500));
@@ -666,14 +663,27 @@ fn lost_by_the_kernel(
     let place = world.disk.physical(&path, 1 << 20) & !4095;
     let offset = (1 << 20) + 100;
     let bytes = pattern::bytes(seed, offset, 1000);
+    world.disk.tell(&format!("fail write {place} 4096"));
     client.write(file, offset, &bytes).expect("it is in memory");
     world.everything_is_written();
-    world.disk.tell(&format!("fail write {place} 4096"));
-    let synced = Command::new("sync").arg(&path).output().expect("coreutils");
-    assert!(!synced.status.success(), "the disk fails");
+    kernel_loses(&path, offset, &bytes);
     world.disk.tell("clear");
-    forget(&path);
     (offset, bytes)
+}
+
+/// The kernel writes what it has of a file, on a disk that refuses these bytes, and has only the
+/// disk's older ones then.
+///
+/// The disk must refuse them before they come to the kernel: it may write them at any time, and a
+/// `sync` after that succeeds.
+fn kernel_loses(path: &std::path::Path, offset: u64, bytes: &[u8]) {
+    let _ = Command::new("sync").arg(path).output().expect("coreutils");
+    forget(path);
+    let mut found = vec![0; bytes.len()];
+    let file = File::open(path).expect("the file is there");
+    file.read_exact_at(&mut found, offset).expect("read");
+    assert!(found != bytes, "this disk loses nothing");
+    forget(path);
 }
 
 /// The kernel makes the copy, and has only the disk's old bytes.
@@ -745,9 +755,9 @@ fn what_was_written_without_a_daemon_and_refused_by_the_disk_is_read_from_the_ke
     let bytes = |offset: u64| pattern::bytes(2, offset, 60_000);
     let opened = files.map(|(name, offset)| {
         let (file, _) = client.open(name, Disposition::Open).expect("opened");
-        client.write(file, offset, &bytes(offset)).expect("taken");
         let place = world.disk.physical(&world.path(name), 0) & !4095;
         world.disk.tell(&format!("fail write {place} {LENGTH}"));
+        client.write(file, offset, &bytes(offset)).expect("taken");
         (file, offset)
     });
     world.daemon().start_again();
@@ -774,8 +784,7 @@ fn what_was_written_without_a_daemon_and_refused_by_the_disk_is_read_from_the_ke
     by_daemon(&mut world, "before the kernel has tried");
     for (name, _) in files {
         let synced = Command::new("sync").arg(world.path(name)).output();
-        let synced = synced.expect("coreutils");
-        assert!(!synced.status.success(), "the disk fails");
+        synced.expect("coreutils");
     }
     by_daemon(&mut world, "after the kernel has tried");
     world.disk.tell("clear");

@@ -56,7 +56,24 @@ impl Mapping {
             )
         }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mapping { start, bytes })
+        let mapping = Mapping { start, bytes };
+        mapping.advise_random();
+        Ok(mapping)
+    }
+
+    /// Keep the kernel from reading around a page that is faulted in. Where the file lies on a disk
+    /// it would read as much as the disk's read-ahead, and zero as much where the file has holes: a
+    /// session took 50 ms to set up with 8 MiB of it.
+    fn advise_random(&self) {
+        // SAFETY: the range is ours; this advice changes no contents.
+        let advised = unsafe {
+            rustix::mm::madvise(
+                self.start.as_ptr().cast(),
+                self.bytes,
+                rustix::mm::Advice::Random,
+            )
+        };
+        debug_assert!(advised.is_ok(), "every kernel has this advice");
     }
 
     /// Private memory, zeroed, aligned to a page.

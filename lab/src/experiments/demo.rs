@@ -337,8 +337,7 @@ fn place_sequence(stage: &Stage, sequence: &Path) -> Result<()> {
     for name in frame_names() {
         fs::copy(sequence.join(&name), target.join(&name))?;
     }
-    rustix::fs::sync();
-    Ok(())
+    stage.sync()
 }
 
 fn frame_names() -> impl Iterator<Item = String> {

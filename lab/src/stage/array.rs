@@ -290,6 +290,11 @@ impl Array {
             .collect()
     }
 
+    /// The folder that all its mounts are in.
+    pub fn all_mounts(&self) -> &Path {
+        self.room.path()
+    }
+
     /// The folder with all files.
     pub fn root(&self) -> PathBuf {
         let name = match self.layout {

@@ -26,6 +26,7 @@ use crate::stage::room::{Room, go_on};
 use anyhow::{Context, Result, bail, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rushes_core::units::ByteCount;
+use rushes_kit::mounts::sync_below;
 use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags, flock};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
@@ -397,7 +398,7 @@ impl Stage {
             stage.write_piece(piece, &mut None, &bar)?;
         }
         stage.own_everything()?;
-        rustix::fs::sync();
+        stage.sync()?;
         bar.finish_and_clear();
         stage.check_evenness()?;
         Ok(stage)
@@ -612,9 +613,15 @@ impl Stage {
         fs::remove_file(&path).with_context(cannot)
     }
 
+    /// Have everything written that its file systems have not written yet.
+    pub fn sync(&self) -> Result<()> {
+        let folder = self.array.as_ref().map(Array::all_mounts);
+        sync_below(folder.unwrap_or(&self.root))
+    }
+
     /// Drop all caches of it.
     pub fn cool(&mut self) -> Result<()> {
-        rustix::fs::sync();
+        self.sync()?;
         if let Some(array) = &self.array {
             array.unmount()?;
             return array.mount();
@@ -759,7 +766,7 @@ impl Stage {
             }
         }
         self.own_everything()?;
-        rustix::fs::sync();
+        self.sync()?;
         bar.finish_and_clear();
         Ok(())
     }
