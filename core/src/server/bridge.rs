@@ -10,8 +10,8 @@
 //! safe; so gaps are written only in files that are ours alone (docs/decisions/0018). Absent: the
 //! choice of the next request.
 
-use super::fetch::DEMANDS_WEIGHED;
 use super::state::*;
+use super::turns::DEMANDS_WEIGHED;
 use super::writeback::{parts_of, without};
 use super::*;
 use crate::cache::PageSet;

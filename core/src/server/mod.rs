@@ -77,6 +77,7 @@ mod stream;
 mod syncs;
 #[cfg(test)]
 mod tests;
+mod turns;
 mod unused;
 #[cfg(test)]
 mod write_tests;
