@@ -50,6 +50,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "silent_strangers",
     "slow_disk",
     "ssd",
+    "starts_beside_copies",
     "stalls",
     "steady",
     "thousand_disks",

@@ -71,6 +71,7 @@ scenarios!(
     silent_strangers,
     slow_disk,
     ssd,
+    starts_beside_copies,
     stalls,
     steady,
     timeline,

@@ -3,6 +3,7 @@
 //! streams and writers that are served there.
 
 use super::headers::UnreadHeaders;
+use super::shares::Shares;
 use super::state::*;
 use super::*;
 use crate::sched::{RefinedModel, admission};
@@ -42,6 +43,7 @@ pub(super) struct Device {
     pub kept_rate: u64,
     pub queue: Queue,
     pub visits: Visits,
+    pub shares: Shares,
     pub learning: Learning,
     pub medium: Medium,
     pub counts: Counts,
@@ -191,6 +193,7 @@ impl Device {
             kept_rate: 0,
             queue: Queue::default(),
             visits: Visits::default(),
+            shares: Shares::default(),
             learning: Learning::default(),
             medium: Medium::default(),
             counts: Counts::default(),

@@ -748,6 +748,8 @@ impl Server {
         let kind = usize::from(class != IoClass::RealTime);
         if kind == 1 {
             device.turn_taken(false, cost);
+        } else {
+            device.shares.leave_out(cost);
         }
         device.counts.request_count[kind] += 1;
         device.counts.bytes[kind] += range.length.0;

@@ -71,6 +71,9 @@ mod reserve_tests;
 #[cfg(test)]
 mod seat_tests;
 mod seats;
+#[cfg(test)]
+mod share_tests;
+mod shares;
 mod slab;
 mod state;
 mod stream;

@@ -8,6 +8,7 @@ use super::clock::PlayClock;
 pub(super) use super::device::*;
 use super::glances::Glances;
 pub(super) use super::pieces::*;
+use super::shares::User;
 pub(super) use super::stream::*;
 use crate::stream::{Cadence, Recogniser};
 use crate::units::*;
@@ -579,6 +580,8 @@ pub(super) struct Demand {
     pub range: ByteRange,
     pub due: Instant,
     pub since: Instant,
+    /// Its reader.
+    pub user: User,
     /// The reader's stream, if it is fetched ahead.
     pub stream: Option<StreamId>,
 }

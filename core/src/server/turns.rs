@@ -3,6 +3,7 @@
 //! for streams without a contract, and writes that nothing promises.
 
 use super::fetch::{EASE_PART, Run};
+use super::shares::User;
 use super::state::*;
 use super::writeback::NextWrite;
 use super::*;
@@ -42,13 +43,7 @@ impl Server {
         let reads = if device.queue.starved {
             None
         } else {
-            // A stream that is fetched ahead gets a visit of its own: it waits for the end of
-            // another's, or both would be visited in pieces.
-            let visited = self.visited(id, device);
-            self.pick_demand(device, visited)
-                .map(Turn::Demand)
-                .or(visited.map(Turn::Background))
-                .or_else(|| self.pick_background(id, device).map(Turn::Background))
+            self.reads_turn(id, device)
         };
         let promised = matches!(reads, Some(Turn::Demand(index))
             if device.queue.demands.get(index).is_some_and(|demand| demand.due != Instant::NEVER));
@@ -63,6 +58,41 @@ impl Server {
             (None, Some(write)) => Some(Turn::Write(write)),
             (reads, _) => reads,
         }
+    }
+
+    /// The next turn of the reads without a contract. Sessions go first that have used less than
+    /// their share: also before those that wait for more, with the bytes that are fetched ahead for
+    /// them, or else they would wait behind a queue of long reads for each of their short ones.
+    fn reads_turn(&self, id: DeviceId, device: &Device) -> Option<Turn> {
+        // A stream that is fetched ahead gets a visit of its own: it waits for the end of another's,
+        // or both would be visited in pieces.
+        let visited = self.visited(id, device);
+        let demand = self.pick_demand(device, visited);
+        let first = demand.and_then(|index| device.queue.demands.get(index));
+        let shares = &device.shares;
+        let ahead = first
+            .filter(|demand| demand.due == Instant::NEVER)
+            .and_then(|demand| {
+                let all = device.visits.background.iter().copied();
+                let mut before = all.filter(|stream| {
+                    self.user_of(*stream)
+                        .is_some_and(|user| shares.goes_first(self.now, user, demand.user))
+                });
+                before.find(|stream| self.background_wants(id, device, *stream))
+            });
+        ahead
+            .map(Turn::Background)
+            .or(demand.map(Turn::Demand))
+            .or(visited.map(Turn::Background))
+            .or_else(|| self.pick_background(id, device).map(Turn::Background))
+    }
+
+    fn user_of(&self, id: StreamId) -> Option<User> {
+        let stream = self.streams.get(id.0)?;
+        Some(User {
+            session: stream.session,
+            stream: Some(id),
+        })
     }
 
     pub(super) fn best_effort_claim(&mut self, id: DeviceId) -> Option<BestEffortClaim> {
@@ -133,31 +163,49 @@ impl Server {
                 .iter()
                 .position(|demand| demand.due == promised);
         }
+        let shares = &device.shares;
+        let demands = &device.queue.demands;
+        let goes_first = |one: User, other: User| shares.goes_first(self.now, one, other);
+        let visited = visited.and_then(|id| Some((id, self.user_of(id)?)));
+        let breaks_in =
+            |demand: &Demand| visited.is_some_and(|(_, visited)| goes_first(demand.user, visited));
+        let is_broken = demands.iter().any(breaks_in);
+        let all_heavy = demands
+            .iter()
+            .all(|demand| shares.is_heavy(self.now, demand.user));
         let may = |(_, demand): &(usize, &Demand)| match (visited, demand.stream) {
-            (Some(visited), Some(stream)) => {
-                stream == visited
-                    || !device.visits.background.contains(&stream)
+            _ if is_broken => breaks_in(demand),
+            (Some((id, _)), Some(stream)) if id == stream => true,
+            // Nobody breaks into the visit of a reader that goes first.
+            (Some((_, visited)), _) if goes_first(visited, demand.user) => false,
+            (Some(_), Some(stream)) => {
+                !device.visits.background.contains(&stream)
                     || self.now.since(demand.since) > VISIT_PATIENCE
             }
-            _ => true,
+            (Some(_), None) => true,
+            (None, _) => all_heavy || !shares.is_heavy(self.now, demand.user),
         };
-        let mut demands = device.queue.demands.iter().enumerate().filter(may);
-        let (index, first) = demands.next()?;
-        if self.now.since(first.since) > DEMAND_PATIENCE || device.queue.demands.len() == 1 {
-            return Some(index);
-        }
+        let mut allowed = demands.iter().enumerate().filter(may);
+        let (index, first) = allowed.next()?;
         let ahead = |demand: &Demand| {
-            let physical = self
-                .files
-                .get(&demand.file)
-                .map_or(0, |file| file.place(demand.range.start.0).0);
+            let file = self.files.get(&demand.file);
+            let physical = file.map_or(0, |file| file.place(demand.range.start.0).0);
             physical.wrapping_sub(device.queue.head)
         };
-        core::iter::once((index, first))
-            .chain(demands)
-            .take(DEMANDS_WEIGHED)
-            .min_by_key(|(_, demand)| ahead(demand))
-            .map(|(index, _)| index)
+        let picked = if self.now.since(first.since) > DEMAND_PATIENCE {
+            (index, first)
+        } else {
+            core::iter::once((index, first))
+                .chain(allowed)
+                .take(DEMANDS_WEIGHED)
+                .min_by_key(|(_, demand)| ahead(demand))?
+        };
+        // Another stream of that session may have used less of what the session gets.
+        let of_session = |user: User| user.session == picked.1.user.session;
+        let before = demands
+            .iter()
+            .position(|demand| of_session(demand.user) && goes_first(demand.user, picked.1.user));
+        Some(before.unwrap_or(picked.0))
     }
 
     /// The best-effort stream whose visit goes on and that wants more.
@@ -215,6 +263,11 @@ impl Server {
         self.cache.takeable_count() > self.limits.slot_count / 32
     }
 
+    fn cost_in_flight(&self, id: DeviceId) -> Duration {
+        let device = self.devices.get(&id);
+        device.map_or(Duration::ZERO, |device| device.queue.flight_cost)
+    }
+
     pub(super) fn fetch_best_effort(&mut self, id: DeviceId, actions: &mut Actions) -> bool {
         let Some(device) = self.devices.get(&id) else {
             return false;
@@ -247,10 +300,15 @@ impl Server {
         };
         let chunk = self.limits.chunk_bytes_max;
         let run_range = ByteRange::new(range.start.0, range.length.0.min(chunk));
+        let before = self.cost_in_flight(id);
         let run = self.fetch_run(demand.file, run_range, class, demand.due, None, actions);
+        let cost = Duration(self.cost_in_flight(id).0.saturating_sub(before.0));
         let Some(device) = self.devices.get_mut(&id) else {
             return false;
         };
+        if class == IoClass::BestEffort {
+            device.shares.charge(now, demand.user, cost);
+        }
         device.visits.visitor = None;
         device.queue.is_awaited |= device.queue.is_at_ease && matches!(run, Run::Sent(_));
         match run {
@@ -305,7 +363,12 @@ impl Server {
             Some(ahead) => ahead.saturating_sub(level),
             None => u64::MAX,
         };
+        let user = User {
+            session: stream.session,
+            stream: Some(stream_id),
+        };
         let piece = self.next_piece(stream, id, bytes.min(self.limits.chunk_bytes_max));
+        let before = self.cost_in_flight(id);
         let run = piece.map_or(Run::Busy, |(file, range, _)| {
             let (class, due) = (IoClass::BestEffort, Instant::NEVER);
             self.fetch_run(file, range, class, due, None, actions)
@@ -315,6 +378,8 @@ impl Server {
         else {
             return false;
         };
+        let cost = Duration(device.queue.flight_cost.0.saturating_sub(before.0));
+        device.shares.charge(now, user, cost);
         device.visits.visitor = None;
         let before = device.visits.background_given;
         // Zero until the stream has got bytes: a stream that does not advance must not hold up
@@ -377,11 +442,16 @@ impl Server {
             return self.touch(device_id);
         }
         let (due, since) = (read.due, read.arrived);
-        let stream = read.stream;
+        let user = User {
+            session: read.session,
+            stream: read.stream,
+        };
         let Some(device) = self.devices.get_mut(&device_id) else {
             return;
         };
-        let stream = stream.filter(|stream| device.visits.background.contains(stream));
+        let stream = user
+            .stream
+            .filter(|stream| device.visits.background.contains(stream));
         // Round the range out as far as that costs next to nothing against positioning.
         let model = &device.model.base.read;
         let worth = model.rate.bytes_in(Duration(model.fixed.0 / 16)).0;
@@ -407,6 +477,7 @@ impl Server {
                 range,
                 due,
                 since,
+                user,
                 stream,
             }),
         }

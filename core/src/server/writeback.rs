@@ -683,6 +683,7 @@ impl Server {
         device.counts.write_count += 1;
         device.counts.write_bytes += bytes;
         device.counts.write_bridged += gathered.bridged;
+        device.shares.leave_out(cost);
         if is_claimed {
             device.visited(Visitor::Writer(next.file), bytes);
         } else {
