@@ -436,15 +436,14 @@ fn ledger(world: &World, watch: &Watch, report: &mut Report) {
 fn together(lines: &[&StreamRecord]) -> StreamRecord {
     let mut all = StreamRecord::clone(lines[0]);
     for line in &lines[1..] {
-        all.read_count += line.read_count;
-        all.due_count += line.due_count;
-        all.on_time_count += line.on_time_count;
-        all.late_count += line.late_count;
-        all.promised_count += line.promised_count;
-        all.promised_late_count += line.promised_late_count;
-        all.worst_lateness = all.worst_lateness.max(line.worst_lateness);
-        all.bytes.0 += line.bytes.0;
-        for (sum, count) in all.guilty.iter_mut().zip(line.guilty) {
+        all.reads.read_count += line.reads.read_count;
+        all.reads.due_count += line.reads.due_count;
+        all.reads.late_count += line.reads.late_count;
+        all.reads.promised_count += line.reads.promised_count;
+        all.reads.promised_late_count += line.reads.promised_late_count;
+        all.reads.worst_lateness = all.reads.worst_lateness.max(line.reads.worst_lateness);
+        all.reads.bytes.0 += line.reads.bytes.0;
+        for (sum, count) in all.reads.guilty.iter_mut().zip(line.reads.guilty) {
             *sum += count;
         }
         // If the rate of one line is unknown, that of all is.
@@ -460,33 +459,35 @@ fn together(lines: &[&StreamRecord]) -> StreamRecord {
 
 fn disagree(count: &PlayerCount, record: &StreamRecord, seen: &Seen) -> Option<String> {
     let (asked, got) = (count.read_count, count.answered_count);
-    if record.read_count < got || record.read_count > asked {
-        let told = record.read_count;
+    if record.reads.read_count < got || record.reads.read_count > asked {
+        let told = record.reads.read_count;
         return Some(format!(
             "the ledger knows {told} reads, the player {got} of {asked}"
         ));
     }
-    if record.bytes.0 != count.bytes && got == asked {
-        let told = record.bytes.0;
+    if record.reads.bytes.0 != count.bytes && got == asked {
+        let told = record.reads.bytes.0;
         return Some(format!(
             "the ledger knows {told} bytes, the player {}",
             count.bytes
         ));
     }
-    if record.on_time_count + record.late_count != record.due_count {
+    if record.reads.on_time_count() + record.reads.late_count != record.reads.due_count {
         return Some(format!(
             "{} on time and {} late are not {} due",
-            record.on_time_count, record.late_count, record.due_count
+            record.reads.on_time_count(),
+            record.reads.late_count,
+            record.reads.due_count
         ));
     }
-    if record.guilty.iter().sum::<u64>() != record.late_count {
-        let (late, guilty) = (record.late_count, record.guilty);
+    if record.reads.guilty.iter().sum::<u64>() != record.reads.late_count {
+        let (late, guilty) = (record.reads.late_count, record.reads.guilty);
         return Some(format!("{late} late, but {guilty:?} guilty"));
     }
-    if record.promised_late_count > record.promised_count {
+    if record.reads.promised_late_count > record.reads.promised_count {
         return Some(format!(
             "{} late of {} promised",
-            record.promised_late_count, record.promised_count
+            record.reads.promised_late_count, record.reads.promised_count
         ));
     }
     // A client that jumps has closed lines.
@@ -496,19 +497,19 @@ fn disagree(count: &PlayerCount, record: &StreamRecord, seen: &Seen) -> Option<S
     // Before the rate is known no read is due; and a copy's reads are always on time.
     let known = matches!(record.rate, Some((_, source)) if source != RateSource::Cadence);
     let steady = seen.promised() && seen.shed_at.is_none();
-    if (known || steady) && count.clearly_late_count > 0 && record.late_count == 0 {
+    if (known || steady) && count.clearly_late_count > 0 && record.reads.late_count == 0 {
         return Some(format!(
             "the player saw {} frames clearly late, the worst by {} ms, the ledger none of {} reads due ({:?})",
             count.clearly_late_count,
             ms(count.worst_late_ns),
-            record.due_count,
+            record.reads.due_count,
             record.standing,
         ));
     }
-    if record.late_count > 0 && count.nearly_late_count == 0 {
+    if record.reads.late_count > 0 && count.nearly_late_count == 0 {
         return Some(format!(
             "the ledger has {} late reads of {}, the worst by {}, the player none",
-            record.late_count, record.due_count, record.worst_lateness
+            record.reads.late_count, record.reads.due_count, record.reads.worst_lateness
         ));
     }
     None

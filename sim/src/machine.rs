@@ -257,8 +257,8 @@ impl Naive {
             .iter_mut()
             .find(|s| s.session == wanted.session)
         {
-            stream.read_count += 1;
-            stream.bytes += length;
+            stream.reads.read_count += 1;
+            stream.reads.bytes += length;
         }
     }
 
@@ -365,16 +365,7 @@ impl Naive {
             },
             rate: None,
             refusal: None,
-            read_count: 0,
-            due_count: 0,
-            on_time_count: 0,
-            late_count: 0,
-            promised_count: 0,
-            promised_late_count: 0,
-            worst_lateness: Duration::ZERO,
-            guilty: [0; 5],
-            bytes: ByteCount(0),
-            hit_count: 0,
+            reads: Default::default(),
             ahead: Duration::ZERO,
             open: true,
         });

@@ -397,11 +397,11 @@ impl Table5 {
                 Some(r) => println!(
                     " {:?}  {}  {}  {:.1}  {}  {:?}",
                     r.standing,
-                    r.due_count,
-                    r.late_count,
-                    r.worst_lateness.0 as f64 / 1e6,
-                    r.hit_count,
-                    r.guilty
+                    r.reads.due_count,
+                    r.reads.late_count,
+                    r.reads.worst_lateness.0 as f64 / 1e6,
+                    r.reads.hit_count,
+                    r.reads.guilty
                 ),
                 None => println!(" not in the ledger"),
             }

@@ -835,6 +835,38 @@ impl Stage {
     pub const COUNT: usize = 5;
 }
 
+/// The reads of a stream in numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ReadCounts {
+    /// Reads so far.
+    pub read_count: u64,
+    /// Reads that were due by the player's clock, promised or not: a player at a known rate has one
+    /// from the first read of a run on. They include reads that still wait or were never answered,
+    /// so they may be more than `read_count`.
+    pub due_count: u64,
+    /// Of those, answered late, or not answered yet though they are due.
+    pub late_count: u64,
+    /// Reads under contract.
+    pub promised_count: u64,
+    /// Of those, answered later than was promised.
+    pub promised_late_count: u64,
+    /// How far the latest of `late_count` was behind its due time.
+    pub worst_lateness: Duration,
+    /// Late reads by guilty stage, in the order of [`Stage`].
+    pub guilty: [u64; Stage::COUNT],
+    /// Bytes answered.
+    pub bytes: ByteCount,
+    /// Reads answered without waiting for a device.
+    pub hit_count: u64,
+}
+
+impl ReadCounts {
+    /// Reads that were due and answered in time.
+    pub fn on_time_count(&self) -> u64 {
+        self.due_count - self.late_count
+    }
+}
+
 /// One line of the ledger.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StreamRecord {
@@ -860,28 +892,8 @@ pub struct StreamRecord {
     pub rate: Option<(BytesPerSecond, RateSource)>,
     /// Why the device refused it a contract; None: it did not, or the stream has one now.
     pub refusal: Option<Refusal>,
-    /// Reads of it so far.
-    pub read_count: u64,
-    /// Reads that were due by the player's clock, promised or not: a player at a known rate has one
-    /// from the first read of a run on. They include reads that still wait or were never answered,
-    /// so they may be more than `read_count`.
-    pub due_count: u64,
-    /// Of those, answered in time.
-    pub on_time_count: u64,
-    /// Of those, answered late.
-    pub late_count: u64,
-    /// Reads under contract.
-    pub promised_count: u64,
-    /// Of those, answered later than was promised.
-    pub promised_late_count: u64,
-    /// How far the latest of `late_count` was behind its due time.
-    pub worst_lateness: Duration,
-    /// Late reads by guilty stage, in the order of [`Stage`].
-    pub guilty: [u64; Stage::COUNT],
-    /// Bytes answered.
-    pub bytes: ByteCount,
-    /// Reads answered without waiting for a device.
-    pub hit_count: u64,
+    /// Its reads in numbers.
+    pub reads: ReadCounts,
     /// How long its bytes in the cache will last.
     pub ahead: Duration,
     /// True while a client holds it open.

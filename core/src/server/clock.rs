@@ -141,33 +141,45 @@ impl PlayClock {
     }
 }
 
-/// When a read is wanted.
+/// When a read is due; NEVER: it is not.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Due {
-    /// For the device: by a contract, or since the read is presumed to begin a play. NEVER: best
+    /// At the device: by a contract, or since the read is presumed to begin a play. NEVER: best
     /// effort.
-    pub wanted: Instant,
-    /// By its contract. NEVER: it has none.
-    pub promised: Instant,
+    pub at_device: Instant,
+    /// By its contract.
+    pub by_contract: Instant,
     /// By its player's clock. NEVER: it is not known to be played, or its rate is not known.
-    pub played: Instant,
+    pub by_clock: Instant,
 }
 
 impl Due {
     pub(super) const NEVER: Due = Due {
-        wanted: Instant::NEVER,
-        promised: Instant::NEVER,
-        played: Instant::NEVER,
+        at_device: Instant::NEVER,
+        by_contract: Instant::NEVER,
+        by_clock: Instant::NEVER,
     };
 
     /// By a contract's schedule, NEVER without one, and by its player's clock.
-    pub(super) fn of_stream(promised: Instant, played: Instant) -> Due {
+    pub(super) fn of_stream(by_contract: Instant, by_clock: Instant) -> Due {
         Due {
-            wanted: promised,
-            promised,
-            played,
+            at_device: by_contract,
+            by_contract,
+            by_clock,
         }
     }
+}
+
+/// How late an answer at `now` is for a read that was due at `due`; zero: it is in time. None: the
+/// read is not due at all. This is the one place that decides what late means: no time is allowed
+/// on top, since a clock has its preroll.
+pub(super) fn lateness(due: Instant, now: Instant) -> Option<Duration> {
+    (due != Instant::NEVER).then(|| now.since(due))
+}
+
+/// The same, as a question.
+pub(super) fn is_late(due: Instant, now: Instant) -> bool {
+    lateness(due, now).is_some_and(|lateness| lateness > Duration::ZERO)
 }
 
 #[cfg(test)]

@@ -518,7 +518,10 @@ impl Server {
             .flat_map(|file| file.waiting.iter().copied())
             .collect();
         for key in waiting {
-            if let Some(read) = self.reads.get_mut(key) {
+            // The bytes of some are on their way.
+            if let Some(read) = self.reads.get_mut(key)
+                && read.asked == Instant::NEVER
+            {
                 read.starved = true;
             }
         }

@@ -78,20 +78,18 @@ impl Server {
         };
         stream.last_read = self.now;
         if stream.cursor != Some(seen.cursor) {
-            let promised = self.look_away_due(id, arrived);
-            let wanted = match promised {
+            let by_contract = self.look_away_due(id, arrived);
+            let at_device = match by_contract {
                 Instant::NEVER => self.presumed_due(id, arrived),
-                promised => promised.min(arrived + FIRST_FRAME),
+                due => due.min(arrived + FIRST_FRAME),
             };
-            let played = self.begun_due(id, &seen, range, arrived);
-            return (
-                Some(id),
-                Due {
-                    wanted,
-                    promised,
-                    played,
-                },
-            );
+            let by_clock = self.begun_due(id, &seen, range, arrived);
+            let due = Due {
+                at_device,
+                by_contract,
+                by_clock,
+            };
+            return (Some(id), due);
         }
         let due = self.advance(id, range, arrived);
         self.tell_copy(id, range.length, lately);
@@ -275,8 +273,8 @@ impl Server {
             }
         };
         stream.consumed = stream.consumed.max(end);
-        let played = stream.played((start, range.length.0), arrived, preroll);
-        let due = Due::of_stream(stream.due(start, arrived, preroll), played);
+        let by_clock = stream.due_by_clock((start, range.length.0), arrived, preroll);
+        let due = Due::of_stream(stream.due(start, arrived, preroll), by_clock);
         let (device, passed) = (
             stream.device,
             stream.consumed.saturating_sub(stream.read_bytes),
@@ -498,7 +496,11 @@ impl Server {
                 }
             }
         }
-        let has_line = |record: &StreamRecord| record.read_count > 0 || stream.waiting_count > 0;
+        let has_line = |record: &StreamRecord| {
+            // A read that was due may never have been answered.
+            let has_reads = record.reads.read_count > 0 || record.reads.due_count > 0;
+            has_reads || stream.waiting_count > 0
+        };
         if let Some(record) = record.filter(has_line) {
             if self.closed.len() >= CLOSED_COUNT_MAX {
                 self.closed.pop_front();

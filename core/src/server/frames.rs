@@ -705,7 +705,7 @@ impl Server {
             || self
                 .streams
                 .get(id.0)
-                .is_some_and(|stream| stream.read_count == 0)
+                .is_some_and(|stream| stream.reads.read_count == 0)
         {
             let Some(stream) = self.streams.get_mut(id.0) else {
                 return;
@@ -1089,8 +1089,8 @@ impl Server {
         stream.consumed = stream
             .consumed
             .max(frame.start + range.end().min(frame.size));
-        let played = stream.played((frame.start, range.length.0), arrived, preroll);
-        let due = Due::of_stream(stream.due(frame.start, arrived, preroll), played);
+        let by_clock = stream.due_by_clock((frame.start, range.length.0), arrived, preroll);
+        let due = Due::of_stream(stream.due(frame.start, arrived, preroll), by_clock);
         self.keep_clock_of(id, &due);
         if !is_blind {
             self.tell_copy(id, range.length, lately);

@@ -2,7 +2,7 @@
 //! The ledger: counts due and late reads, says by how much and through which stage, and makes the
 //! records of streams, seats, devices and the cache for `status`. When a read is due: `clock.rs`.
 
-use super::clock::{Due, PlayClock};
+use super::clock::{Due, PlayClock, is_late, lateness};
 use super::glances::RUN_MIN;
 use super::state::*;
 use super::*;
@@ -30,41 +30,42 @@ impl Server {
             hit_count: u64::from(hit && matches!(outcome, Outcome::Data { .. })),
             // A contract at the time of the read's arrival counts, also when it was withdrawn
             // meanwhile.
-            promised: (read.promised != Instant::NEVER).then_some(now > read.promised),
+            promised: lateness(read.due.by_contract, now),
             ..Entry::due(read, now)
         };
         let Some(stream) = read.stream.and_then(|id| self.streams.get_mut(id.0)) else {
             // Its stream has ended: a sequence went on elsewhere, or the handle was closed.
             let line = read.line.and_then(|line| self.closed_line(line));
-            return line.map_or((), |line| line.enter(&entry));
+            return line.map_or((), |line| line.reads.enter(&entry));
         };
-        if read.due != Instant::NEVER {
-            stream.late_before = now > read.due;
+        if let Some(lateness) = lateness(read.due.at_device, now) {
+            stream.late_before = lateness > Duration::ZERO;
         }
-        if read.played != Instant::NEVER {
+        if read.due.by_clock != Instant::NEVER {
             for clock in [&mut stream.clock, &mut stream.begun].into_iter().flatten() {
-                clock.answered(now, read.played);
+                clock.answered(now, read.due.by_clock);
             }
             let session = self.sessions.get_mut(&read.session);
             if let Some(clock) = session.and_then(|session| session.clock.as_mut()) {
-                clock.answered(now, read.played);
+                clock.answered(now, read.due.by_clock);
             }
         }
-        stream.enter(&entry);
+        stream.reads.enter(&entry);
     }
 
     /// Enter a read that is never answered, since its client has gone: late, if it was due before
     /// that.
     pub(super) fn account_unanswered(&mut self, key: u32) {
         let now = self.now;
-        let Some(read) = self.reads.get(key).filter(|read| read.played < now) else {
+        let overdue = |read: &&Read| is_late(read.due.by_clock, now);
+        let Some(read) = self.reads.get(key).filter(overdue) else {
             return;
         };
         let (entry, stream, line) = (Entry::due(read, now), read.stream, read.line);
         if let Some(stream) = stream.and_then(|id| self.streams.get_mut(id.0)) {
-            stream.enter(&entry);
+            stream.reads.enter(&entry);
         } else if let Some(line) = line.and_then(|line| self.closed_line(line)) {
-            line.enter(&entry);
+            line.reads.enter(&entry);
         }
     }
 
@@ -96,7 +97,8 @@ impl Server {
         stream.begun = Some(match seat.and_then(|seat| seat.clock) {
             Some(clock) => {
                 let (from, mut reads) = (stream.session, self.reads.iter());
-                let waits = |read: &Read| read.session == from && read.played != Instant::NEVER;
+                let waits =
+                    |read: &Read| read.session == from && read.due.by_clock != Instant::NEVER;
                 let is_alone = !reads.any(|(_, read)| waits(read));
                 clock.cut(place, arrived, is_alone, (preroll, RUN_MIN))
             }
@@ -143,7 +145,7 @@ impl Server {
         let stream = self
             .streams
             .get(id.0)
-            .filter(|_| due.played != Instant::NEVER);
+            .filter(|_| due.by_clock != Instant::NEVER);
         if let Some((session, clock)) =
             stream.and_then(|stream| Some((stream.session, stream.clock?)))
         {
@@ -173,14 +175,14 @@ impl Server {
 
     /// Reads that are due and still wait are late, whenever they are answered.
     fn add_overdue(&self, now: Instant, records: &mut [StreamRecord]) {
-        let overdue = self.reads.iter().filter(|(_, read)| read.played < now);
-        for (_, read) in overdue {
+        let reads = self.reads.iter().map(|(_, read)| read);
+        for read in reads.filter(|read| is_late(read.due.by_clock, now)) {
             let record = records.iter_mut().find(|record| match read.stream {
                 Some(stream) => record.open && record.stream == stream,
                 None => Some(record.number) == read.line,
             });
             if let Some(record) = record {
-                record.enter(&Entry::due(read, now));
+                record.reads.enter(&Entry::due(read, now));
             }
         }
     }
@@ -210,16 +212,7 @@ impl Server {
             standing: stream.standing,
             rate,
             refusal: stream.refusal,
-            read_count: stream.read_count,
-            due_count: stream.due_count,
-            on_time_count: stream.due_count - stream.late_count,
-            late_count: stream.late_count,
-            promised_count: stream.promised_count,
-            promised_late_count: stream.promised_late_count,
-            worst_lateness: stream.worst_lateness,
-            guilty: stream.guilty,
-            bytes: ByteCount(stream.bytes),
-            hit_count: stream.hit_count,
+            reads: stream.reads.clone(),
             ahead,
             open,
         })
@@ -422,7 +415,7 @@ impl Stream {
     ///
     /// `at`      the stream's `v` where the read starts
     /// `length`  of the read. Units: bytes
-    pub(super) fn played(
+    pub(super) fn due_by_clock(
         &mut self,
         (at, length): (u64, u64),
         arrived: Instant,
@@ -452,50 +445,30 @@ struct Entry {
     read_count: u64,
     bytes: u64,
     hit_count: u64,
-    /// It was under contract; true: and answered later than promised.
-    promised: Option<bool>,
-    /// It was due by its player's clock: how late it was, zero: in time.
+    /// How late it was by its contract, zero: in time. None: it had none.
+    promised: Option<Duration>,
+    /// The same by its player's clock, and where it spent its time.
     due: Option<(Duration, Stage)>,
 }
 
 impl Entry {
     fn due(read: &Read, now: Instant) -> Entry {
-        let is_due = read.played != Instant::NEVER;
         Entry {
-            due: is_due.then(|| (now.since(read.played), guilty_stage(read, now))),
+            due: lateness(read.due.by_clock, now)
+                .map(|lateness| (lateness, guilty_stage(read, now))),
             ..Entry::default()
         }
     }
 }
 
-impl Stream {
-    fn enter(&mut self, entry: &Entry) {
-        self.read_count += entry.read_count;
-        self.bytes += entry.bytes;
-        self.hit_count += entry.hit_count;
-        if let Some(is_late) = entry.promised {
-            self.promised_count += 1;
-            self.promised_late_count += u64::from(is_late);
-        }
-        if let Some((lateness, stage)) = entry.due {
-            self.due_count += 1;
-            if lateness > Duration::ZERO {
-                self.late_count += 1;
-                self.worst_lateness = self.worst_lateness.max(lateness);
-                self.guilty[stage as usize] += 1;
-            }
-        }
-    }
-}
-
-impl StreamRecord {
+impl ReadCounts {
     fn enter(&mut self, entry: &Entry) {
         self.read_count += entry.read_count;
         self.bytes.0 += entry.bytes;
         self.hit_count += entry.hit_count;
-        if let Some(is_late) = entry.promised {
+        if let Some(lateness) = entry.promised {
             self.promised_count += 1;
-            self.promised_late_count += u64::from(is_late);
+            self.promised_late_count += u64::from(lateness > Duration::ZERO);
         }
         if let Some((lateness, stage)) = entry.due {
             self.due_count += 1;
@@ -503,8 +476,6 @@ impl StreamRecord {
                 self.late_count += 1;
                 self.worst_lateness = self.worst_lateness.max(lateness);
                 self.guilty[stage as usize] += 1;
-            } else {
-                self.on_time_count += 1;
             }
         }
     }

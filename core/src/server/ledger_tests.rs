@@ -63,17 +63,26 @@ fn reads_of_somebody_who_was_refused_are_due_and_late_and_break_no_promise() {
     let refused = line(&bench);
     assert_eq!(refused.standing, Standing::Refused);
     assert!(refused.refusal.is_some());
-    assert_eq!((refused.due_count, refused.late_count), (10, 0));
+    assert_eq!((refused.reads.due_count, refused.reads.late_count), (10, 0));
     frame(&mut bench, 10, bytes, Duration::from_ms(700));
     // The player asks at once, is behind, and stays so until it has caught up.
     for at in 11..14 {
         frame(&mut bench, at, bytes, TICK);
     }
     let record = line(&bench);
-    assert_eq!((record.due_count, record.late_count), (14, 4));
-    assert_eq!((record.promised_count, record.promised_late_count), (0, 0));
-    assert_eq!(record.guilty.iter().sum::<u64>(), 4);
-    assert!(record.worst_lateness > Duration::from_ms(150), "{record:?}");
+    assert_eq!((record.reads.due_count, record.reads.late_count), (14, 4));
+    assert_eq!(
+        (
+            record.reads.promised_count,
+            record.reads.promised_late_count
+        ),
+        (0, 0)
+    );
+    assert_eq!(record.reads.guilty.iter().sum::<u64>(), 4);
+    assert!(
+        record.reads.worst_lateness > Duration::from_ms(150),
+        "{record:?}"
+    );
 }
 
 #[test]
@@ -82,16 +91,16 @@ fn read_that_waits_still_is_late_as_soon_as_it_is_due() {
     for at in 0..10 {
         frame(&mut bench, at, FRAME, TICK);
     }
-    assert_eq!(line(&bench).late_count, 0);
+    assert_eq!(line(&bench).reads.late_count, 0);
     // Far away, where nothing was fetched.
     bench.read(1, 1, 100, 1500 * MIB, FRAME);
     bench.now = bench.now + Duration::from_s(2);
     let record = line(&bench);
-    assert_eq!(record.late_count, 1, "{record:?}");
-    assert!(record.worst_lateness > Duration::from_s(1));
+    assert_eq!(record.reads.late_count, 1, "{record:?}");
+    assert!(record.reads.worst_lateness > Duration::from_s(1));
     bench.serve_all();
     let record = line(&bench);
-    assert_eq!((record.due_count, record.late_count), (11, 1));
+    assert_eq!((record.reads.due_count, record.reads.late_count), (11, 1));
 }
 
 #[test]
@@ -102,7 +111,7 @@ fn promise_that_is_given_later_forgives_nothing() {
     frame(&mut bench, 1, bytes, Duration::from_s(1));
     frame(&mut bench, 2, bytes, TICK);
     assert_eq!(line(&bench).standing, Standing::Refused);
-    let late = line(&bench).late_count;
+    let late = line(&bench).reads.late_count;
     assert_eq!(late, 2, "a read that comes at once is late as well");
     // Its header says less after all.
     bench.step(Event::Hint {
@@ -114,9 +123,9 @@ fn promise_that_is_given_later_forgives_nothing() {
     let record = line(&bench);
     assert_eq!(record.standing, Standing::Contract, "{record:?}");
     assert_eq!(record.refusal, None);
-    assert!(record.promised_count > 0);
-    assert_eq!(record.promised_late_count, 0);
-    assert!(record.late_count >= late);
+    assert!(record.reads.promised_count > 0);
+    assert_eq!(record.reads.promised_late_count, 0);
+    assert!(record.reads.late_count >= late);
 }
 
 #[test]
@@ -139,8 +148,12 @@ fn read_that_waits_for_its_file_to_be_opened_is_late_by_the_open() {
     });
     bench.serve_all();
     let record = line(&bench);
-    assert_eq!((record.due_count, record.late_count), (1, 1), "{record:?}");
-    assert_eq!(record.guilty[Stage::Open as usize], 1);
+    assert_eq!(
+        (record.reads.due_count, record.reads.late_count),
+        (1, 1),
+        "{record:?}"
+    );
+    assert_eq!(record.reads.guilty[Stage::Open as usize], 1);
 }
 
 #[test]
@@ -220,17 +233,20 @@ fn reads_that_outlive_their_stream_are_in_its_line() {
         handle: HandleId(1),
     });
     let closed = line(&bench);
-    assert_eq!((closed.open, closed.read_count), (false, 10));
-    let due = closed.due_count;
+    assert_eq!((closed.open, closed.reads.read_count), (false, 10));
+    let due = closed.reads.due_count;
     bench.now = bench.now + Duration::from_s(2);
-    assert!(line(&bench).late_count > 0, "as soon as they are due");
+    assert!(line(&bench).reads.late_count > 0, "as soon as they are due");
     bench.answer_looks();
     bench.serve_all();
     let record = line(&bench);
-    assert_eq!(record.read_count, 12, "{record:?}");
-    assert_eq!((record.due_count, record.late_count), (due + 2, 2));
-    assert_eq!(record.on_time_count, due);
-    assert_eq!(record.bytes.0, 12 * FRAME);
+    assert_eq!(record.reads.read_count, 12, "{record:?}");
+    assert_eq!(
+        (record.reads.due_count, record.reads.late_count),
+        (due + 2, 2)
+    );
+    assert_eq!(record.reads.on_time_count(), due);
+    assert_eq!(record.reads.bytes.0, 12 * FRAME);
 }
 
 #[test]
@@ -246,8 +262,68 @@ fn read_of_a_client_that_goes_is_late_if_it_was_due() {
     });
     let record = line(&bench);
     assert_eq!(
-        (record.read_count, record.late_count),
+        (record.reads.read_count, record.reads.late_count),
         (10, 1),
         "{record:?}"
     );
+}
+
+#[test]
+fn a_first_read_whose_client_goes_before_its_answer_has_a_line() {
+    let mut bench = editor(false);
+    bench.read(1, 1, 100, 0, FRAME);
+    bench.now = bench.now + Duration::from_s(2);
+    bench.step(Event::SessionClosed {
+        session: SessionId(1),
+    });
+    let reads = line(&bench).reads;
+    assert_eq!(
+        (reads.read_count, reads.due_count, reads.late_count),
+        (0, 1, 1)
+    );
+}
+
+/// Other clients hold all buffers; the reads that came before that, and while it lasts, are late.
+#[test]
+fn the_cache_is_guilty_only_of_reads_that_wait_for_a_buffer() {
+    let mut bench = Bench::new(16);
+    for session in 1..=4 {
+        bench.session(session);
+        let facts = match session {
+            1 => facts(1, 100 * MIB),
+            other => ruled(other, 100 * MIB, RATE * 8),
+        };
+        bench.open(session, session, "clip", facts);
+    }
+    // A file that is read here and there has nothing read ahead; its client keeps 14 buffers.
+    for nth in 0..14 {
+        bench.read(1, 1, nth + 1, (nth * 37 % 90) * MIB, MIB);
+        bench.serve_all();
+    }
+    // This one's bytes are on their way when the next comes, which gets no buffer; so does a third.
+    bench.read(2, 2, 102, 0, 2 * MIB);
+    bench.read(3, 3, 103, 0, 2 * MIB);
+    bench.read(4, 4, 104, 0, 2 * MIB);
+    bench.now = bench.now + Duration::from_s(3);
+    bench.serve_all();
+    for request in 1..=14 {
+        bench.end(1, request);
+    }
+    for (session, request) in [(2, 102), (3, 103), (4, 104)] {
+        bench.serve_all();
+        bench.answer_looks();
+        bench.serve_all();
+        assert!(bench.outcome(request).is_some(), "{request}");
+        bench.end(session, request);
+    }
+    let guilty = |session: u32| {
+        let lines = bench.server.streams(bench.now);
+        let mut own = lines
+            .iter()
+            .filter(|line| line.session == SessionId(session));
+        let reads = own.next().expect("it has a line").reads.clone();
+        assert_eq!(reads.late_count, 1, "session {session}: {reads:?}");
+        [Stage::Device, Stage::Cache].map(|stage| reads.guilty[stage as usize])
+    };
+    assert_eq!([2, 3, 4].map(guilty), [[1, 0], [0, 1], [0, 1]]);
 }

@@ -144,7 +144,7 @@ impl Pool {
         let streams = self.bench.server.streams(self.bench.now);
         streams
             .into_iter()
-            .filter(|stream| stream.read_count > 0)
+            .filter(|stream| stream.reads.read_count > 0)
             .collect()
     }
 
@@ -168,7 +168,7 @@ fn frames_that_lie_on_several_members_are_one_stream_with_one_contract() {
     assert_eq!(stream.path, "shot1/a.0001.dpx");
     assert!(stream.sequence);
     assert_eq!(stream.standing, Standing::Contract);
-    assert_eq!(stream.late_count, 0);
+    assert_eq!(stream.reads.late_count, 0);
     assert!(
         hits >= 58,
         "{hits} of 60 frames were there when they were opened"
@@ -217,7 +217,7 @@ fn sequence_that_goes_on_elsewhere_takes_its_promise_with_it() {
     assert_eq!(late, 0, "frames that were not there");
     let streams = pool.streams();
     assert_eq!(streams.len(), 1, "{streams:?}");
-    assert_eq!(streams[0].late_count, 0);
+    assert_eq!(streams[0].reads.late_count, 0);
     assert_eq!(pool.promised(), [0, SIZE * 24]);
 }
 
@@ -273,7 +273,7 @@ fn gap_and_end_are_passed_over() {
     let streams = pool.streams();
     assert_eq!(streams.len(), 1, "{streams:?}");
     assert_eq!(streams[0].standing, Standing::Contract);
-    assert_eq!(streams[0].read_count, 57);
+    assert_eq!(streams[0].reads.read_count, 57);
     // The frames behind the end are asked for again only when the reader moves on.
     pool.settle(Duration::from_ms(500));
     assert!(pool.bench.asked.is_empty());
@@ -427,7 +427,7 @@ fn each_part_of_a_striped_file_has_its_share_of_the_rate_from_its_first_read() {
     assert_eq!(pool.promised(), [RATE / 4; 4]);
     pool.settle(Duration::from_s(1));
     for stream in pool.streams() {
-        assert_eq!((stream.due_count, stream.late_count), (1, 0));
+        assert_eq!((stream.reads.due_count, stream.reads.late_count), (1, 0));
     }
     for session in 1..=4 {
         pool.bench.step(Event::SessionClosed {

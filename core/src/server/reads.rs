@@ -5,6 +5,7 @@
 //! While it waits, every page of it is valid, on its way, demanded of the device, or about to be
 //! fetched by the contract it belongs to: `pursue` looks at that again whenever anything changed.
 
+use super::clock::Due;
 use super::state::*;
 use super::*;
 use crate::cache::PageSet;
@@ -68,9 +69,7 @@ impl Server {
             stream: None,
             line: None,
             file: None,
-            due: Instant::NEVER,
-            promised: Instant::NEVER,
-            played: Instant::NEVER,
+            due: Due::NEVER,
             begun: Instant::NEVER,
             asked: Instant::NEVER,
             starved: false,
@@ -108,9 +107,7 @@ impl Server {
         }
         if let Some(read) = self.reads.get_mut(key) {
             read.stream = stream;
-            read.due = due.wanted;
-            read.promised = due.promised;
-            read.played = due.played;
+            read.due = due;
             read.begun = self.now;
             read.file = Some(file);
         }

@@ -107,7 +107,7 @@ impl Server {
         if !self.may_play(stream, seen, length) || self.is_glanced_at(stream) {
             return;
         }
-        let is_first = stream.read_count == 0 && stream.waiting_count == 0;
+        let is_first = stream.reads.read_count == 0 && stream.waiting_count == 0;
         if stream.standing == Standing::Contract {
             return;
         }

@@ -4,7 +4,7 @@
 //! this one.
 
 use super::api::*;
-use super::clock::PlayClock;
+use super::clock::{Due, PlayClock};
 pub(super) use super::device::*;
 use super::glances::Glances;
 pub(super) use super::pieces::*;
@@ -524,12 +524,8 @@ pub(super) struct Read {
     pub line: Option<u32>,
     /// Set once its handle is ready.
     pub file: Option<FileId>,
-    /// Its deadline for the device; NEVER for best effort.
-    pub due: Instant,
-    /// When it was promised, as things were when it arrived; NEVER: it was not.
-    pub promised: Instant,
-    /// When it is due by its player's clock; NEVER: the reader has none.
-    pub played: Instant,
+    /// As things were when it arrived.
+    pub due: Due,
     /// When its handle was ready for it.
     pub begun: Instant,
     /// When its bytes were first asked of the device; NEVER: not yet.

@@ -113,22 +113,14 @@ pub(super) struct Stream {
     /// The clock of the run that it follows, and of one that has begun elsewhere.
     pub clock: Option<PlayClock>,
     pub begun: Option<PlayClock>,
-    // The ledger.
-    pub read_count: u64,
-    pub due_count: u64,
-    pub late_count: u64,
-    pub promised_count: u64,
-    pub promised_late_count: u64,
+    /// For the ledger.
+    pub reads: ReadCounts,
     /// The server answered its last read late, so the schedule stands.
     pub late_before: bool,
     /// When a read elsewhere was last served at the contract's cost.
     pub looked_away: Instant,
     /// Reads of it that are not answered yet.
     pub waiting_count: u32,
-    pub worst_lateness: Duration,
-    pub guilty: [u64; Stage::COUNT],
-    pub bytes: u64,
-    pub hit_count: u64,
 }
 
 /// Where the piece after `steps` of a strided flow starts; None before the file's start.
@@ -188,20 +180,12 @@ impl Stream {
             read_bytes: 0,
             held: VecDeque::new(),
             last_read: now,
-            read_count: 0,
-            due_count: 0,
-            late_count: 0,
-            promised_count: 0,
-            promised_late_count: 0,
+            reads: ReadCounts::default(),
             clock: None,
             begun: None,
             late_before: false,
             looked_away: Instant::ZERO,
             waiting_count: 0,
-            worst_lateness: Duration::ZERO,
-            guilty: [0; Stage::COUNT],
-            bytes: 0,
-            hit_count: 0,
         }
     }
 

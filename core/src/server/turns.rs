@@ -428,10 +428,7 @@ impl Server {
     /// A waiting read lacks these bytes. Unless its contract is about to fetch them, ask the
     /// device.
     pub(super) fn demand(&mut self, key: u32, id: FileId, missing: ByteRange) {
-        let Some(read) = self.reads.get(key) else {
-            return;
-        };
-        let Some(file) = self.files.get(&id) else {
+        let (Some(read), Some(file)) = (self.reads.get(key), self.files.get(&id)) else {
             return;
         };
         let device_id = file.device;
@@ -441,7 +438,7 @@ impl Server {
         {
             return self.touch(device_id);
         }
-        let (due, since) = (read.due, read.arrived);
+        let (due, since) = (read.due.at_device, read.arrived);
         let user = User {
             session: read.session,
             stream: read.stream,
