@@ -81,7 +81,10 @@ struct ReadState {
     offset: u64,
     expected: u64,
     done: u64,
+    /// Best effort once the real-time class was refused.
     class: IoClass,
+    /// It was sent as real-time and got EPERM: the class may have been refused, or the read itself.
+    was_refused: bool,
     /// For a write: the memory of the vectors, kept until it has ended.
     memory: Option<Box<[Arc<Mapping>]>>,
 }
@@ -171,6 +174,7 @@ impl KernelRing {
             expected: read.expected.0.min(read.range.length.0),
             done: 0,
             class: read.class,
+            was_refused: false,
             memory: None,
         });
         self.read_count += 1;
@@ -202,6 +206,7 @@ impl KernelRing {
             expected,
             done: 0,
             class: write.class,
+            was_refused: false,
             memory: Some(write.parts.into_iter().map(|part| part.memory).collect()),
         });
         self.read_count += 1;
@@ -342,9 +347,12 @@ impl KernelRing {
             }
             Use::Read(read) => {
                 let result = match result {
-                    // The real-time class needs a capability that containers drop.
+                    // The real-time class needs a capability that containers drop. A file system
+                    // may answer the same for the file itself, as servers of FUSE do. So it is sent
+                    // once more without the class.
                     Err(Errno(1)) if read.class == IoClass::RealTime => {
-                        self.facts.real_time_refused = true;
+                        read.class = IoClass::BestEffort;
+                        read.was_refused = true;
                         self.resend.push_back(index);
                         return None;
                     }
@@ -364,6 +372,8 @@ impl KernelRing {
                         Ok(ByteCount(read.done))
                     }
                 };
+                // Without the class it got another answer: so the class was refused, not the file.
+                self.facts.real_time_refused |= read.was_refused && result != Err(Errno(1));
                 let is_write = read.memory.is_some();
                 self.read_count -= 1;
                 self.release(index);
@@ -404,20 +414,21 @@ impl KernelRing {
     }
 
     fn send_read(&mut self, index: u32) {
-        let entry = &self.entries[index as usize];
-        let Use::Read(read) = &entry.use_ else {
+        let entry = &mut self.entries[index as usize];
+        let Use::Read(read) = &mut entry.use_ else {
             return;
         };
         let fd = Fd(read.file.as_raw_fd());
-        let class = match read.class {
-            IoClass::RealTime if self.facts.real_time_refused => IoClass::BestEffort,
-            class => class,
-        };
-        let priority = priority_of(class);
+        if read.class == IoClass::RealTime && self.facts.real_time_refused {
+            read.class = IoClass::BestEffort;
+        }
+        let priority = priority_of(read.class);
         let offset = read.offset + read.done;
         let vectors = entry.vectors.as_ptr();
         let count = entry.vectors.len() as u32;
-        if read.memory.is_some() {
+        let is_write = read.memory.is_some();
+        let entry = &self.entries[index as usize];
+        if is_write {
             let sqe = opcode::Writev::new(fd, vectors, count)
                 .offset(offset)
                 .ioprio(priority)

@@ -508,3 +508,28 @@ fn real_time_reads_go_as_best_effort_where_the_class_is_refused() {
     .join()
     .unwrap();
 }
+
+#[test]
+fn file_that_forbids_a_write_for_good_answers_so_and_the_class_is_kept() {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    // A sealed file answers each write with EPERM, as a server of FUSE may answer a read.
+    let file = memfd_create(c"sealed", MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&file, 4096).unwrap();
+    fcntl_add_seals(&file, SealFlags::WRITE).unwrap();
+    let segment = segment(1);
+    let mut ring = Ring::new(Arc::clone(&segment), limits()).unwrap();
+    let file = Arc::new(file);
+    for user_data in 0..2 {
+        ring.write(FileWrite {
+            file: Arc::clone(&file),
+            offset: 0,
+            parts: vec![segment.part(SlotIndex(0), 0, 4096).unwrap()],
+            class: IoClass::RealTime,
+            user_data,
+        })
+        .unwrap();
+        let result = Err(Errno(1));
+        assert_eq!(next(&mut ring), Completion::Written { user_data, result });
+    }
+    assert!(!ring.facts().real_time_refused);
+}
