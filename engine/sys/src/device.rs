@@ -142,14 +142,18 @@ fn chosen(text: &str) -> String {
 }
 
 fn uuid(major: u32, minor: u32) -> Option<String> {
+    let links = std::fs::read_dir("/dev/disk/by-uuid").ok()?.flatten();
     let wanted = rustix::fs::makedev(major, minor);
-    for entry in std::fs::read_dir("/dev/disk/by-uuid").ok()?.flatten() {
-        let status = rustix::fs::stat(entry.path()).ok()?;
-        if status.st_rdev == wanted {
-            return entry.file_name().into_string().ok();
-        }
-    }
-    None
+    name_of_link(links.map(|entry| entry.path()), wanted)
+}
+
+/// The name of the link that leads to a device. A link that leads nowhere says nothing about the
+/// others: udev leaves those of disks that were pulled.
+fn name_of_link(links: impl IntoIterator<Item = PathBuf>, wanted: u64) -> Option<String> {
+    let leads_there =
+        |link: &PathBuf| rustix::fs::stat(link).is_ok_and(|found| found.st_rdev == wanted);
+    let link = links.into_iter().find(leads_there)?;
+    link.file_name()?.to_str().map(str::to_owned)
 }
 
 #[cfg(test)]
@@ -209,6 +213,14 @@ mod tests {
         fs::write(disk.join("loop/dio"), "1\n").unwrap();
         assert_eq!(buffered_file(&disk), None);
         fs::remove_dir_all(&disk).unwrap();
+    }
+
+    #[test]
+    fn link_that_leads_nowhere_hides_no_other_link() {
+        let links = || ["/dev/rushes-pulled", "/dev/null", "/dev/zero"].map(PathBuf::from);
+        let zero = rustix::fs::stat("/dev/zero").unwrap().st_rdev;
+        assert_eq!(name_of_link(links(), zero).as_deref(), Some("zero"));
+        assert_eq!(name_of_link(links(), rustix::fs::makedev(4000, 1)), None);
     }
 
     #[test]
