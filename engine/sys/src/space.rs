@@ -346,26 +346,29 @@ fn open_raw(mount: impl AsFd, (kind, handle): (i32, &[u8]), flags: i32) -> io::R
 pub enum GivenBack {
     /// The file has no block behind its end any more.
     Done,
-    /// The handle is stale.
+    /// The file is deleted, and that is proved ([`tells_what_is_gone`]).
     Gone,
     /// A program has it open, and might be writing to it.
     Busy,
 }
 
 /// Free the blocks behind the end of a file that no program has open, by its kernel handle.
-/// `mount`: any open descriptor of its file system.
+/// `root`: a folder of its file system, open for reading.
 ///
 /// Only a lease makes that safe: to free them is to truncate, and a program that lengthens the file
 /// at the same moment would lose bytes. While we hold the lease, a program that opens the file
 /// waits.
 ///
-/// Errors   those of the file system; EINVAL: it knows no leases
-pub fn give_back(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<GivenBack> {
-    let file = match open_raw(mount, (kind, handle), libc::O_RDWR | libc::O_NONBLOCK) {
+/// Errors   those of the file system; EINVAL: it knows no leases; the handle is stale, and the file
+/// is not proved to be deleted, with the reason
+pub fn give_back(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<GivenBack> {
+    let file = match open_raw(&root, (kind, handle), libc::O_RDWR | libc::O_NONBLOCK) {
         Ok(file) => file,
         Err(error) => {
             return match error.raw_os_error() {
-                Some(libc::ESTALE) => Ok(GivenBack::Gone),
+                Some(libc::ESTALE) => {
+                    tells_what_is_gone(root, kind, handle).map(|()| GivenBack::Gone)
+                }
                 Some(libc::EAGAIN | libc::ETXTBSY) => Ok(GivenBack::Busy),
                 _ => Err(error),
             };
@@ -387,18 +390,24 @@ pub fn give_back(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<Given
 /// Run `work` on another user's account: that user's quota counts, and neither the reserve for
 /// root nor root's exemption from quotas applies. Only this thread changes, and changes back.
 ///
-/// Errors   its capabilities cannot be changed, and `work` does not run; or they cannot be restored
-/// after it. A failed setfsuid(2) is not detected: `work` then runs as the former user
+/// Errors   EPERM: this process may not act for that user; or its capabilities cannot be changed.
+/// `work` then does not run. Or they cannot be restored after it
 fn as_user<T>(uid: u32, gid: u32, work: impl FnOnce() -> T) -> io::Result<T> {
     let before = capabilities(None)?;
     let mut without = before;
     without.effective.remove(CapabilitySet::SYS_RESOURCE);
-    // SAFETY: these calls change two numbers of the calling thread and cannot fail; they return the
-    // former ones.
+    // SAFETY: these calls change two numbers of the calling thread and touch no memory.
     let (former_gid, former_uid) = unsafe { (libc::setfsgid(gid), libc::setfsuid(uid)) };
-    let result = match set_capabilities(None, without) {
-        Ok(()) => Ok(work()),
-        Err(error) => Err(error.into()),
+    // Both return the former number, also when they changed nothing. -1 is no number: it changes
+    // nothing, and so returns the number in force.
+    // SAFETY: as above.
+    let in_force = unsafe { (libc::setfsgid(u32::MAX), libc::setfsuid(u32::MAX)) };
+    let result = if in_force != (gid as i32, uid as i32) {
+        Err(rustix::io::Errno::PERM.into())
+    } else {
+        set_capabilities(None, without)
+            .map(|()| work())
+            .map_err(io::Error::from)
     };
     // SAFETY: as above.
     unsafe {
@@ -764,7 +773,31 @@ mod tests {
         assert!(blocks() <= 8192, "{}", blocks());
         assert!(std::fs::read(&path).unwrap() == vec![7; 5000]);
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(attempt().unwrap(), GivenBack::Gone);
+        match tells_what_is_gone(&folder, kind, bytes) {
+            Ok(()) => assert_eq!(attempt().unwrap(), GivenBack::Gone),
+            Err(_) => drop(attempt().unwrap_err()),
+        }
+    }
+
+    #[test]
+    fn blocks_of_a_file_that_is_not_proved_to_be_deleted_are_not_given_up() {
+        let path = PathBuf::from(format!("/dev/shm/rushes-space-gone-{}", std::process::id()));
+        let Ok(file) = std::fs::File::create(&path) else {
+            crate::skip("there is no /dev/shm");
+            return;
+        };
+        let handle = crate::watch::handle_of(&file).unwrap();
+        let (kind, bytes) = handle.split_first_chunk::<4>().unwrap();
+        std::fs::remove_file(&path).unwrap();
+        drop(file);
+        let root = std::fs::File::open("/dev/shm").unwrap();
+        let found = rustix::fs::fstatfs(&root).unwrap().f_type as u64;
+        if [XFS_MAGIC, EXT4_MAGIC].contains(&found) {
+            crate::skip("/dev/shm is no tmpfs");
+            return;
+        }
+        let told = give_back(&root, i32::from_ne_bytes(*kind), bytes).unwrap_err();
+        assert!(told.to_string().contains("does not tell"), "{told}");
     }
 
     #[test]
@@ -807,14 +840,35 @@ mod tests {
             crate::skip("this process may not change its file system user");
             return;
         };
-        if before.effective.contains(CapabilitySet::SETUID) {
-            assert_eq!(ids, (1234, 5678));
-        }
+        assert_eq!(ids, (1234, 5678));
         assert!(!keeps);
         assert_eq!(capabilities(None).unwrap(), before);
         // SAFETY: as above.
         let now = unsafe { libc::setfsuid(u32::MAX) };
         assert_eq!(now, rustix::process::geteuid().as_raw() as i32);
+    }
+
+    #[test]
+    fn nothing_is_done_as_root_for_a_user_that_cannot_be_taken_on() {
+        for lacked in [CapabilitySet::SETUID, CapabilitySet::SETGID] {
+            // Capabilities belong to a thread.
+            let attempt = move || {
+                let mut sets = capabilities(None).unwrap();
+                sets.effective -= lacked;
+                set_capabilities(None, sets).unwrap();
+                let result = as_user(1234, 5678, || panic!("it runs on another account"));
+                assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::EPERM));
+                assert_eq!(capabilities(None).unwrap(), sets);
+                // SAFETY: as in `as_user`.
+                let ids = unsafe { (libc::setfsgid(u32::MAX), libc::setfsuid(u32::MAX)) };
+                let own = (
+                    rustix::process::getegid().as_raw() as i32,
+                    rustix::process::geteuid().as_raw() as i32,
+                );
+                assert_eq!(ids, own);
+            };
+            std::thread::spawn(attempt).join().unwrap();
+        }
     }
 
     #[test]
