@@ -192,9 +192,12 @@ pub(crate) fn remedy(error: &io::Error) -> &'static str {
         }
         Some(KernelError::MFILE) => "raise the limit of open files (LimitNOFILE=, ulimit -n)",
         Some(KernelError::NFILE) => "raise fs.file-max",
+        // fs-verity refuses it with the same error, and no call takes it off a file.
         Some(KernelError::PERM) => {
-            "clear the file's attribute that forbids it (chattr -i, chattr -a)"
+            "lsattr shows the file's attribute that forbids it: chattr -i or chattr -a clears i or a; \
+             V (fs-verity) is for good, so copy the file and write to the copy"
         }
+        Some(KernelError::NOKEY) => "unlock its folder (fscrypt unlock FOLDER)",
         Some(KernelError::ACCESS) => "run it as root, or with the rights that rushes.service gives",
         Some(KernelError::TXTBSY) => {
             "end the program that runs from it; if it is swap, use swapoff"
@@ -849,6 +852,11 @@ mod tests {
             (KernelError::MFILE, "LimitNOFILE"),
             (KernelError::NFILE, "fs.file-max"),
             (KernelError::PERM, "chattr -i"),
+            (
+                KernelError::PERM,
+                "V (fs-verity) is for good, so copy the file",
+            ),
+            (KernelError::NOKEY, "fscrypt unlock"),
             (KernelError::ACCESS, "rushes.service"),
             (KernelError::TXTBSY, "end the program"),
             (KernelError::NOMEM, "free some memory"),
