@@ -30,6 +30,7 @@ use rustix::fs::{Mode, OFlags, fdatasync, fsync, ftruncate, open, readlink};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
@@ -942,7 +943,7 @@ impl Door {
         let mut held = match self.hold(node, &state, |_| true) {
             Ok(held) => held,
             Err(error) => {
-                tracing::warn!("a file stays striped over its present members: {error}");
+                tracing::warn!("{}", stays_narrow(&self.name_of(node), &error));
                 return;
             }
         };
@@ -953,7 +954,7 @@ impl Door {
         file.set_layout(&mut state, layout);
         drop(held);
         if let Err(error) = done {
-            tracing::warn!("a file stays striped over its present members: {error}");
+            tracing::warn!("{}", stays_narrow(&self.name_of(node), &error));
         }
     }
 
@@ -1166,4 +1167,20 @@ fn is_frame(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.and_then(FrameName::parse)
         .is_some_and(|name| !name.is_clip())
+}
+
+/// For the log: new members do not get a part of this file.
+fn stays_narrow(name: &str, error: &dyn fmt::Display) -> String {
+    format!("{name}: it stays striped over its present members: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn file_that_stays_striped_as_it_was_is_named() {
+        let told = stays_narrow("\"day 1/A001.mxf\"", &Errno::IO);
+        assert!(told.starts_with("\"day 1/A001.mxf\": it stays"), "{told}");
+    }
 }

@@ -15,13 +15,30 @@ use rustix::io::Errno;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 impl Door {
     /// Gives a new folder the policy of the folder in which it was made.
     pub(crate) fn inherit_wish(&self, folder: impl AsFd, made: impl AsFd) {
-        if let Some(wish) = wish_of(folder) {
-            give(&wish, made);
+        if let Some(wish) = self.wish_of(folder) {
+            self.give(&wish, made);
+        }
+    }
+
+    /// The folder's own policy, as it stands there. None if it cannot be read; the log then says
+    /// so.
+    fn wish_of(&self, folder: impl AsFd) -> Option<Vec<u8>> {
+        let found = read_wish(folder, &**self.nodes.tree());
+        found.unwrap_or_else(|sentence| {
+            tracing::warn!("{sentence}");
+            None
+        })
+    }
+
+    /// Without its policy the file exists and works: its bytes go where the pool's policy says.
+    fn give(&self, wish: &[u8], made: impl AsFd) {
+        if let Err(sentence) = write_wish(wish, made, &**self.nodes.tree()) {
+            tracing::warn!("{sentence}");
         }
     }
 
@@ -42,7 +59,7 @@ impl Door {
             path
         };
         let rule = self.pool.rule_for(path);
-        let own = wish_of(&folder);
+        let own = self.wish_of(&folder);
         let wish = match (own, rule) {
             (None, None) => return,
             (Some(own), None) => own,
@@ -55,15 +72,12 @@ impl Door {
                 wish.to_string().into_bytes()
             }
         };
-        give(&wish, made);
+        self.give(&wish, made);
     }
 
-    /// The path below the root of the tree. The kernel knows the path of each open folder; also of
-    /// the tree's root, wherever the catalogue is now.
+    /// The path below the root of the tree.
     fn path_in_tree(&self, folder: impl AsFd, name: &OsStr) -> Option<PathBuf> {
-        let folder = path_of(folder)?;
-        let tree = path_of(&**self.nodes.tree())?;
-        Some(folder.strip_prefix(tree).ok()?.join(name))
+        Some(path_below(folder, &**self.nodes.tree())?.join(name))
     }
 
     /// EINVAL for an invalid value of that attribute; the log says why. It also says if the pool
@@ -98,29 +112,77 @@ impl Door {
     }
 }
 
-/// The folder's own policy, as it stands there.
-fn wish_of(folder: impl AsFd) -> Option<Vec<u8>> {
+/// Errors   a sentence for the log
+fn read_wish(folder: impl AsFd, tree: impl AsFd) -> Result<Option<Vec<u8>>, String> {
     let mut value = [0; WISH_BYTES_MAX];
-    match getxattr(by_descriptor(folder), WISH_ATTRIBUTE, &mut value[..]) {
-        Ok(length) => Some(value[..length].to_vec()),
-        Err(Errno::NODATA | Errno::OPNOTSUPP) => None,
+    match getxattr(by_descriptor(&folder), WISH_ATTRIBUTE, &mut value[..]) {
+        Ok(length) => Ok(Some(value[..length].to_vec())),
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
         Err(error) => {
-            tracing::warn!("cannot read the policy of a folder: {error}");
-            None
+            let name = name_in(folder, tree);
+            Err(format!("{name}: cannot read the folder's policy: {error}"))
         }
     }
 }
 
-fn give(wish: &[u8], made: impl AsFd) {
-    let made = by_descriptor(made);
-    if let Err(error) = setxattr(made, WISH_ATTRIBUTE, wish, XattrFlags::empty()) {
-        // The file exists and works: its bytes go where the pool's policy says.
-        tracing::warn!("cannot set the policy of a file or folder: {error}");
+/// Errors   a sentence for the log
+fn write_wish(wish: &[u8], made: impl AsFd, tree: impl AsFd) -> Result<(), String> {
+    let given = setxattr(
+        by_descriptor(&made),
+        WISH_ATTRIBUTE,
+        wish,
+        XattrFlags::empty(),
+    );
+    given.map_err(|error| format!("{}: cannot set its policy: {error}", name_in(made, tree)))
+}
+
+/// The name of a file or folder in the log, in quotes, since a name may have any byte in it.
+fn name_in(open: impl AsFd, tree: impl AsFd) -> String {
+    match path_below(open, tree) {
+        Some(path) if path == Path::new("") => String::from("the pool's root"),
+        Some(path) => format!("{path:?}"),
+        None => String::from("a file or folder without a name"),
     }
 }
 
-fn path_of(folder: impl AsFd) -> Option<PathBuf> {
-    let own = format!("/proc/self/fd/{}", folder.as_fd().as_raw_fd());
+/// The path below an open folder. The kernel knows the path of each open file and folder; also of
+/// the tree's root, wherever the catalogue is now.
+fn path_below(open: impl AsFd, tree: impl AsFd) -> Option<PathBuf> {
+    let path = path_of(open)?;
+    path.strip_prefix(path_of(tree)?)
+        .map(Path::to_path_buf)
+        .ok()
+}
+
+fn path_of(open: impl AsFd) -> Option<PathBuf> {
+    let own = format!("/proc/self/fd/{}", open.as_fd().as_raw_fd());
     let path = readlink(own, Vec::new()).ok()?;
     Some(PathBuf::from(OsString::from_vec(path.into_bytes())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{self, File};
+
+    #[test]
+    fn policy_that_cannot_be_read_or_set_is_told_with_its_file() {
+        let root = std::env::temp_dir().join(format!("rushes-wish-{}", std::process::id()));
+        let reel = root.join("day 1/reel");
+        fs::create_dir_all(&reel).unwrap();
+        let (tree, folder) = (File::open(&root).unwrap(), File::open(&reel).unwrap());
+        assert_eq!(read_wish(&folder, &tree), Ok(None));
+        // The kernel takes no attribute as long as that.
+        let told = write_wish(&vec![b'x'; 1 << 17], &folder, &tree).unwrap_err();
+        assert!(told.starts_with("\"day 1/reel\": cannot set"), "{told}");
+        // A program may write one past the door that is longer than any policy.
+        let long = vec![b'x'; WISH_BYTES_MAX + 1];
+        if write_wish(&long, &folder, &tree).is_ok() {
+            let told = read_wish(&folder, &tree).unwrap_err();
+            assert!(told.starts_with("\"day 1/reel\": cannot read"), "{told}");
+        }
+        assert_eq!(name_in(&tree, &tree), "the pool's root");
+        assert_eq!(name_in(&tree, &folder), "a file or folder without a name");
+        fs::remove_dir_all(&root).unwrap();
+    }
 }
