@@ -103,7 +103,9 @@ impl Survey {
             let at = piece_place(record);
             let found = match table.record(at, piece_of)? {
                 Ok(None) => continue,
-                Ok(Some((_, piece))) if !lies_within(&piece, lane_bytes) => Err(Damage::Fields),
+                Ok(Some((state, piece))) if lacks_bytes(state, &piece, lane_bytes) => {
+                    Err(Damage::Fields)
+                }
                 Ok(Some(found)) => Ok(found),
                 Err(damage) => Err(damage),
             };
@@ -144,11 +146,12 @@ impl Survey {
     }
 }
 
-/// A piece needs its bytes: a lane that was cut short may lack them.
-fn lies_within(piece: &PieceRecord, lane_bytes: u64) -> bool {
+/// A piece needs its bytes: a lane that was cut short may lack them. The bytes of a spent one are
+/// on the disk, and its pages may be another's by now.
+fn lacks_bytes(state: State, piece: &PieceRecord, lane_bytes: u64) -> bool {
     let end = |run: &rushes_core::write::PageRun| u64::from(run.first) + u64::from(run.count);
-    let runs = piece.runs.as_slice();
-    runs.iter().all(|run| end(run) * PAGE_BYTES <= lane_bytes)
+    let mut runs = piece.runs.as_slice().iter();
+    state != State::Spent && runs.any(|run| end(run) * PAGE_BYTES > lane_bytes)
 }
 
 struct Table(File);
@@ -309,6 +312,23 @@ mod tests {
         assert_eq!(folder.told(lane), (vec![], vec![]));
         let head = survey(&folder.0, lane).unwrap().expect("there").head;
         assert_eq!(head, Err(HeadFault::Version(VERSION ^ 0x40)));
+    }
+
+    #[test]
+    fn spent_piece_needs_no_bytes() {
+        let folder = Folder::new("spent");
+        let lane = folder.lane();
+        let file = LaneFile::open(&folder.0, lane).unwrap().expect("a lane");
+        file.set_state(2, State::Spent);
+        drop(file);
+        let bytes = File::options()
+            .write(true)
+            .open(bytes_path(&folder.0, lane));
+        bytes.unwrap().set_len(6 * 4096).unwrap();
+        let all = [(0, Some(10)), (9000, Some(10)), (500, Some(20))];
+        assert_eq!(folder.told(lane), (all.to_vec(), vec![]));
+        let survey = survey(&folder.0, lane).unwrap().expect("it is there");
+        assert_eq!(survey.pieces[2].state, State::Spent);
     }
 
     #[test]
