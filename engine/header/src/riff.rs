@@ -215,16 +215,11 @@ impl AviHeader {
             return Ok(None);
         };
         let all = self.frame_count_all.max(self.stream_length());
-        let (bytes, frame_count) = if first_end > source.size() {
-            // Nothing is known of later RIFFs. The main header counts the frames of the first one,
-            // but some writers count those of all RIFFs there.
-            if all > self.frame_count || (length < RIFF_BYTES_LARGE && self.frame_count > 0) {
-                (u64::from(length), self.frame_count)
-            } else {
-                return Ok(None);
-            }
+        let only = (u64::from(length), all.max(self.frame_count));
+        let found = if first_end > source.size() {
+            self.first_alone(length)
         } else if source.size() - first_end < 12 {
-            (u64::from(length), all.max(self.frame_count))
+            Some(only)
         } else {
             let mut end = first_end;
             let mut count = 0;
@@ -235,17 +230,33 @@ impl AviHeader {
                 count += 1;
             }
             if count == 0 {
-                // No RIFF follows that declares its length.
-                (u64::from(length), all.max(self.frame_count))
+                match source.head::<8>(first_end)?.unwrap_or_default() {
+                    // A copy whose size was set before its bytes were there.
+                    [0, 0, 0, 0, 0, 0, 0, 0] => self.first_alone(length),
+                    // The next RIFF is being written: frames of it are not in the first one.
+                    [b'R', b'I', b'F', b'F', ..] if self.frame_count > 0 => {
+                        Some((u64::from(length), self.frame_count))
+                    }
+                    // Other bytes behind an only RIFF.
+                    _ => Some(only),
+                }
             } else if end <= source.size() && source.size() - end < 12 {
-                (end - media.start, all.max(self.frame_count))
-            } else if all > self.frame_count {
-                (u64::from(length), self.frame_count)
+                Some((end - media.start, all.max(self.frame_count)))
             } else {
-                return Ok(None);
+                let is_first = all > self.frame_count;
+                is_first.then_some((u64::from(length), self.frame_count))
             }
         };
-        Ok(self.facts(bytes, frame_count))
+        Ok(found.and_then(|(bytes, frame_count)| self.facts(bytes, frame_count)))
+    }
+
+    /// Bytes and frames of the first RIFF, where nothing is known of later ones. The main header
+    /// counts the frames of the first one, but some writers count those of all RIFFs there.
+    fn first_alone(&self, length: u32) -> Option<(u64, u32)> {
+        let all = self.frame_count_all.max(self.stream_length());
+        let is_its_own =
+            all > self.frame_count || (length < RIFF_BYTES_LARGE && self.frame_count > 0);
+        is_its_own.then_some((u64::from(length), self.frame_count))
     }
 
     fn stream_length(&self) -> u32 {

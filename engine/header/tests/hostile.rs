@@ -280,13 +280,36 @@ fn avi_beyond_its_first_riff() {
     expect(cut(avi(riff, &[riff; 3]), 700_000_000), 50.0, 20_000_000);
     expect(cut(avi(riff, &[riff; 3]), 2_700_000_000), 50.0, 20_000_000);
     expect(cut(avi((500, 400_000_000), &[]), 100_000), 20.0, 20_000_000);
+    // Being copied in, its size set before its bytes.
+    let copied = |file: Sparse, upto| {
+        let size = file.size;
+        Sparse {
+            size,
+            ..cut(file, upto)
+        }
+    };
+    for upto in [700_000_000, 1_000_000_000, 2_700_000_000] {
+        expect(copied(avi(riff, &[riff; 3]), upto), 50.0, 20_000_000);
+    }
+    // The length of the second RIFF is not filled in yet.
+    let mut written = avi(riff, &[riff]);
+    written.pieces[2].1[4..8].fill(0);
+    expect(written, 50.0, 20_000_000);
+    // Other bytes behind an only RIFF, whose main header counts less than its stream.
+    let mut tagged = avi(riff, &[]);
+    let head = &mut tagged.pieces[0].1;
+    let avih = head.windows(4).position(|at| at == b"avih").unwrap();
+    head[avih + 24..avih + 28].copy_from_slice(&1u32.to_le_bytes());
+    tagged.append(vec![b'x'; 128]);
+    expect(tagged, 50.0, 20_000_000);
     // A writer that counts all frames in the main header: its cut file would look slow.
     let mut other = avi(riff, &[riff; 3]);
     let head = &mut other.pieces[0].1;
     let avih = head.windows(4).position(|at| at == b"avih").unwrap();
     head[avih + 24..avih + 28].copy_from_slice(&5000u32.to_le_bytes());
     expect(other.clone(), 200.0, 20_000_000);
-    assert_eq!(cut(other, 700_000_000).probe().unwrap(), None);
+    assert_eq!(cut(other.clone(), 700_000_000).probe().unwrap(), None);
+    assert_eq!(copied(other, 700_000_000).probe().unwrap(), None);
 }
 
 #[test]
