@@ -913,8 +913,8 @@ impl Server {
             let Some(read) = self.reads.get_mut(key) else {
                 continue;
             };
-            read.retry_count = read.retry_count.saturating_add(1);
-            if read.retry_count > 3 {
+            read.short_count = read.short_count.saturating_add(1);
+            if read.short_count > 3 {
                 self.finish_read(key, Outcome::Failed(Errno::IO), actions);
             }
         }

@@ -75,6 +75,7 @@ impl Server {
             starved: false,
             size_checked: false,
             retry_count: 0,
+            short_count: 0,
             voided_count: 0,
         });
         if let Some(entry) = self.handles.get_mut(&(session, handle))

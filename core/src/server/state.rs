@@ -536,6 +536,8 @@ pub(super) struct Read {
     pub size_checked: bool,
     /// Device errors it has seen on requests larger than itself.
     pub retry_count: u8,
+    /// Requests that should have brought bytes of it and ended before them.
+    pub short_count: u8,
     /// Changes by other programs while it waited: bytes that came for it were old before it could
     /// be answered.
     pub voided_count: u8,

@@ -372,6 +372,35 @@ fn bad_sector_fails_only_the_read_that_needs_it() {
 }
 
 #[test]
+fn read_that_had_a_short_answer_still_tries_its_own_pages() {
+    let mut bench = Bench::new(64);
+    for session in 1..=3 {
+        bench.session(session);
+        bench.open(session, 1, "a", facts(1, 100 * MIB));
+    }
+    // The third read lies across the requests of two others, of which one ends short and one fails.
+    bench.read(1, 1, 1, 3 * MIB, MIB);
+    bench.read(2, 1, 2, 4 * MIB, MIB);
+    bench.read(3, 1, 3, 4 * MIB - 50_000, 100_000);
+    for (at, result) in [(3, Ok(ByteCount(0))), (4, Err(Errno::IO))] {
+        let io = bench.flights.remove(0);
+        assert_eq!(io.range, ByteRange::new(at * MIB, MIB));
+        bench.step(Event::IoDone { io: io.io, result });
+        for file in core::mem::take(&mut bench.stats) {
+            bench.step(Event::Stat {
+                file,
+                size: ByteCount(100 * MIB),
+                version: 1,
+                is_fresh: false,
+            });
+        }
+        assert_eq!(bench.outcome(3), None);
+    }
+    bench.run(8);
+    assert_eq!(bench.length(3), Some(100_000));
+}
+
+#[test]
 fn end_of_file_is_asked_for_before_it_is_told() {
     let mut bench = Bench::new(64);
     bench.session(1);
