@@ -348,9 +348,7 @@ fn report(pool: &Pool, is_resumed: bool) -> Result<PoolReport, String> {
         bytes_free: usage.bytes_free.0,
         device_count: usage.device_count,
         missing_count: usage.missing_count,
-        warnings: rushes_pool::scarce_room(pool.catalogue().path())
-            .into_iter()
-            .collect(),
+        warnings: pool.place_warnings(),
         members,
     })
 }

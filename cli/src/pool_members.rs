@@ -30,6 +30,7 @@ use std::time::{Duration, UNIX_EPOCH};
 struct AddReport {
     catalogue: String,
     numbers: Vec<u16>,
+    warnings: Vec<String>,
 }
 
 /// The program that changes a pool.
@@ -124,9 +125,12 @@ pub(crate) fn add(args: &PoolAddArgs) -> Result<ExitCode, String> {
         }
     };
     bar.finish_and_clear();
+    let numbers: Vec<u16> = done.map_err(told)?;
+    let beside = seen(&args.catalogue)?.beside_catalogue(|number| numbers.contains(&number.0));
     let report = AddReport {
         catalogue,
-        numbers: done.map_err(told)?,
+        numbers,
+        warnings: beside.into_iter().collect(),
     };
     if args.json {
         print_json(&report)?;
@@ -135,6 +139,9 @@ pub(crate) fn add(args: &PoolAddArgs) -> Result<ExitCode, String> {
             say(&format!("{} is member {number}\n", path.display()))?;
         }
         say(&of_no_class(&seen(&args.catalogue)?, &report.numbers))?;
+        for warning in &report.warnings {
+            say(&format!("Warning: {warning}.\n"))?;
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@ use rushes_tests::needs;
 use rushes_tests::pool::{EXT4, PoolWorld, check, put};
 use serde_json::{Value, json};
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -63,6 +63,53 @@ fn a_drain_that_cannot_be_begun_changes_nothing() {
     assert!(output.expect("rushes starts").status.success());
     assert_eq!(duty(&world, 1), "full");
     assert!(!text(&world, &["ls"]).contains("takes nothing new"));
+}
+
+#[test]
+fn a_member_beside_the_catalogue_leaves_room_for_names_and_its_log_says_why() {
+    let Some(world) = PoolWorld::build(&[(EXT4, 20)]) else {
+        return;
+    };
+    let disk = world.scratch.path().join("catalogue");
+    let folder = disk.join("member");
+    fs::create_dir(&folder).expect("our own disk");
+    let output = world.command(&["add"], &[folder]).output().expect("starts");
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        shown.contains("Warning: the catalogue ") && shown.contains("file system of member 1"),
+        "{output:?}"
+    );
+    assert!(text(&world, &["ls"]).contains("Warning: the catalogue "));
+    // One file that grows over both, then many small ones.
+    let free = || {
+        let found = rustix::fs::statvfs(&disk).expect("it is mounted");
+        found.f_bavail * found.f_frsize
+    };
+    let error = put(&world.path("large"), 1, 200 * MIB).expect_err("there is no such room");
+    assert_eq!(error.raw_os_error(), Some(28), "{error}");
+    assert!(free() > 4 << 20, "{} bytes are left", free());
+    for at in 0..100 {
+        fs::write(world.path(format!("name{at}")), "").expect("there is room for names");
+    }
+    assert!(fs::write(world.path("more"), vec![1; MIB]).is_err());
+    let log = world.log();
+    assert!(
+        log.contains("the rest of member 1") && log.contains("stays free for the catalogue"),
+        "{log}"
+    );
+    assert!(!log.contains("extended attributes"), "{log}");
+    // Another program may take all the same the room that the pool leaves free.
+    let mut filler = File::create(disk.join("filler")).expect("our own disk");
+    while filler.write_all(&vec![1; MIB]).is_ok() || filler.write_all(&[1; 4096]).is_ok() {}
+    let long = "n".repeat(200);
+    let refused = (0..3000).find_map(|at| File::create(world.path(format!("{long}{at}"))).err());
+    let refused = refused.expect("no block is left for names");
+    assert_eq!(refused.raw_os_error(), Some(28), "{refused}");
+    let log = world.log();
+    assert!(
+        log.contains(" is full, whatever room members have"),
+        "{log}"
+    );
 }
 
 #[test]

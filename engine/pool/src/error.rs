@@ -72,6 +72,18 @@ pub enum PoolError {
         /// Its size. Units: bytes.
         size: u64,
     },
+    /// No other member has room, and the rest of this one's stays free for the catalogue.
+    KeptForCatalogue {
+        /// Which.
+        member: MemberNumber,
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// The catalogue's file system has no room for a name or a layout.
+    CatalogueFull {
+        /// The catalogue.
+        path: PathBuf,
+    },
     /// The catalogue's file system has no room for a layout of so many segments.
     LayoutTooLong {
         /// How many.
@@ -110,9 +122,11 @@ impl PoolError {
             | PoolError::NoLayout { .. }
             | PoolError::Object { .. } => Errno::IO,
             PoolError::ReadOnly { .. } => Errno::ROFS,
-            PoolError::NoRoom | PoolError::ClassFull { .. } | PoolError::LayoutTooLong { .. } => {
-                Errno::NOSPC
-            }
+            PoolError::NoRoom
+            | PoolError::ClassFull { .. }
+            | PoolError::KeptForCatalogue { .. }
+            | PoolError::CatalogueFull { .. }
+            | PoolError::LayoutTooLong { .. } => Errno::NOSPC,
             PoolError::OverQuota => Errno::DQUOT,
             PoolError::Refused(_) => Errno::INVAL,
             PoolError::Served { .. } => Errno::BUSY,
@@ -206,6 +220,17 @@ impl fmt::Display for PoolError {
             PoolError::NoLayout { size } => write!(
                 f,
                 "the layout record is not there although the file has {size} bytes; the file is not touched"
+            ),
+            PoolError::KeptForCatalogue { member, path } => write!(
+                f,
+                "no other member that may take the bytes has room left, and the rest of member {} ({}) stays free for the catalogue, which is on the same file system; delete files, or add a member (`rushes pool add CATALOGUE FOLDER`)",
+                member.0,
+                path.display()
+            ),
+            PoolError::CatalogueFull { path } => write!(
+                f,
+                "the file system of the catalogue {0} is full, whatever room members have: it has no room or no inodes left, or a quota is used up (`df -h {0}; df -i {0}`); delete there what is not the pool's, or make that file system larger",
+                path.display()
             ),
             PoolError::LayoutTooLong { segment_count } => write!(
                 f,

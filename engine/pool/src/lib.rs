@@ -12,6 +12,7 @@
 
 mod balance;
 mod catalogue;
+mod catalogue_room;
 mod change;
 mod create;
 mod data;
@@ -48,6 +49,7 @@ mod xattr;
 
 pub use balance::{Evenness, Kept, LeftOut, evenness, rebalance};
 pub use catalogue::{Catalogue, TREE};
+pub use catalogue_room::Growth;
 pub use change::{
     Drained, Nobody, Parting, Users, add, drain, is_add_interrupted, names_follow, remove,
     set_draining,
@@ -67,7 +69,6 @@ pub use names::{FoundUnsettled, Inode, NameLog, inode, newest_log};
 pub use online::{Move, Moved, each_file_in};
 pub use others::draining_with_room;
 pub use pool::{Buried, Members, Opens, Pool, Readers, SpillReason, Usage};
-pub use record_room::scarce_room;
 pub use refusal::{
     AddRefusal, CatalogueRefusal, FolderRefusal, LackedClass, MemberRefusal, NoLog, Occupant,
     OtherCatalogue, Overlap, PolicyRefusal, PoolFolder, Refusal, RescueRefusal, Role, WorkRefusal,

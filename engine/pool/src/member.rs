@@ -5,6 +5,7 @@
 //! one that was found right before. So a member can be unmounted while it is not in use, and one
 //! that comes back is simply there.
 
+use crate::catalogue_room::reserve_of;
 use crate::data::has_data;
 use crate::error::{ObjectFault, PoolError};
 use crate::failing::{Failing, is_of_device, is_of_process};
@@ -75,6 +76,9 @@ pub struct MemberStatus {
     pub bytes_free: ByteCount,
     /// The same with the reserve for root, to whom a pool's objects belong.
     pub bytes_unused: ByteCount,
+    /// Free and in neither of these: it stays free for the catalogue, which is on the same file
+    /// system. 0: it is on another one.
+    pub bytes_kept: ByteCount,
 }
 
 /// Where an object lies below its member: `objects/3f/3f0c…`.
@@ -166,6 +170,8 @@ pub struct Member {
     pool: PoolId,
     /// The one that knows it.
     catalogue: CatalogueIdentity,
+    /// The catalogue's own. None: not known.
+    catalogue_device: Option<u64>,
     path: PathBuf,
     duty: Duty,
     class: Option<Class>,
@@ -175,12 +181,17 @@ pub struct Member {
 
 impl Member {
     /// As this catalogue knows it.
-    pub(crate) fn new(entry: &MemberEntry, catalogue: &CatalogueFormat) -> Member {
+    pub(crate) fn new(
+        entry: &MemberEntry,
+        catalogue: &CatalogueFormat,
+        catalogue_device: Option<u64>,
+    ) -> Member {
         Member {
             number: entry.number,
             id: entry.id,
             pool: catalogue.pool,
             catalogue: catalogue.catalogue,
+            catalogue_device,
             path: entry.path.clone(),
             duty: entry.duty,
             class: entry.class.clone(),
@@ -454,6 +465,7 @@ impl Member {
             bytes_total: ByteCount(0),
             bytes_free: ByteCount(0),
             bytes_unused: ByteCount(0),
+            bytes_kept: ByteCount(0),
         };
         match self.look() {
             Ok(status) => status,
@@ -472,13 +484,44 @@ impl Member {
         } else {
             MemberState::Present
         };
+        let bytes_total = ByteCount(space.f_blocks.saturating_mul(space.f_frsize));
+        let kept = match self.catalogue_device == Some(seen.shared_device) {
+            true => reserve_of(bytes_total),
+            false => ByteCount(0),
+        };
+        let without = |blocks: u64| {
+            let bytes = blocks.saturating_mul(space.f_frsize);
+            ByteCount(bytes.saturating_sub(kept.0))
+        };
         Ok(MemberStatus {
             state,
             device: Some(seen.shared_device),
-            bytes_total: ByteCount(space.f_blocks.saturating_mul(space.f_frsize)),
-            bytes_free: ByteCount(space.f_bavail.saturating_mul(space.f_frsize)),
-            bytes_unused: ByteCount(space.f_bfree.saturating_mul(space.f_frsize)),
+            bytes_total,
+            bytes_free: without(space.f_bavail),
+            bytes_unused: without(space.f_bfree),
+            bytes_kept: kept,
         })
+    }
+
+    /// Its free room where a part of that is kept for the catalogue. None: the catalogue is on
+    /// another file system, or the member cannot be asked.
+    pub(crate) fn room_beside_catalogue(&self) -> Option<ByteCount> {
+        let its = self.catalogue_device?;
+        // Runs at each write behind the end of a file: most members need no look.
+        let seen = *self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen.is_some_and(|seen| seen.shared_device != its) {
+            return None;
+        }
+        let status = self.look().ok()?;
+        (status.bytes_kept.0 > 0).then_some(status.bytes_free)
+    }
+
+    /// The error where the rest of its room is the catalogue's.
+    pub(crate) fn keeps_room(&self) -> PoolError {
+        PoolError::KeptForCatalogue {
+            member: self.number,
+            path: self.path.clone(),
+        }
     }
 
     /// Make an object of this file with its mark, durably if the caller asks for that.

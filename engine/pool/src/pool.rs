@@ -238,8 +238,9 @@ impl Pool {
         // A door has asked its members when it opened the pool. A command beside it waits for no
         // member that hangs.
         let is_asked = !catalogue.has_lock() && catalogue.is_served()?;
+        let device = catalogue.device().ok();
         let members = members.map(|entry| {
-            let member = Member::new(entry, &format);
+            let member = Member::new(entry, &format, device);
             if !is_asked {
                 member.belongs(catalogue.path())?;
             }
@@ -294,10 +295,11 @@ impl Pool {
     /// disk that is given up.
     pub(crate) fn adopt_at_once(&self, format: CatalogueFormat) {
         let before = self.membership();
+        let device = self.catalogue.device().ok();
         let entries = format.members.iter();
         let members = entries.map(|entry| {
             let known = before.members.iter().find(|member| member.is(entry));
-            known.map_or_else(|| Arc::new(Member::new(entry, &format)), Arc::clone)
+            known.map_or_else(|| Arc::new(Member::new(entry, &format, device)), Arc::clone)
         });
         let now = Arc::new(Membership {
             members: members.collect(),
@@ -397,7 +399,10 @@ impl Pool {
             return Err(too_long);
         }
         xattr::set(stub, LAYOUT_ATTRIBUTE, &layout.encode()).map_err(|error| match error {
-            Errno::NOSPC | Errno::DQUOT | Errno::TOOBIG | Errno::RANGE => too_long,
+            Errno::DQUOT => self.catalogue_full(),
+            // The same number says that the attributes of this one file have no room left.
+            Errno::NOSPC if self.is_catalogue_full() => self.catalogue_full(),
+            Errno::NOSPC | Errno::TOOBIG | Errno::RANGE => too_long,
             error => PoolError::system("write the layout record", "", error),
         })
     }
@@ -604,7 +609,7 @@ impl Pool {
         let candidates = self.all_candidates(stub, Some(except), wanted.length)?;
         let mut refused = Refused::default();
         match reason {
-            SpillReason::Full => refused.note(PoolError::NoRoom),
+            SpillReason::Full => refused.note(self.full(except)),
             SpillReason::OverQuota => refused.note(PoolError::OverQuota),
             SpillReason::Failing => refused.note(match self.known(except) {
                 Ok(member) => member.failed("write to an object", "objects", Errno::IO),
@@ -850,6 +855,11 @@ impl Pool {
         range: ByteRange,
         room: ByteRange,
     ) -> Result<(Object, OwnedFd, bool), PoolError> {
+        if let Some(free) = member.room_beside_catalogue()
+            && free < room.length
+        {
+            return Err(member.keeps_room());
+        }
         // One object a member is enough: it has each byte where the file has it.
         let mine = layout.single_on(member.number(), ByteOffset(0));
         let (object, fd) = match mine {

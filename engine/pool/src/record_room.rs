@@ -83,7 +83,7 @@ fn opened(folder: &Path) -> Result<OwnedFd, Errno> {
 }
 
 /// The warning for the place of a new catalogue, as a sentence. None: no warning.
-pub fn scarce_room(catalogue: &Path) -> Option<String> {
+pub(crate) fn scarce_room(catalogue: &Path) -> Option<String> {
     let block_bytes = shared_block(&opened(catalogue).ok()?).ok()??;
     (block_bytes < BLOCK_BYTES_USUAL).then(|| {
         format!(

@@ -9,6 +9,8 @@ use rustix::io::Errno;
 #[derive(Debug, Default)]
 pub(crate) struct Refused {
     is_full: bool,
+    /// One is full but for the room that it keeps for the catalogue.
+    kept: Option<PoolError>,
     is_over_quota: bool,
     /// A lack of the process: that member might have taken them.
     lack: Option<PoolError>,
@@ -32,7 +34,12 @@ impl Refused {
     /// One more has refused.
     pub(crate) fn note(&mut self, error: PoolError) {
         match error.errno() {
-            Errno::NOSPC => self.is_full = true,
+            Errno::NOSPC => {
+                self.is_full = true;
+                if let PoolError::KeptForCatalogue { .. } = error {
+                    self.kept = Some(error);
+                }
+            }
             Errno::DQUOT => self.is_over_quota = true,
             lack if is_of_process(lack) => drop(self.lack.get_or_insert(error)),
             // Count it as not there.
@@ -52,7 +59,7 @@ impl Refused {
             return lack;
         }
         match self.other {
-            _ if self.is_full => PoolError::NoRoom,
+            _ if self.is_full => self.kept.unwrap_or(PoolError::NoRoom),
             _ if self.is_over_quota => PoolError::OverQuota,
             Some(error) => error,
             None => PoolError::NoRoom,

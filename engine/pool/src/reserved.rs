@@ -13,7 +13,7 @@ use crate::member::Access;
 use crate::pool::{Pool, may_take, punch};
 use rushes_core::pool::led::{Led, outside};
 use rushes_core::pool::{Layout, MemberNumber, Object};
-use rushes_core::units::{ByteCount, ByteRange};
+use rushes_core::units::{ByteCount, ByteOffset, ByteRange};
 use rushes_sys::extents;
 use rustix::fs::{Timespec, Timestamps, UTIME_OMIT, fstat, ftruncate, futimens};
 use rustix::io::Errno;
@@ -192,6 +192,13 @@ fn allocated(fd: &OwnedFd) -> Option<Vec<ByteRange>> {
             .map(|one| ByteRange::new(one.logical.0, one.length.0))
             .collect()
     })
+}
+
+/// Whether an object has a block for this byte. False where the file system cannot say.
+pub(crate) fn has_blocks_at(fd: &OwnedFd, at: ByteOffset) -> bool {
+    let all = allocated(fd).unwrap_or_default();
+    all.iter()
+        .any(|one| one.start.0 <= at.0 && at.0 < one.end())
 }
 
 /// Which part of its object a range of the file is, for each object that has some of it.

@@ -66,6 +66,50 @@ fn a_file_spills_over_unequal_members_until_all_are_full_and_every_byte_is_there
 }
 
 #[test]
+fn a_member_beside_the_catalogue_takes_new_files_until_only_the_reserve_is_left() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    const MIB: usize = 1 << 20;
+    let shared = place.disk("shared", 64);
+    let wanted = Wanted {
+        catalogue: shared.join("catalogue"),
+        members: vec![shared.join("member"), place.disk("member1", 16)],
+        policy: Policy::MostFreeSpace,
+    };
+    fs::create_dir(&wanted.catalogue).unwrap();
+    fs::create_dir(&wanted.members[0]).unwrap();
+    create(&wanted, |_, _| {}).unwrap();
+    let pool = Pool::serve(&wanted.catalogue).unwrap();
+    let warning = pool.place_warnings().concat();
+    assert!(
+        warning.contains("on the file system of member 0"),
+        "{warning}"
+    );
+    let last = (0..).find_map(|at| {
+        let mut file = Written::new(&pool, &format!("f{at}"));
+        file.write(&pool, 0, &pattern(0, MIB)).err()
+    });
+    let last = last.unwrap();
+    assert_eq!(last.errno(), rustix::io::Errno::NOSPC);
+    assert!(matches!(last, PoolError::KeptForCatalogue { .. }), "{last}");
+    let free = |folder: &Path| {
+        let found = rustix::fs::statvfs(folder).unwrap();
+        (found.f_bavail * found.f_frsize) as usize
+    };
+    assert!(
+        free(&shared) >= 7 * MIB && free(&shared) <= 9 * MIB,
+        "{}",
+        free(&shared)
+    );
+    assert!(
+        free(&wanted.members[1]) < MIB,
+        "{}",
+        free(&wanted.members[1])
+    );
+}
+
+#[test]
 fn bytes_that_come_back_to_a_member_never_show_what_was_there_before() {
     let Some(mut place) = Place::new() else {
         return;

@@ -13,7 +13,8 @@ use crate::lock::locked;
 use crate::tree::nodes::Node;
 use crate::tree::removals::RoomSought;
 use rushes_pool::{
-    Access, ByteCount, ByteOffset, Layout, Located, Object, PoolError, RoomBefore, SpillReason,
+    Access, ByteCount, ByteOffset, Growth, Layout, Located, Object, PoolError, RoomBefore,
+    SpillReason,
 };
 use rustix::fs::{
     FallocateFlags, OFlags, SeekFrom, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, fallocate,
@@ -246,6 +247,13 @@ impl Door {
             return Ok(Err(Piece::NoPlace(Some(why))));
         }
         match self.object(node, state, located.object, Access::Write) {
+            Ok(fd) if at >= file.size() => match self.pool.growth(&located, &fd) {
+                Growth::Until(length) => Ok(Ok((Located { length, ..located }, fd))),
+                Growth::Refused => {
+                    let why = (located.object, SpillReason::Full);
+                    Ok(Err(Piece::NoPlace(Some(why))))
+                }
+            },
             Ok(fd) => Ok(Ok((located, fd))),
             Err(
                 PoolError::Missing { .. } | PoolError::Lost { .. } | PoolError::ReadOnly { .. },

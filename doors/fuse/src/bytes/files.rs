@@ -462,6 +462,9 @@ impl Door {
                     tracing::warn!("{}: {error}", self.name_of(node));
                 }
             }
+            PoolError::KeptForCatalogue { .. } | PoolError::CatalogueFull { .. } => {
+                self.say_once(error.to_string());
+            }
             PoolError::LayoutTooLong { .. } => {
                 self.say_once(format!("{}: {error}", self.name_of(node)));
             }

@@ -185,6 +185,10 @@ impl Door {
         loop {
             match make() {
                 Err(Errno::NOSPC | Errno::DQUOT) if self.room_comes(&mut sought) => {}
+                Err(Errno::NOSPC) => {
+                    self.say_once(self.pool.catalogue_full().to_string());
+                    return Err(Errno::NOSPC);
+                }
                 made => return made,
             }
         }
