@@ -230,7 +230,7 @@ impl Gather {
             return None;
         }
         let (wish, mut rooms, asked) = pool.candidates(stub, None, ByteCount(0));
-        let fewest = layout.segments().iter().map(|one| one.objects.len()).min();
+        let fewest = layout.segments().iter().map(width).min();
         if fewest >= Some(asked.len()) {
             return None;
         }
@@ -240,7 +240,7 @@ impl Gather {
             room.free += ByteCount(held.get(&room.member).copied().unwrap_or(0));
         }
         let (shape, members) = stripe(&wish, &rooms, &asked, ByteCount(0))?;
-        let is_narrow = |one: &Segment| one.objects.len() < members.len();
+        let is_narrow = |one: &Segment| width(one) < members.len();
         let first = layout.segments().iter().position(is_narrow)?;
         let held = held_by_members(pool, layout, is_narrow)?;
         let all: u64 = held.values().sum();
@@ -272,7 +272,7 @@ impl Gather {
         let is_to_go = |one: &Segment| match &self.aim {
             Aim::Together(_) => true,
             Aim::Afresh(home) => home.has(one),
-            Aim::Wider(shape, _) => one.objects.len() < shape.object_count(),
+            Aim::Wider(shape, _) => width(one) < shape.object_count(),
         };
         layout
             .segments()
@@ -432,6 +432,15 @@ impl Pool {
         let (wish, rooms, asked) = self.candidates(stub, None, ByteCount(0));
         stripe(&wish, &rooms, &asked, ByteCount(0))
     }
+}
+
+/// On how many members a segment is: on fewer than it has objects, where a drain had to put two of
+/// them on one.
+pub(crate) fn width(segment: &Segment) -> usize {
+    let mut members: Vec<MemberNumber> = segment.objects.iter().map(|one| one.member).collect();
+    members.sort_unstable();
+    members.dedup();
+    members.len()
 }
 
 /// How much each member has of a file's segments. None: one is away.

@@ -9,6 +9,7 @@ use crate::data::next_run;
 use crate::error::PoolError;
 use crate::failing::is_of_process;
 use crate::format::{CatalogueFormat, FORMAT_FILE, Format};
+use crate::gather::width;
 use crate::hole::vacate;
 use crate::member::{Access, Member, MemberState, mark_of};
 use crate::refused::Refused;
@@ -782,7 +783,7 @@ impl Pool {
         let Some(last) = layout.segments().last() else {
             return Ok(false);
         };
-        let now = last.objects.len();
+        let now = width(last);
         let is_striped = last.shape != Shape::Single;
         let Some((shape, members)) = self
             .widest(stub)

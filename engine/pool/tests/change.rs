@@ -10,9 +10,11 @@ mod place;
 
 use place::{Place, Written, fill, objects_on, pattern};
 use rushes_pool::{
-    Access, ByteRange, Duty, MemberNumber, MemberState, NameLog, Nobody, Parting, Policy, Pool,
-    PoolError, SpillReason, Wanted, add, create, drain, fsck, newest_log, remove, set_draining,
+    Access, ByteRange, Duty, MemberNumber, MemberState, NameLog, Nobody, Parting, Policy,
+    PolicyChange, Pool, PoolError, SpillReason, Wanted, Wish, add, change_policy, create, drain,
+    fsck, newest_log, rebalance, remove, set_draining,
 };
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -135,6 +137,40 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
     let pool = Pool::serve(&catalogue).unwrap();
     check(&pool, "new", 3 * MIB);
     assert_sound(&pool);
+}
+
+#[test]
+fn a_stripe_is_spread_again_once_its_drained_member_takes_bytes_again() {
+    let Some(mut place) = Place::new() else {
+        return;
+    };
+    let pool = place.pool(&[160, 160, 160]);
+    let catalogue = pool.catalogue().path().to_path_buf();
+    let change = PolicyChange {
+        wish: Some(Wish::of("striped unit=64KiB").unwrap()),
+        ..PolicyChange::default()
+    };
+    change_policy(pool, change).unwrap();
+    let pool = Pool::serve(&catalogue).unwrap();
+    put(&pool, "wide", 3 * MIB);
+    let members = |pool: &Pool| {
+        let stub = fs::File::open(pool.catalogue().path().join("tree/wide")).unwrap();
+        let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+        let found: BTreeSet<u16> = layout.objects().iter().map(|one| one.member.0).collect();
+        found.len()
+    };
+    assert_eq!(members(&pool), 3);
+    set_draining(&pool, MemberNumber(1), true).unwrap();
+    drain(&pool, MemberNumber(1), |_| {}).unwrap();
+    assert_eq!(members(&pool), 2);
+    set_draining(&pool, MemberNumber(1), false).unwrap();
+    let (done, failed) = rebalance(&pool, |_| {}).unwrap();
+    assert_eq!((done.moved_count, failed.count), (1, 0));
+    assert_eq!(members(&pool), 3);
+    check(&pool, "wide", 3 * MIB);
+    assert_sound(&pool);
+    // And that was all.
+    assert_eq!(rebalance(&pool, |_| {}).unwrap().0.moved_count, 0);
 }
 
 #[test]
