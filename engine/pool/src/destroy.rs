@@ -259,6 +259,7 @@ fn vacate(
         }
         empty_goes(unlinkat(root, &below, AtFlags::REMOVEDIR)).map_err(failed)?;
     }
+    destroyed.left.extend(member.strays()?);
     empty_goes(unlinkat(root, OBJECTS, AtFlags::REMOVEDIR)).map_err(failed)?;
     fsync(root).map_err(failed)?;
     gone(unlinkat(root, FORMAT_FILE, AtFlags::empty()))

@@ -6,6 +6,7 @@
 //! that comes back is simply there.
 
 use crate::catalogue_room::reserve_of;
+use crate::create::OBJECTS;
 use crate::data::has_data;
 use crate::error::{ObjectFault, PoolError};
 use crate::failing::{Failing, is_of_device, is_of_process};
@@ -696,7 +697,36 @@ impl Member {
                 Err(error) if is_of_file(error) => each(unreadable(error)),
                 Err(error) => Err(failed(error)),
             }
-        })
+        })?;
+        let strays = self.strays()?.into_iter();
+        strays.map(Listed::Stranger).try_for_each(each)
+    }
+
+    /// Files and folders beside the folders of objects that are none of these.
+    pub(crate) fn strays(&self) -> Result<Vec<PathBuf>, PoolError> {
+        let (root, _) = self.enter()?;
+        let failed = |error| self.failed("look through", OBJECTS, error);
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = match openat(&root, OBJECTS, flags, Mode::empty()) {
+            Ok(folder) => folder,
+            Err(Errno::NOENT) => return Ok(Vec::new()),
+            Err(error) => return Err(failed(error)),
+        };
+        let mut found = Vec::new();
+        for entry in Dir::read_from(&folder).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            let is_digit = |byte: &u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(byte);
+            let is_ours = name == c"."
+                || name == c".."
+                || name.count_bytes() == 2 && name.to_bytes().iter().all(is_digit);
+            if !is_ours {
+                let name = OsStr::from_bytes(name.to_bytes());
+                found.push(self.path.join(OBJECTS).join(name));
+            }
+        }
+        found.sort();
+        Ok(found)
     }
 
     /// How many names there are among its objects. Opens none of them.

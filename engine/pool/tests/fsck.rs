@@ -11,7 +11,7 @@ mod place;
 
 use place::{Place, Written, look, objects_on, of, path_of, pattern};
 use rushes_pool::{
-    Access, ByteCount, ByteOffset, ByteRange, Fsck, LAYOUT_ATTRIBUTE, Layout, Move,
+    Access, ByteCount, ByteOffset, ByteRange, Doomed, Files, Fsck, LAYOUT_ATTRIBUTE, Layout, Move,
     OBJECT_ATTRIBUTE, Object, Pool, PoolError, SpillReason, State, fsck,
 };
 use rustix::fs::{FallocateFlags, XattrFlags, fallocate, fremovexattr, fsetxattr, setxattr};
@@ -199,9 +199,19 @@ fn what_cannot_be_known_is_said_and_left_as_it_is() {
     fremovexattr(&alone.stub, LAYOUT_ATTRIBUTE).unwrap();
     let stranger = pool.members()[0].path().join("objects/7f/letter");
     fs::write(stranger, "dear").unwrap();
+    let beside = pool.members()[1].path().join("objects/letter");
+    fs::write(&beside, "dear").unwrap();
     let mut kinds: Vec<&str> = look(&pool).iter().map(|(kind, _)| *kind).collect();
     kinds.sort_unstable();
-    assert_eq!(kinds, ["object_absent", "record_absent", "stranger"]);
+    let expected = ["object_absent", "record_absent", "stranger", "stranger"];
+    assert_eq!(kinds, expected);
+    // A destroy leaves both where they are, and names them.
+    let catalogue = pool.catalogue().path().to_path_buf();
+    drop(pool);
+    let doomed = Doomed::look(&catalogue, Files::Go, Pool::serve).unwrap();
+    let left = doomed.destroy(|_| {}).unwrap().left;
+    assert_eq!(left.len(), 2, "{left:?}");
+    assert!(left.contains(&beside) && beside.exists(), "{left:?}");
 }
 
 #[test]
