@@ -31,15 +31,19 @@ pub(crate) fn runtime_dir(daemon: &DaemonArg) -> Result<PathBuf, String> {
         },
         // The question can still be asked, but the daemon may have another folder.
         Err(error) => {
+            let (dir, whose) = match Config::runtime_dir_of(file) {
+                Some(dir) => (dir, "which it names"),
+                None => (PathBuf::from(DEFAULT_RUNTIME_DIR), "the default"),
+            };
             let text = error.to_string();
             let first = text.lines().next().unwrap_or_default();
             eprintln!(
-                "rushes: {} is invalid ({first}), so this command looks for the daemon in \
-                 {DEFAULT_RUNTIME_DIR}; `rushes check` says more, --runtime-dir names another \
-                 folder",
-                file.display()
+                "rushes: {} is invalid ({first}). This command looks for the daemon in {}, \
+                 {whose}; `rushes check` says more, --runtime-dir names another folder",
+                file.display(),
+                dir.display()
             );
-            Ok(PathBuf::from(DEFAULT_RUNTIME_DIR))
+            Ok(dir)
         }
     }
 }
@@ -62,7 +66,7 @@ pub(crate) fn ask_in(
             true => {
                 let others = running_elsewhere(runtime_dir);
                 let file = &daemon.config.config;
-                let is_read = Config::load(file).is_ok();
+                let is_read = Config::runtime_dir_of(file).is_some();
                 let folders = other_folders(file, is_read, runtime_dir, &others);
                 format!("{error}. {folders}")
             }

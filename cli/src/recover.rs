@@ -6,7 +6,7 @@ use crate::ask::{print_json, say};
 use crate::serve::log_to_stderr;
 use crate::show;
 use rushes_daemon::config::{Config, DEFAULT_CONFIG};
-use rushes_daemon::lanes_left::{DamageLeft, FileLeft, LaneLeft, give_up, list};
+use rushes_daemon::lanes_left::{DamageLeft, FileLeft, LaneLeft, give_up, list, list_in};
 use rushes_daemon::{ServeError, config_of};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -19,21 +19,15 @@ const RUNTIME_DIR: &str = "RUSHES_RUNTIME_DIR";
 const SHOWN_MAX: usize = 8;
 
 pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
-    let config = load(&args.config.config)?;
+    let config = match load(&args.config.config) {
+        Err(error) if args.list => return list_all_the_same(args, &error),
+        loaded => loaded?,
+    };
     if let Some(lane) = args.give_up {
         return run_give_up(&config, lane, args.yes);
     }
     if args.list {
-        let left = list(&config).map_err(|error| error.to_string())?;
-        if args.json {
-            print_json(&left)?;
-        } else {
-            say(&table(&left))?;
-        }
-        return Ok(match left.is_empty() {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::from(1),
-        });
+        return listed(list(&config), args.json);
     }
     log_to_stderr(&args.log)?;
     // If a door has started this command, its clients wait, and no person reads the output.
@@ -44,6 +38,35 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
         tracing::info!("{}", recovered(&left));
     }
     ended(result)
+}
+
+fn listed(left: Result<Vec<LaneLeft>, ServeError>, as_json: bool) -> Result<ExitCode, String> {
+    let left = left.map_err(|error| error.to_string())?;
+    if as_json {
+        print_json(&left)?;
+    } else {
+        say(&table(&left))?;
+    }
+    Ok(match left.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(1),
+    })
+}
+
+/// The configuration cannot be used. If the folder with the lanes is known all the same, list them
+/// behind the error.
+fn list_all_the_same(args: &RecoverArgs, error: &str) -> Result<ExitCode, String> {
+    let file = &args.config.config;
+    let missed = std::env::var_os(RUNTIME_DIR).map(PathBuf::from);
+    let Some(dir) = missed.or_else(|| Config::runtime_dir_of(file)) else {
+        return Err(error.to_owned());
+    };
+    eprintln!(
+        "rushes: {error}\nThis is what is left in {}; without a valid configuration files are \
+         named by their numbers, and nothing can be written",
+        dir.display()
+    );
+    listed(list_in(&dir, &[]), args.json)
 }
 
 /// The work of a recovery that left nothing. `left`: the lanes before it.

@@ -453,3 +453,40 @@ fn asking_with_a_wrong_configuration_says_that_it_was_not_used() {
         "{said}"
     );
 }
+
+#[test]
+fn a_runtime_folder_that_a_wrong_configuration_names_is_looked_in() {
+    let folder = Folder::new();
+    for fault in ["[nonsense]\n", "[[share]\n"] {
+        folder.write(fault);
+        let run_folder = folder.0.join("run");
+        for words in [&["status"][..], &["admit", "--bitrate", "50M"]] {
+            let said = run(&folder.config(), words);
+            let said = String::from_utf8_lossy(&said.stderr).into_owned();
+            let named = format!("looks for the daemon in {}, which", run_folder.display());
+            let (error, named) = (said.find("is invalid ("), said.find(&named));
+            assert!(error.is_some() && error < named, "{words:?}: {said}");
+            assert!(!said.contains("/run/rushes"), "{words:?}: {said}");
+        }
+        let listed = run(&folder.config(), &["recover", "--list"]);
+        let said = String::from_utf8_lossy(&listed.stderr).into_owned();
+        let named = format!("what is left in {};", run_folder.display());
+        assert!(
+            listed.status.success() && said.contains(&named),
+            "{listed:?}"
+        );
+        assert_eq!(String::from_utf8_lossy(&listed.stdout), "nothing is left\n");
+    }
+    // A door that misses its daemon says where that was.
+    folder.write("[nonsense]\n");
+    let missed = folder.0.join("missed");
+    let listed = rushes()
+        .args(["recover", "--list"])
+        .env("RUSHES_CONFIG", folder.config())
+        .env("RUSHES_RUNTIME_DIR", &missed)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&listed.stderr).into_owned();
+    let named = format!("what is left in {};", missed.display());
+    assert!(listed.status.success() && said.contains(&named), "{said}");
+}

@@ -4,7 +4,7 @@
 //! A damaged lane keeps a daemon from starting. Here each of its records is read by itself, and
 //! those that can be read are shown.
 
-use crate::config::Config;
+use crate::config::{Config, ShareConfig};
 use crate::error::ServeError;
 use crate::recovery::lane_error;
 use crate::runtime_dir::{Purpose, RuntimeDir};
@@ -86,7 +86,12 @@ pub struct DamageLeft {
 /// The contents of the lanes of this configuration's runtime folder. A daemon may be writing them
 /// meanwhile.
 pub fn list(config: &Config) -> Result<Vec<LaneLeft>, ServeError> {
-    let folder = config.runtime_dir.join("lanes");
+    list_in(&config.runtime_dir, &config.shares)
+}
+
+/// The same of any runtime folder. `shares`: only files in these have names in the list.
+pub fn list_in(runtime_dir: &Path, shares: &[ShareConfig]) -> Result<Vec<LaneLeft>, ServeError> {
+    let folder = runtime_dir.join("lanes");
     let found = match lanes_in(&folder) {
         Ok(found) => found,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -94,7 +99,7 @@ pub fn list(config: &Config) -> Result<Vec<LaneLeft>, ServeError> {
             return Err(SysError::new("read", folder.display().to_string(), error).into());
         }
     };
-    let names = Names::of(config);
+    let names = Names::of(shares);
     let mut lanes = Vec::new();
     for id in found {
         let told = survey(&folder, id).map_err(|fault| lane_error(&folder, id, fault))?;
@@ -179,8 +184,8 @@ fn joined(mut ranges: Vec<ByteRange>) -> Vec<RangeLeft> {
 struct Names(Vec<([u8; 16], File)>);
 
 impl Names {
-    fn of(config: &Config) -> Names {
-        let known = config.shares.iter().filter_map(|share| {
+    fn of(shares: &[ShareConfig]) -> Names {
+        let known = shares.iter().filter_map(|share| {
             let root = File::open(&share.path).ok()?;
             Some((space::file_system_id(&root).ok()?, root))
         });

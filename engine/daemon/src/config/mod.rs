@@ -188,6 +188,22 @@ impl Config {
         Config::parse(file, &text, |group| group_id(group).is_some())
     }
 
+    /// The runtime folder that a file names, also one with mistakes in other places; the default if
+    /// it names none. None: it cannot be read, or that key is one of the mistakes.
+    pub fn runtime_dir_of(file: &Path) -> Option<PathBuf> {
+        let text = std::fs::read_to_string(file).ok()?;
+        let (document, faults) = DeTable::parse_recoverable(&text);
+        let server = document.get_ref().get("server");
+        let Some(named) = server.and_then(|server| server.get_ref().get("runtime_dir")) else {
+            // A part that could not be parsed may have it.
+            return faults
+                .is_empty()
+                .then(|| PathBuf::from(DEFAULT_RUNTIME_DIR));
+        };
+        let named = Path::new(named.get_ref().as_str()?);
+        named.is_absolute().then(|| named.components().collect())
+    }
+
     /// Check a text. `group_exists`: whether the machine has a group of that name.
     pub fn parse(
         file: &Path,
