@@ -585,9 +585,10 @@ pub(crate) struct TopArgs {
     /// Print one screen and exit
     #[arg(long)]
     pub(crate) once: bool,
-    /// Width of that screen in columns
-    #[arg(long, default_value_t = 120, value_name = "COLUMNS", requires = "once")]
-    pub(crate) width: u16,
+    /// Width of that screen in columns; default: the terminal's. Where the output is no terminal
+    /// the screen is as wide as its longest line, and 120 columns at least
+    #[arg(long, value_name = "COLUMNS", requires = "once")]
+    pub(crate) width: Option<u16>,
     /// Print one JSON object per update instead
     #[arg(long)]
     pub(crate) json: bool,

@@ -122,6 +122,34 @@ pub(crate) fn one_line(text: &str) -> String {
     text.chars().map(each).collect()
 }
 
+/// A text in lines of so many columns, broken between words where that is possible.
+pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let columns = columns.max(1);
+    let mut lines = vec![String::new()];
+    let mut used = 0;
+    for word in text.split(' ') {
+        let mut letters: Vec<char> = word.chars().collect();
+        let gap = usize::from(used > 0);
+        if used + gap + letters.len() > columns && used > 0 {
+            lines.push(String::new());
+            used = 0;
+        } else if gap > 0 {
+            lines.last_mut().expect("there is one").push(' ');
+            used += 1;
+        }
+        // A path may be longer than a line.
+        while letters.len() > columns {
+            let rest = letters.split_off(columns);
+            lines.last_mut().expect("there is one").extend(letters);
+            lines.push(String::new());
+            letters = rest;
+        }
+        used += letters.len();
+        lines.last_mut().expect("there is one").extend(letters);
+    }
+    lines
+}
+
 /// The end of a long path, which says more than its beginning.
 pub(crate) fn tail(text: &str, width: usize) -> String {
     let count = text.chars().count();
@@ -156,6 +184,13 @@ mod tests {
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(text.contains("a\\nb\\u{1b}[2J"), "{text}");
         assert_eq!(one_line("Müller — é"), "Müller — é");
+    }
+
+    #[test]
+    fn a_long_line_is_broken_between_words_and_a_longer_word_within() {
+        assert_eq!(wrapped("a bc def", 4), ["a bc", "def"]);
+        assert_eq!(wrapped("a bcdefg h", 3), ["a", "bcd", "efg", "h"]);
+        assert_eq!(wrapped("", 3), [""]);
     }
 
     #[test]

@@ -12,17 +12,18 @@ use ratatui::Frame;
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyModifiers};
-use ratatui::layout::{Constraint, Layout};
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Text};
-use ratatui::widgets::{Block, Borders, Cell, Gauge, Paragraph, Row, Table};
+use ratatui::widgets::{Block, Borders, Gauge, Paragraph, Row, Table};
 use rushes_control::{Answer, Ask, DeviceStatus, Status, StreamStatus};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Height of the picture of `--once`: room for the streams of one busy room.
-const ONCE_ROWS_MAX: u16 = 200;
+/// Width of the picture of `--once` where nobody says another one, at least.
+const ONCE_COLUMNS: u16 = 120;
 
 pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, String> {
     let dir = runtime_dir(&args.daemon)?;
@@ -30,7 +31,7 @@ pub(crate) fn run(args: &TopArgs) -> Result<ExitCode, String> {
         json(args, &dir)
     } else if args.once {
         let (before, now) = two(args, &dir)?;
-        say(&picture(&before, &now, args.width))?;
+        say(&picture(&before, &now, Breadth::of_output(args.width)))?;
         Ok(ExitCode::SUCCESS)
     } else {
         live(args, &dir)
@@ -60,20 +61,58 @@ fn json(args: &TopArgs, dir: &Path) -> Result<ExitCode, String> {
     }
 }
 
+/// How wide a picture is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Breadth {
+    /// So many columns: long lines go on in the next one, and the columns of tables are fixed.
+    Fixed(u16),
+    /// As wide as its longest line, and so wide at least: nothing is cut off.
+    Least(u16),
+}
+
+impl Breadth {
+    /// For `--once`. `wanted`: by the user
+    fn of_output(wanted: Option<u16>) -> Breadth {
+        let own = || ratatui::crossterm::terminal::size().map(|(columns, _)| columns);
+        match std::io::stdout().is_terminal() {
+            true => Breadth::Fixed(wanted.or_else(|| own().ok()).unwrap_or(ONCE_COLUMNS)),
+            false => Breadth::Least(wanted.unwrap_or(ONCE_COLUMNS)),
+        }
+    }
+
+    fn is_fixed(self) -> bool {
+        matches!(self, Breadth::Fixed(_))
+    }
+}
+
 /// One picture as text.
-fn picture(before: &Status, now: &Status, width: u16) -> String {
-    let rows = 10 + now.devices.len() + now.streams.len() + now.daemon.notes.len();
-    let height = u16::try_from(rows).unwrap_or(u16::MAX).min(ONCE_ROWS_MAX);
-    let mut terminal = match Terminal::new(TestBackend::new(width.max(40), height)) {
+fn picture(before: &Status, now: &Status, breadth: Breadth) -> String {
+    let least = match breadth {
+        Breadth::Fixed(columns) | Breadth::Least(columns) => columns.max(40),
+    };
+    let head_columns = breadth.is_fixed().then_some(least);
+    let head = head_lines(now, &Around::default(), head_columns);
+    let mut out = String::new();
+    for line in head {
+        out += &show::one_line(&line.to_string());
+        out.push('\n');
+    }
+    let (devices, streams) = grids(before, now, breadth.is_fixed());
+    let width = match breadth {
+        Breadth::Fixed(_) => least,
+        Breadth::Least(_) => least.max(devices.columns()).max(streams.columns()),
+    };
+    let rows = 5 + now.devices.len() + now.streams.len();
+    let height = u16::try_from(rows).unwrap_or(u16::MAX);
+    let mut terminal = match Terminal::new(TestBackend::new(width, height)) {
         Ok(terminal) => terminal,
         Err(never) => match never {},
     };
-    match terminal.draw(|frame| draw(frame, before, now, &Around::default())) {
+    match terminal.draw(|frame| draw_below(frame, frame.area(), now, (devices, streams))) {
         Ok(_) => {}
         Err(never) => match never {},
     }
     let buffer = terminal.backend().buffer().clone();
-    let mut out = String::new();
     for row in buffer.content.chunks(usize::from(buffer.area.width)) {
         let line: String = row.iter().map(|cell| cell.symbol()).collect();
         out += line.trim_end();
@@ -144,60 +183,87 @@ struct Around<'a> {
 }
 
 fn draw(frame: &mut Frame<'_>, before: &Status, now: &Status, around: &Around<'_>) {
-    let notes = now.daemon.notes.len() + usize::from(around.trouble.is_some());
-    let [head, cache, devices, streams] = Layout::vertical([
-        Constraint::Length(2 + notes as u16),
+    let lines = head_lines(now, around, Some(frame.area().width));
+    let [head, below] =
+        Layout::vertical([Constraint::Length(lines.len() as u16), Constraint::Min(5)])
+            .areas(frame.area());
+    frame.render_widget(Paragraph::new(Text::from(lines)), head);
+    draw_below(frame, below, now, grids(before, now, true));
+}
+
+fn draw_below(frame: &mut Frame<'_>, area: Rect, now: &Status, (devices, streams): (Grid, Grid)) {
+    let [cache, top, bottom] = Layout::vertical([
         Constraint::Length(1),
         Constraint::Length(2 + now.devices.len() as u16),
         Constraint::Min(2),
     ])
-    .areas(frame.area());
-    frame.render_widget(head_widget(now, around), head);
+    .areas(area);
     frame.render_widget(cache_widget(now), cache);
-    frame.render_widget(devices_widget(before, now), devices);
-    frame.render_widget(streams_widget(before, now), streams);
+    frame.render_widget(devices.widget(), top);
+    frame.render_widget(streams.widget(), bottom);
 }
 
-fn head_widget<'a>(now: &Status, around: &Around<'_>) -> Paragraph<'a> {
+/// The table of devices and that of streams.
+///
+/// `is_fixed`  their columns are as wide as in any other picture, and long cells are cut off
+fn grids(before: &Status, now: &Status, is_fixed: bool) -> (Grid, Grid) {
+    let file_columns = if is_fixed { FILE_COLUMNS } else { usize::MAX };
+    let mut devices = devices_grid(before, now);
+    let mut streams = streams_grid(before, now, file_columns);
+    if !is_fixed {
+        devices.fit();
+        streams.fit();
+    }
+    (devices, streams)
+}
+
+/// The lines above the tables. `columns`: longer lines go on in the next one; None: none does.
+fn head_lines<'a>(now: &Status, around: &Around<'_>, columns: Option<u16>) -> Vec<Line<'a>> {
     let daemon = &now.daemon;
     let (mut due, mut late, mut promised_late) = (0, 0, 0);
+    let open = now.streams.iter().filter(|stream| stream.open).count();
     for stream in &now.streams {
         due += stream.due_count;
         late += stream.late_count;
         promised_late += stream.promised_late_count;
     }
-    let mut lines = vec![
-        Line::from(format!(
-            "rushes {} · up {} · CPU {:.1} s · memory {} beside the cache{}",
-            daemon.version,
-            show::uptime(daemon.uptime_s),
-            daemon.cpu_s,
-            show::bytes(daemon.rss_beside_cache_bytes),
-            around.keys
-        )),
-        Line::styled(
+    let mut said = vec![
+        (
+            Style::new(),
             format!(
-                "{} streams open · {} sessions · reads due {due}, late {late} (promised: {promised_late}) · event loop p99 {} µs",
-                now.streams.iter().filter(|stream| stream.open).count(),
-                now.sessions.len(),
+                "rushes {} · up {} · CPU {:.1} s · memory {} beside the cache{}",
+                daemon.version,
+                show::uptime(daemon.uptime_s),
+                daemon.cpu_s,
+                show::bytes(daemon.rss_beside_cache_bytes),
+                around.keys
+            ),
+        ),
+        (
+            lateness_style(late),
+            format!(
+                "{} open · {} · reads due {due}, late {late} (promised: {promised_late}) · event loop p99 {} µs",
+                show::count(open as u64, "stream"),
+                show::count(now.sessions.len() as u64, "session"),
                 daemon.event_loop.lag_p99_us
             ),
-            lateness_style(late),
         ),
     ];
     for note in &daemon.notes {
-        lines.push(Line::styled(
-            format!("note: {note}"),
-            Style::new().fg(Color::Yellow),
-        ));
+        said.push((Style::new().fg(Color::Yellow), format!("note: {note}")));
     }
     if let Some(trouble) = around.trouble {
-        lines.push(Line::styled(
-            trouble.to_string(),
-            Style::new().fg(Color::Red),
-        ));
+        said.push((Style::new().fg(Color::Red), trouble.to_string()));
     }
-    Paragraph::new(Text::from(lines))
+    said.iter()
+        .flat_map(|(style, text)| {
+            let lines = match columns {
+                Some(columns) => show::wrapped(text, usize::from(columns)),
+                None => vec![text.clone()],
+            };
+            lines.into_iter().map(|line| Line::styled(line, *style))
+        })
+        .collect()
 }
 
 fn lateness_style(late: u64) -> Style {
@@ -225,60 +291,82 @@ fn cache_widget<'a>(now: &Status) -> Gauge<'a> {
         .gauge_style(Style::new().fg(Color::Blue))
 }
 
-fn header<'a>(names: &[&'static str]) -> Row<'a> {
-    Row::new(
-        names
-            .iter()
-            .map(|name| Cell::from(*name))
-            .collect::<Vec<_>>(),
-    )
-    .style(Style::new().add_modifier(Modifier::BOLD))
+/// A table: its head, the widths of its columns, and its rows.
+struct Grid {
+    names: Vec<&'static str>,
+    widths: Vec<u16>,
+    rows: Vec<(Vec<String>, Style)>,
 }
 
-fn devices_widget<'a>(before: &Status, now: &Status) -> Table<'a> {
+/// Of a long path in a picture of a fixed width.
+const FILE_COLUMNS: usize = 60;
+/// Between two columns.
+const GAP: u16 = 1;
+
+impl Grid {
+    /// Make each column as wide as its widest cell, if that is wider.
+    fn fit(&mut self) {
+        for (at, width) in self.widths.iter_mut().enumerate() {
+            let cells = self.rows.iter().map(|(cells, _)| cells[at].as_str());
+            let widest = cells
+                .chain([self.names[at]])
+                .map(|cell| Line::from(cell).width());
+            let widest = widest.max().unwrap_or(0);
+            *width = (*width).max(u16::try_from(widest).unwrap_or(u16::MAX));
+        }
+    }
+
+    fn columns(&self) -> u16 {
+        let all = self.widths.iter().map(|width| width.saturating_add(GAP));
+        all.fold(0, u16::saturating_add)
+    }
+
+    fn widget(self) -> Table<'static> {
+        let last = self.widths.len().saturating_sub(1);
+        let column = |(at, width): (usize, &u16)| match at == last {
+            true => Constraint::Min(*width),
+            false => Constraint::Length(*width),
+        };
+        let constraints: Vec<Constraint> = self.widths.iter().enumerate().map(column).collect();
+        let head = Row::new(self.names).style(Style::new().add_modifier(Modifier::BOLD));
+        let rows = self.rows.into_iter();
+        let rows = rows.map(|(cells, style)| Row::new(cells).style(style));
+        Table::new(rows, constraints)
+            .column_spacing(GAP)
+            .header(head)
+            .block(Block::new().borders(Borders::TOP))
+    }
+}
+
+fn devices_grid(before: &Status, now: &Status) -> Grid {
     let seconds = (now.daemon.uptime_s - before.daemon.uptime_s).max(0.001);
-    let rows: Vec<Row<'a>> = now
-        .devices
-        .iter()
-        .map(|device| {
-            let earlier = before
-                .devices
-                .iter()
-                .find(|other| other.device == device.device);
-            device_row(device, earlier, seconds)
-        })
-        .collect();
-    Table::new(
-        rows,
-        [
-            Constraint::Length(12),
-            Constraint::Length(20),
-            Constraint::Length(10),
-            Constraint::Length(12),
-            Constraint::Length(14),
-            Constraint::Length(14),
-            Constraint::Length(6),
+    let row = |device: &DeviceStatus| {
+        let mut all = before.devices.iter();
+        let earlier = all.find(|other| other.device == device.device);
+        (device_row(device, earlier, seconds), Style::new())
+    };
+    Grid {
+        names: vec![
+            "device",
+            "model",
+            "contracts",
+            "promised",
+            "contract",
+            "other",
+            "busy",
         ],
-    )
-    .header(header(&[
-        "device",
-        "model",
-        "contracts",
-        "promised",
-        "contract",
-        "other",
-        "busy",
-    ]))
-    .block(Block::new().borders(Borders::TOP))
+        widths: vec![12, 20, 10, 12, 14, 14, 6],
+        rows: now.devices.iter().map(row).collect(),
+    }
 }
 
-fn device_row<'a>(device: &DeviceStatus, earlier: Option<&DeviceStatus>, seconds: f64) -> Row<'a> {
+fn device_row(device: &DeviceStatus, earlier: Option<&DeviceStatus>, seconds: f64) -> Vec<String> {
     let rate = |now: u64, before: Option<u64>| {
         let moved = now.saturating_sub(before.unwrap_or(now));
         show::byte_rate((moved as f64 / seconds) as u64)
     };
     let busy = earlier.map_or(0.0, |earlier| (device.busy_s - earlier.busy_s) / seconds);
-    Row::new(vec![
+    vec![
         device.name.clone(),
         device.model_source.clone(),
         device.contract_count.to_string(),
@@ -289,45 +377,31 @@ fn device_row<'a>(device: &DeviceStatus, earlier: Option<&DeviceStatus>, seconds
             earlier.map(|e| e.best_effort_bytes),
         ),
         format!("{:.0} %", (busy * 100.0).clamp(0.0, 100.0)),
-    ])
+    ]
 }
 
-fn streams_widget<'a>(before: &Status, now: &Status) -> Table<'a> {
+fn streams_grid(before: &Status, now: &Status, file_columns: usize) -> Grid {
     let seconds = (now.daemon.uptime_s - before.daemon.uptime_s).max(0.001);
-    let rows: Vec<Row<'a>> = now
-        .streams
-        .iter()
-        .map(|stream| {
-            let earlier = before
-                .streams
-                .iter()
-                .find(|other| other.stream == stream.stream);
-            stream_row(stream, earlier, seconds)
-        })
-        .collect();
-    Table::new(
-        rows,
-        [
-            Constraint::Length(5),
-            Constraint::Length(11),
-            Constraint::Length(10),
-            Constraint::Length(8),
-            Constraint::Length(11),
-            Constraint::Length(8),
-            Constraint::Length(6),
-            Constraint::Length(8),
-            Constraint::Length(9),
-            Constraint::Length(10),
-            Constraint::Min(10),
+    let row = |stream: &StreamStatus| {
+        let mut all = before.streams.iter();
+        let earlier = all.find(|other| other.stream == stream.stream);
+        stream_row(stream, earlier, seconds, file_columns)
+    };
+    Grid {
+        names: vec![
+            "#", "standing", "rate", "from", "now", "due", "late", "worst", "ahead", "user", "file",
         ],
-    )
-    .header(header(&[
-        "#", "standing", "rate", "from", "now", "due", "late", "worst", "ahead", "user", "file",
-    ]))
-    .block(Block::new().borders(Borders::TOP))
+        widths: vec![5, 11, 10, 8, 11, 8, 6, 8, 9, 10, 10],
+        rows: now.streams.iter().map(row).collect(),
+    }
 }
 
-fn stream_row<'a>(stream: &StreamStatus, earlier: Option<&StreamStatus>, seconds: f64) -> Row<'a> {
+fn stream_row(
+    stream: &StreamStatus,
+    earlier: Option<&StreamStatus>,
+    seconds: f64,
+    file_columns: usize,
+) -> (Vec<String>, Style) {
     let moved = stream
         .bytes
         .saturating_sub(earlier.map_or(stream.bytes, |earlier| earlier.bytes));
@@ -337,7 +411,7 @@ fn stream_row<'a>(stream: &StreamStatus, earlier: Option<&StreamStatus>, seconds
         (true, 0, "contract") => Style::new().fg(Color::Green),
         (true, 0, _) => Style::new(),
     };
-    Row::new(vec![
+    let cells = vec![
         stream.stream.to_string(),
         if stream.open {
             stream.standing.replace('_', " ")
@@ -355,9 +429,9 @@ fn stream_row<'a>(stream: &StreamStatus, earlier: Option<&StreamStatus>, seconds
         format!("{:.0} ms", stream.worst_lateness_ms),
         format!("{:.1} s", stream.ahead_ms / 1000.0),
         stream.user.clone(),
-        file_of(stream, 60),
-    ])
-    .style(style)
+        file_of(stream, file_columns),
+    ];
+    (cells, style)
 }
 
 #[cfg(test)]
@@ -373,7 +447,7 @@ mod tests {
         now.streams[0].bytes += 25_000_000;
         now.devices[0].real_time_bytes += 25_000_000;
         now.devices[0].busy_s += 1.0;
-        let picture = picture(&before, &now, 140);
+        let picture = picture(&before, &now, Breadth::Fixed(140));
         for expect in [
             "2 streams open",
             "reads due 480, late 2",
@@ -392,8 +466,29 @@ mod tests {
     }
 
     #[test]
+    fn no_remedy_is_cut_off_in_a_terminal_it_goes_on_in_the_next_line() {
+        let mut now = sample();
+        let remedy = "rushes calibrate /media/media --save, then systemctl reload rushes";
+        let long = "the disk was never measured, so this rests on a cautious guess: ".repeat(2);
+        now.daemon.notes = vec![format!("{long}{remedy}")];
+        now.devices[0].model_source = "m".repeat(50);
+        now.streams[0].path = format!("{}/take.mov", "day".repeat(40));
+        now.streams[0].user = String::from("somebody.with.a.name");
+        let whole = picture(&now, &now, Breadth::Least(120));
+        let path = now.streams[0].path.as_str();
+        for expect in [remedy, path, "somebody.with.a.name", &"m".repeat(50)] {
+            assert!(whole.contains(expect), "{expect:?} is missing in\n{whole}");
+        }
+        let screen = picture(&now, &now, Breadth::Fixed(80));
+        let columns = |line: &str| line.chars().count();
+        assert!(screen.lines().all(|line| columns(line) <= 80), "{screen}");
+        let words: Vec<&str> = screen.split_whitespace().collect();
+        assert!(words.join(" ").contains(remedy), "{screen}");
+    }
+
+    #[test]
     fn an_idle_daemon_in_a_small_window_is_drawn_too() {
         let idle = Status::default();
-        assert!(picture(&idle, &idle, 1).contains("rushes"));
+        assert!(picture(&idle, &idle, Breadth::Fixed(1)).contains("rushes"));
     }
 }
