@@ -112,7 +112,8 @@ Exit code: 0 every member can be used, 1 a member is missing or read-only, 2 the
     Ls(PoolLsArgs),
     /// Show which members hold the bytes of a file
     #[command(after_help = "\
-Exit code: 0 all bytes are present, 1 some are on a missing member, 2 the command failed.")]
+Exit code: 0 all bytes are present, 1 some are on a missing member, 2 the command failed, for one of the
+files at least; the others are shown.")]
     Where(PoolWhereArgs),
     /// Mount a pool as one directory tree, until it is unmounted
     #[command(after_help = "\

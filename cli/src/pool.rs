@@ -296,6 +296,11 @@ pub(crate) fn shown(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
+/// The full path of something that a user may have named from the working folder.
+pub(crate) fn whole(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
+}
+
 /// The class of a member, as shown.
 pub(crate) fn class_of(member: &Member) -> Option<String> {
     member.class().map(Class::name).map(str::to_owned)
@@ -425,14 +430,26 @@ pub(crate) fn with_wish(first: &str, wish: &str) -> String {
 }
 
 fn where_is(args: &PoolWhereArgs) -> Result<ExitCode, String> {
-    let reports: Result<Vec<FileReport>, String> =
-        args.files.iter().map(|file| file_report(file)).collect();
-    let reports = reports?;
+    // One that is wrong keeps nobody from the others.
+    let mut reports: Vec<FileReport> = Vec::new();
+    let mut faults: Vec<String> = Vec::new();
+    for file in &args.files {
+        match file_report(file) {
+            Ok(report) => reports.push(report),
+            Err(fault) => faults.push(fault),
+        }
+    }
     if args.json {
         print_json(&reports)?;
     } else {
         let texts: Vec<String> = reports.iter().map(file_text).collect();
         say(&texts.join("\n"))?;
+    }
+    for fault in &faults {
+        eprintln!("rushes: {fault}");
+    }
+    if !faults.is_empty() {
+        return Ok(ExitCode::from(2));
     }
     let is_whole = reports
         .iter()
@@ -459,7 +476,7 @@ fn file_report(file: &Path) -> Result<FileReport, String> {
         .map(|layout| segments(&pool, layout))
         .unwrap_or_default();
     Ok(FileReport {
-        file: shown(file),
+        file: shown(&whole(file)),
         catalogue: shown(pool.catalogue().path()),
         bytes,
         number: layout.as_ref().map(|layout| layout.file.number),

@@ -165,6 +165,19 @@ fn a_pool_is_made_shown_and_a_file_found_on_its_member() {
     let found = json(&pool(&["where", "--json"], &[&long]), 0);
     assert_eq!(found[0]["segments"], serde_json::json!([]));
 
+    // One that is wrong keeps nobody from the others, and paths are whole.
+    let found = Command::new(rushes_tests::needs::path_of("rushes"))
+        .args(["pool", "where", "--json", "missing.mov", "clip.mov"])
+        .current_dir(catalogue.join("tree"))
+        .output()
+        .expect("rushes starts");
+    assert_eq!(found.status.code(), Some(2), "{found:?}");
+    let said = String::from_utf8_lossy(&found.stderr).into_owned();
+    assert!(said.contains("missing.mov"), "{found:?}");
+    let found: Value = serde_json::from_slice(&found.stdout).expect("JSON");
+    assert_eq!(found.as_array().expect("a list").len(), 1);
+    assert_eq!(found[0]["file"], clip.to_str().expect("text"));
+
     // The object differs from the layout, as it is deleted; then its whole member is missing.
     fs::remove_file(&object).expect("our own disk");
     let found = json(&pool(&["where", "--json"], &[&clip]), 1);
