@@ -37,7 +37,15 @@ pub(crate) fn run(args: &RecoverArgs) -> Result<ExitCode, String> {
     if let (Ok(()), Some(Ok(left))) = (&result, left) {
         tracing::info!("{}", recovered(&left));
     }
-    ended(result)
+    match result {
+        Err(ServeError::Running { dir, holder }) => Err(format!(
+            "a daemon serves from {} ({holder}), so there is nothing to recover: it writes what \
+             clients wrote, and what an earlier daemon left, by itself. `rushes status` says what \
+             it cannot write, `rushes recover --list` lists what it has not written yet",
+            dir.display()
+        )),
+        result => ended(result),
+    }
 }
 
 fn listed(left: Result<Vec<LaneLeft>, ServeError>, as_json: bool) -> Result<ExitCode, String> {
@@ -138,7 +146,14 @@ fn run_give_up(config: &Config, lane: u32, yes: bool) -> Result<ExitCode, String
              rushes recover --give-up {lane} --yes"
         ));
     }
-    give_up(config, lane).map_err(|error| error.to_string())?;
+    give_up(config, lane).map_err(|error| match error {
+        ServeError::Running { dir, holder } => format!(
+            "nothing is given up: a daemon serves from {} ({holder}) and has the lanes; stop it \
+             (`systemctl stop rushes`), and repeat this",
+            dir.display()
+        ),
+        error => error.to_string(),
+    })?;
     println!("lane {lane} is given up");
     Ok(ExitCode::SUCCESS)
 }
@@ -173,7 +188,8 @@ fn of_lane(lane: &LaneLeft) -> String {
     }
     let more = lane.damage.len().saturating_sub(SHOWN_MAX);
     if more > 0 {
-        out += &format!("  and {more} more damaged records: see --json\n");
+        let records = if more == 1 { "record" } else { "records" };
+        out += &format!("  and {more} more damaged {records}: see --json\n");
     }
     out
 }
@@ -188,9 +204,9 @@ fn of_file(file: &FileLeft, with_ranges: bool) -> String {
         ),
     };
     let mut out = format!(
-        "  {place}: {} in {} writes, up to byte {}\n",
+        "  {place}: {} in {}, up to byte {}\n",
         show::bytes(file.bytes),
-        file.write_count,
+        show::count(file.write_count, "write"),
         file.end
     );
     if with_ranges {

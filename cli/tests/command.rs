@@ -205,6 +205,27 @@ fn a_daemon_is_started_asked_reloaded_and_stopped() {
 }
 
 #[test]
+fn beside_a_daemon_recover_says_that_it_is_not_needed() {
+    let folder = Folder::new();
+    let (notify, manager) = manager_in(&folder);
+    let _daemon = Daemon::start(&folder, &notify);
+    // A process that was stopped and goes on is told EINTR by a socket with a timeout.
+    let heard = || manager.recv(&mut [0; 256]);
+    while heard().is_err_and(|error| error.kind() == std::io::ErrorKind::Interrupted) {}
+    let recovered = run(&folder.config(), &["recover"]);
+    let said = String::from_utf8_lossy(&recovered.stderr).into_owned();
+    assert_eq!(recovered.status.code(), Some(2), "{said}");
+    assert!(said.contains("there is nothing to recover"), "{said}");
+    assert!(!said.contains("another server.runtime_dir"), "{said}");
+    let given_up = run(&folder.config(), &["recover", "--give-up", "3", "--yes"]);
+    let said = String::from_utf8_lossy(&given_up.stderr).into_owned();
+    assert!(
+        said.contains("nothing is given up: a daemon serves"),
+        "{said}"
+    );
+}
+
+#[test]
 fn a_daemon_that_was_started_with_another_runtime_folder_is_found() {
     let folder = Folder::new();
     let (notify, manager) = manager_in(&folder);
