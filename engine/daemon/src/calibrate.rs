@@ -792,10 +792,10 @@ fn time_name(ns: u64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    fn example() -> Calibration {
+    pub(crate) fn example() -> Calibration {
         let fit = Fit {
             fixed_ns: 6_080_000,
             span_ns: 17_176_000,

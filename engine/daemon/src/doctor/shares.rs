@@ -194,40 +194,52 @@ fn calibration(area: &str, config: &Config, share: &ShareConfig, findings: &mut 
             "the device was never measured: contracts rest on a cautious guess",
             measure,
         )),
-        Ok(Some(calibration)) => {
-            let days = age_days(&calibration.measured_at);
-            let when = &calibration.measured_at;
-            if days.is_some_and(|days| days > CALIBRATION_DAYS_MAX) {
-                findings.push(Finding::of(
-                    Level::Note,
-                    area,
-                    format!("the device was measured on {when}, more than half a year ago"),
-                    format!("measure it again when no client plays: {measure}"),
-                ));
-            } else if calibration.is_doubtful() {
-                findings.push(Finding::of(
-                    Level::Note,
-                    area,
-                    format!(
-                        "the device was measured on {when} while something else used it: its times \
-                         scatter widely, and contracts rest on them"
-                    ),
-                    format!("measure it again when it is quiet: {measure}"),
-                ));
-            } else if calibration.quick {
-                findings.push(Finding::of(
-                    Level::Note,
-                    area,
-                    format!("the device was measured quickly ({when}): the model is rough"),
-                    format!("when no client plays: {measure}"),
-                ));
-            } else {
-                findings.push(Finding::ok(
-                    area,
-                    format!("the device was measured on {when}"),
-                ));
-            }
-        }
+        Ok(Some(calibration)) => findings.push(measured(area, &measure, &calibration)),
+    }
+}
+
+/// The worst fault that a calibration has noted: `rushes calibrate` has said it once, perhaps to
+/// somebody else.
+fn measured(area: &str, measure: &str, calibration: &Calibration) -> Finding {
+    let days = age_days(&calibration.measured_at);
+    let when = &calibration.measured_at;
+    let disk = &calibration.identity.disk;
+    if let Some(file) = &calibration.buffered_file {
+        Finding::of(
+            Level::Warning,
+            area,
+            format!(
+                "the device was measured on {when} through this machine's memory, as /dev/{disk} \
+                 is the file {file}: contracts that rest on it will not hold"
+            ),
+            format!("losetup --direct-io=on /dev/{disk}; then measure it again: {measure}"),
+        )
+    } else if calibration.is_doubtful() {
+        Finding::of(
+            Level::Note,
+            area,
+            format!(
+                "the device was measured on {when} while something else used it: its times \
+                 scatter widely, and contracts rest on them"
+            ),
+            format!("measure it again when it is quiet: {measure}"),
+        )
+    } else if days.is_some_and(|days| days > CALIBRATION_DAYS_MAX) {
+        Finding::of(
+            Level::Note,
+            area,
+            format!("the device was measured on {when}, more than half a year ago"),
+            format!("measure it again when no client plays: {measure}"),
+        )
+    } else if calibration.quick {
+        Finding::of(
+            Level::Note,
+            area,
+            format!("the device was measured quickly ({when}): the model is rough"),
+            format!("when no client plays: {measure}"),
+        )
+    } else {
+        Finding::ok(area, format!("the device was measured on {when}"))
     }
 }
 
@@ -258,6 +270,24 @@ fn other_doors(area: &str, share: &ShareConfig, exported: &[PathBuf], findings: 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_makes_a_measurement_doubtful_is_said_again_however_old_it_is() {
+        let mut calibration = crate::calibrate::tests::example();
+        calibration.measured_at = String::from("2020-01-01T00:00:00Z");
+        let said = |calibration: &Calibration| measured("share s", "measure", calibration).finding;
+        assert!(said(&calibration).contains("more than half a year ago"));
+        calibration.read.residual_percent_median = 40.0;
+        assert!(said(&calibration).contains("scatter widely"));
+        calibration.buffered_file = Some(String::from("/srv/disk.img"));
+        let finding = measured("share s", "measure", &calibration);
+        assert_eq!(finding.level, Level::Warning);
+        let sentence = &finding.finding;
+        assert!(
+            sentence.contains("/dev/sda is the file /srv/disk.img"),
+            "{sentence}"
+        );
+    }
 
     #[test]
     fn remedy_of_a_share_whose_writes_could_not_be_tried_is_of_its_reason() {
