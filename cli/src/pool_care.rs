@@ -70,9 +70,9 @@ pub(crate) fn fsck(args: &PoolFsckArgs) -> Result<ExitCode, String> {
 
 fn message(progress: Progress) -> String {
     match progress {
-        Progress::Files(count) => format!("{count} files"),
-        Progress::Objects(count) => format!("{count} objects"),
-        Progress::Mending(done, of) => format!("{done} of {of} findings"),
+        Progress::Files(count) => show::count(count, "file"),
+        Progress::Objects(count) => show::count(count, "object"),
+        Progress::Mending(done, of) => format!("{done} of {}", show::count(of as u64, "finding")),
     }
 }
 
@@ -121,18 +121,28 @@ pub(crate) fn rescue(args: &PoolRescueArgs) -> Result<ExitCode, String> {
         print_json(&report)?;
     } else {
         let first = match report.log_serial {
-            Some(_) => format!("{} names are back.\n", report.name_count),
+            Some(_) => names_back(report.name_count),
             None => String::from("No member has a log of names: files are in lost+found.\n"),
         };
         let lost = match report.attributes_lost {
             0 => String::new(),
-            count => format!("The file system refused {count} attributes.\n"),
+            count => format!(
+                "The file system refused {}.\n",
+                show::count(count, "attribute")
+            ),
         };
         say(&format!("{first}{lost}{}", text(&report.fsck, true)))?;
     }
     let is_whole =
         report.fsck.is_well() && report.attributes_lost == 0 && report.log_serial.is_some();
     Ok(ExitCode::from(u8::from(!is_whole)))
+}
+
+fn names_back(count: u64) -> String {
+    match count {
+        1 => String::from("1 name is back.\n"),
+        _ => format!("{count} names are back.\n"),
+    }
 }
 
 impl FsckReport {
@@ -220,7 +230,10 @@ fn text(report: &FsckReport, repair: bool) -> String {
             String::from("All that was found is mended. Repeat this when all members are there.\n")
         }
         (_, left) if repair => format!("{left} could not be mended.\n"),
-        (_, left) => format!("{left} findings. Nothing was changed.\n"),
+        (_, left) => format!(
+            "{}. Nothing was changed.\n",
+            show::count(left as u64, "finding")
+        ),
     };
     text
 }

@@ -8,7 +8,7 @@ use crate::args::{
 };
 use crate::ask::{print_json, say};
 use crate::pool::{
-    Standing, catalogues, class_of, print_all, settled, shown, state_of, told, with_wish,
+    Standing, catalogues, class_of, print_all, settled, shown, state_of, told, whole, with_wish,
 };
 use crate::pool_care::counter;
 use crate::show::{self, Table};
@@ -117,9 +117,7 @@ pub(crate) fn add(args: &PoolAddArgs) -> Result<ExitCode, String> {
         }
         Hand::Mount(door) => {
             // The mount's working folder may differ from ours.
-            let path =
-                |member: &PathBuf| std::path::absolute(member).unwrap_or_else(|_| member.clone());
-            let members = args.members.iter().map(path).collect();
+            let members = args.members.iter().map(|member| whole(member)).collect();
             let class = args.class.as_ref().map(|class| class.name().to_owned());
             asked(door, &Request::Add { members, class }, &bar).map(|done| done.numbers)
         }
@@ -136,6 +134,7 @@ pub(crate) fn add(args: &PoolAddArgs) -> Result<ExitCode, String> {
         print_json(&report)?;
     } else {
         for (number, path) in report.numbers.iter().zip(&args.members) {
+            let path = whole(path);
             say(&format!("{} is member {number}\n", path.display()))?;
         }
         say(&of_no_class(&seen(&args.catalogue)?, &report.numbers))?;
@@ -513,7 +512,8 @@ fn failed_text(count: u64, first: &[Failure]) -> String {
     if count == 0 {
         return String::new();
     }
-    let mut text = format!("{count} files could not be read or moved:\n");
+    let files = show::count(count, "file");
+    let mut text = format!("{files} could not be read or moved:\n");
     for one in first {
         let (file, sentence) = (show::one_line(&one.file), show::one_line(&one.sentence));
         text.push_str(&format!("  {file}: {sentence}\n"));

@@ -184,11 +184,11 @@ pub(crate) fn head(status: &Status) -> String {
     let write = &status.write;
     if write.buffer_bytes > 0 {
         out += &format!(
-            "write buffer {}: {} in use for {} files · {} writes, {} left to their clients\n",
+            "write buffer {}: {} in use for {} · {}, {} left to their clients\n",
             show::bytes(write.buffer_bytes),
             show::bytes(write.used_bytes),
-            write.dirty_file_count,
-            write.write_count,
+            show::count(write.dirty_file_count.into(), "file"),
+            show::count(write.write_count, "write"),
             write.plain_count,
         );
     }

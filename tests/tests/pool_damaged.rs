@@ -90,10 +90,7 @@ fn a_disk_that_does_not_give_one_file_is_emptied_of_all_others_and_rescued_with_
     let output = output.expect("rushes starts");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        said.contains("1 files could not be read or moved"),
-        "{said}"
-    );
+    assert!(said.contains("1 file could not be read or moved"), "{said}");
     assert!(said.contains("f0: "), "{said}");
 
     // A rescue brings all names back, this one as well.

@@ -531,9 +531,9 @@ impl Daemon {
     /// Drop the writes to a deleted file: it has no name, and no program has it open.
     fn forget_kept(&mut self, kept: KeptFile) {
         tracing::warn!(
-            "{} no longer exists; {} acknowledged writes to it that an earlier daemon left are dropped",
+            "{} no longer exists; what an earlier daemon left for it is dropped: {}",
             kept.name(),
-            kept.pieces.len()
+            counted(kept.pieces.len(), "acknowledged write")
         );
         let Some(lanes) = &mut self.lanes else {
             return;
@@ -754,10 +754,11 @@ impl Daemon {
     }
 
     pub(super) fn unclaimed_sentence(&self) -> String {
+        let count = self.server.writes().unclaimed_count;
+        let writes = counted(usize::try_from(count).unwrap_or(usize::MAX), "write");
         format!(
-            "{} writes that a former daemon left contradict others and stay where they are; list \
-             them with: rushes recover --list",
-            self.server.writes().unclaimed_count
+            "what a former daemon left contradicts other data and stays where it is, {writes}; \
+             list it with: rushes recover --list"
         )
     }
 

@@ -170,17 +170,14 @@ impl Catalogue {
             )
         };
         let failed = |error| {
-            PoolError::system(
-                "open",
-                Path::new(TREE).join(below).display().to_string(),
-                error,
-            )
+            let path = self.path.join(TREE).join(below);
+            PoolError::system("open", path.display().to_string(), error)
         };
         // Look first: opening a device uses it.
         let found = named(OFlags::PATH).and_then(fstat).map_err(failed)?;
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
             return refused(CatalogueRefusal::NotRegular {
-                path: below.to_path_buf(),
+                path: self.path.join(TREE).join(below),
             });
         }
         named(OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOATIME).map_err(failed)

@@ -289,7 +289,7 @@ fn a_member_goes_only_when_nothing_is_on_it_and_a_dead_one_only_when_nothing_was
     drop(pool);
     refused(
         remove(&again(), object.member, Parting::Empty, &Nobody),
-        "bytes of 1 files",
+        "bytes of one file are on",
     );
     let stranger = place.path.join("member1/objects/00/letter");
     fs::write(&stranger, "dear").unwrap();
@@ -322,7 +322,7 @@ fn a_member_goes_only_when_nothing_is_on_it_and_a_dead_one_only_when_nothing_was
     drop(pool);
     refused(
         remove(&again(), MemberNumber(0), Parting::Empty, &Nobody),
-        "bytes of 1 files",
+        "bytes of one file are on",
     );
     // An interrupted drain.
     assert!(text().contains("draining"), "{}", text());

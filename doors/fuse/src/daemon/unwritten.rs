@@ -43,14 +43,20 @@ pub struct Unwritten {
 impl fmt::Display for Unwritten {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let dir = self.runtime_dir.display();
+        let objects = |count: &usize| match count {
+            1 => String::from("one object that are not on its disk"),
+            _ => format!("{count} objects that are not on their disks"),
+        };
         match &self.object_count {
             Ok(count) if self.is_daemon_there => write!(
                 f,
-                "the daemon of {dir} has acknowledged bytes of {count} objects that are not on their disks"
+                "the daemon of {dir} has acknowledged bytes of {}",
+                objects(count)
             ),
             Ok(count) => write!(
                 f,
-                "no daemon seems to run in {dir}, and the last one has left acknowledged bytes of {count} objects that are not on their disks"
+                "no daemon seems to run in {dir}, and the last one has left acknowledged bytes of {}",
+                objects(count)
             ),
             Err(error) => write!(
                 f,

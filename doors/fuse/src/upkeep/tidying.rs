@@ -141,8 +141,11 @@ impl Door {
         }
         if failed.count > 0 {
             tracing::warn!(
-                "{} files could not be read or moved to tidy the pool",
-                failed.count
+                "{} could not be read or moved to tidy the pool",
+                match failed.count {
+                    1 => String::from("one file"),
+                    count => format!("{count} files"),
+                }
             );
         }
         all.failed = failed;

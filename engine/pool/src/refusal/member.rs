@@ -235,12 +235,16 @@ impl fmt::Display for MemberRefusal {
             ),
             MemberRefusal::HasFiles { number, count } => write!(
                 f,
-                "bytes of {count} files are on member {}; expected none; move them with `rushes pool drain`",
+                "bytes of {} are on member {}; expected none; move them with `rushes pool drain`",
+                match count {
+                    1 => String::from("one file"),
+                    _ => format!("{count} files"),
+                },
                 number.0
             ),
             MemberRefusal::HasObjects { number, count } => write!(
                 f,
-                "{count} objects that no file names are on member {}; expected none; find out with `rushes pool fsck --repair` whose they are",
+                "on member {} there are objects that no file names, {count} in all; expected none; find out with `rushes pool fsck --repair` whose they are",
                 number.0
             ),
             MemberRefusal::MountInside { mount, folder } => write!(
