@@ -27,6 +27,7 @@ pub const SCENARIOS: &[(&str, &str)] = named!("scenarios":
     "joins_and_leaves",
     "metadata_storm",
     "mixed",
+    "multicam",
     "no_analyser",
     "op_atom",
     "op_atom_untold",

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Editors that work Avid's way: each clip is one file of picture and several of sound, and a cut
-//! goes to all of them at once.
+//! Editors with several files for each frame, all cut at once: those that work Avid's way, whose
+//! clips are one file of picture and several of sound, and those that play several layers, such as
+//! the cameras of a multicam clip.
 //!
-//! Such a program reads one file after the other: a frame of picture when it is due, and a second
-//! of each sound at the start of that second. The frame is complete when the last of them has come.
-//! Handles stay open.
+//! Such a program reads one file after the other: a frame of each layer's picture when it is due,
+//! and a second of each sound at the start of that second. The frame is complete when the last of
+//! them has come. Handles stay open.
 
 use crate::client::{Answer, Hand, Scene};
 use crate::files::FileIndex;
@@ -15,6 +16,8 @@ use rushes_core::units::*;
 pub struct OpAtomPlan {
     /// Clips: picture first, then sounds.
     pub clips: Vec<Vec<FileIndex>>,
+    /// Layers, each of another clip and from another place; the first one has sounds.
+    pub layers: u64,
     /// Bytes of a frame of picture.
     pub frame_bytes: u64,
     /// From one frame to the next.
@@ -47,8 +50,9 @@ pub struct OpAtom {
     pub cut_ns: Vec<u64>,
     open: Vec<(FileIndex, HandleId)>,
     clip: usize,
-    /// The first frame of the run in the clip, and the length of the run. Units: frames.
-    origin: u64,
+    /// The first frame of the run in the clip of each layer, and the length of the run. Units:
+    /// frames.
+    origins: Vec<u64>,
     run: u64,
     /// The present frame of the run, and the file of it that is read now.
     nth: u64,
@@ -70,7 +74,7 @@ impl OpAtom {
             cut_ns: Vec::new(),
             open: Vec::new(),
             clip: 0,
-            origin: 0,
+            origins: Vec::new(),
             run: 0,
             nth: 0,
             part: 0,
@@ -96,13 +100,20 @@ impl OpAtom {
             hand.set_alarm(scene, due);
             return;
         }
-        let file = self.plan.clips[self.clip][self.part];
-        let handle = hand.keep_open(scene, &mut self.open, file);
-        let frame = self.origin + self.nth;
-        let (unit, bytes) = match self.part {
-            0 => (frame, self.plan.frame_bytes),
-            _ => (frame / self.plan.sound_frames, self.plan.sound_bytes),
+        let layer = self.part.min(self.origins.len());
+        let (file, unit, bytes) = match self.origins.get(layer) {
+            Some(origin) => {
+                let clip = (self.clip + layer) % self.plan.clips.len();
+                let file = self.plan.clips[clip][0];
+                (file, origin + self.nth, self.plan.frame_bytes)
+            }
+            None => {
+                let file = self.plan.clips[self.clip][self.part - layer + 1];
+                let second = (self.origins[0] + self.nth) / self.plan.sound_frames;
+                (file, second, self.plan.sound_bytes)
+            }
         };
+        let handle = hand.keep_open(scene, &mut self.open, file);
         let range = ByteRange::new(unit * bytes, bytes);
         hand.read(scene, handle, file, range, 0);
     }
@@ -115,7 +126,8 @@ impl OpAtom {
         let frames = (size / self.plan.frame_bytes).saturating_sub(self.run);
         // Whole seconds, so that a cut reads all files of a clip in its first frame.
         let seconds = frames / self.plan.sound_frames;
-        self.origin = hand.prng.below(seconds.max(1)) * self.plan.sound_frames;
+        let mut origin = || hand.prng.below(seconds.max(1)) * self.plan.sound_frames;
+        self.origins = (0..self.plan.layers.max(1)).map(|_| origin()).collect();
         (self.nth, self.part) = (0, 0);
         self.begun = scene.now;
     }
@@ -129,8 +141,8 @@ impl OpAtom {
         }
         let has_sound = self.nth.is_multiple_of(self.plan.sound_frames);
         let parts = match has_sound {
-            true => self.plan.clips[self.clip].len(),
-            false => 1,
+            true => self.origins.len() + self.plan.clips[self.clip].len() - 1,
+            false => self.origins.len(),
         };
         self.part += 1;
         if self.part < parts {

@@ -389,6 +389,8 @@ pub struct OpAtomGroup {
     pub every_ms: u64,
     /// Rate of the picture, in frames of 40 ms. Units: Mb/s.
     pub megabits: f64,
+    /// Layers, each of another clip; 0: 1.
+    pub layers: u64,
     /// Sounds of a clip, 144 kB a second each.
     pub sounds: u64,
     /// Their headers have that rate.
@@ -408,6 +410,7 @@ impl Default for OpAtomGroup {
             start_ms: 0,
             every_ms: 250,
             megabits: 100.0,
+            layers: 0,
             sounds: 8,
             sound_told: false,
             cut_ms_min: 1500,
@@ -988,6 +991,7 @@ impl Scenario {
         };
         let plan = OpAtomPlan {
             clips: (0..group.clips.max(1)).map(clip).collect(),
+            layers: group.layers,
             frame_bytes,
             period,
             sound_bytes: SOUND_BYTES,

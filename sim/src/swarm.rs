@@ -281,6 +281,7 @@ fn editors(p: &mut Prng, scenario: &mut Scenario, read_kib: u64) {
             every_ms: [0, 250, 1000][p.below(3) as usize],
             // They read a frame in one piece, of 40 ms.
             megabits: p.log_between(20.0, 200.0).min(read_kib as f64 / 5.0),
+            layers: 0,
             sounds: p.between(1, 16),
             sound_told: p.chance(600),
             cut_ms_min,

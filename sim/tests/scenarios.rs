@@ -48,6 +48,7 @@ scenarios!(
     joins_and_leaves,
     metadata_storm,
     mixed,
+    multicam,
     no_analyser,
     op_atom,
     op_atom_untold,

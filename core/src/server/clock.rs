@@ -134,6 +134,11 @@ impl PlayClock {
         scheduled + own + preroll
     }
 
+    /// Its reader waited until then for our answer to a read of another run.
+    pub(super) fn waited_until(&mut self, at: Instant) {
+        self.answered = self.answered.max(at);
+    }
+
     /// A read that was due then is answered.
     pub(super) fn answered(&mut self, now: Instant, due: Instant) {
         self.was_late = now > due;
@@ -230,6 +235,16 @@ mod tests {
         assert_eq!(due(&mut clock, 1, 1400), at(1900));
         clock.answered(at(1500), at(1900));
         assert_eq!(due(&mut clock, 2, 2000), at(2900));
+    }
+
+    /// As an editor's program does with layers: it asks for the second one's frame when it has that
+    /// of the first.
+    #[test]
+    fn reader_that_waited_for_another_run_was_not_idle() {
+        let mut clock = PlayClock::new(None, 0, at(0));
+        clock.answered(at(100), at(500));
+        clock.waited_until(at(1399));
+        assert_eq!(due(&mut clock, 1, 1400), at(1500));
     }
 
     #[test]

@@ -18,6 +18,11 @@ const CAPACITY_CHECK: Duration = Duration::from_ms(250);
 const OVERLOAD_PATIENCE: Duration = Duration::from_s(1);
 /// How often refused streams ask again.
 const ASK_AGAIN: Duration = Duration::from_ms(500);
+/// The same where one of them has only begun at a bad moment: while others start, a device has less
+/// time than once they have their first bytes ahead. Not for long: who asks often enough finds a
+/// moment in which a full device seems to have room.
+const START_AGAIN: Duration = Duration::from_ms(100);
+const STARTS_FOR: Duration = Duration::from_s(1);
 
 impl Server {
     /// The buffers that a stream of `rate` may keep when all contracts together are `promised`:
@@ -227,6 +232,9 @@ impl Server {
     fn refuse(&mut self, id: StreamId, device: DeviceId, refusal: Refusal) {
         self.resign(id);
         if let Some(stream) = self.streams.get_mut(id.0) {
+            if stream.standing != Standing::Refused {
+                stream.refused_at = self.now;
+            }
             stream.standing = Standing::Refused;
             stream.refusal = Some(refusal);
         }
@@ -476,6 +484,7 @@ impl Server {
             return;
         };
         device.capacity_checked = now;
+        device.needed_permille = needed;
         if needed <= 1000 {
             device.overloaded_since = Instant::NEVER;
             return;
@@ -523,18 +532,39 @@ impl Server {
         let Some(entry) = self.devices.get_mut(&device) else {
             return;
         };
+        let refused = entry.refused.iter();
+        let now = self.now;
+        let starts = |id: &StreamId| {
+            let stream = self.streams.get(id.0);
+            stream.is_some_and(|stream| now.since(stream.refused_at) < STARTS_FOR)
+        };
+        let wait = match refused.clone().any(starts) {
+            true => START_AGAIN,
+            false => ASK_AGAIN,
+        };
         if entry.refused.is_empty() {
             return;
         }
-        if self.now.since(entry.refused_asked) < ASK_AGAIN {
+        if self.now.since(entry.refused_asked) < wait {
             return self.block(device);
         }
         entry.refused_asked = self.now;
-        if let Some(&id) = entry.refused.first() {
+        let mut session = None;
+        // The layers of a cut ask together.
+        while let Some(&id) = (self.devices.get(&device)).and_then(|entry| entry.refused.first()) {
+            let own = self.streams.get(id.0).map(|stream| stream.session);
+            if session.is_some() && session != own {
+                return;
+            }
+            session = own;
             if let Some(stream) = self.streams.get_mut(id.0) {
                 stream.reanchor(self.now);
             }
             self.ask_admission(id);
+            let stream = self.streams.get(id.0);
+            if stream.is_none_or(|stream| stream.standing != Standing::Contract) {
+                return;
+            }
         }
     }
 

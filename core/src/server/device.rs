@@ -31,6 +31,8 @@ pub(super) struct Device {
     /// Streams that know their rate and were refused.
     pub refused: Vec<StreamId>,
     pub refused_asked: Instant,
+    /// The part of its time that contracts needed when that was last looked at, in thousandths.
+    pub needed_permille: u64,
     pub capacity_checked: Instant,
     /// Since when it is too slow for its contracts; NEVER: it is not.
     pub overloaded_since: Instant,
@@ -186,6 +188,7 @@ impl Device {
             contracts: Vec::new(),
             refused: Vec::new(),
             refused_asked: Instant::ZERO,
+            needed_permille: 0,
             capacity_checked: Instant::ZERO,
             overloaded_since: Instant::NEVER,
             writers: VecDeque::new(),

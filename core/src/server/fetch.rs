@@ -15,6 +15,12 @@ use alloc::vec::Vec;
 /// reader that cuts does not wait. Each way back to the interrupted stream, and each request that
 /// gets in between two others, costs positioning, which is too dear where more is promised.
 const EASE_CHUNKS: u64 = 4;
+/// A reader is behind its clock if its read is due by that clock within this time. It goes first if
+/// all others can wait for a request like its own.
+const BEHIND: Duration = Duration::from_ms(250);
+/// Contracts need at most so many thousandths of the device's time then: the way there and back
+/// costs positioning.
+const BEHIND_PERMILLE: u64 = 850;
 const EASE_PROMISED: Duration = Duration::from_ms(500);
 pub(super) const EASE_PART: u64 = 4;
 
@@ -265,8 +271,16 @@ impl Server {
             is_at_ease = device.positions()
                 && (is_demanded || rests.is_some() || self.is_cut_to(&claimants))
                 && has_time(&due, &mut order);
+            if device.positions()
+                && device.needed_permille <= BEHIND_PERMILLE
+                && let Some(behind) = self.behind(&claims, &claimants)
+            {
+                let step = device.model.typical_positioning(claims.len());
+                let cost = step.times(2) + device.model.transfer(self.limits.chunk_bytes_max);
+                first = Some(behind).filter(|_| spare(&due, &mut order) >= cost);
+            }
             if is_at_ease {
-                first = self.first_frame(device, &claims, &claimants);
+                first = first.or_else(|| self.first_frame(device, &claims, &claimants));
                 if keeps_up {
                     rests_until = self.let_rest(rests, &mut claims, &claimants);
                 }
@@ -367,6 +381,25 @@ impl Server {
             }
             Claimant::Writer(_) => false,
         })
+    }
+
+    /// The claim whose reader waits and is the furthest behind its own clock, though its contract is
+    /// kept: the contract began later than the reader, or it is one of several layers, and each
+    /// wait is added to the next. Index into `claims`.
+    fn behind(&self, claims: &[Claim], claimants: &[Claimant]) -> Option<usize> {
+        let all = claims.iter().zip(claimants).enumerate();
+        all.filter_map(|(index, (claim, claimant))| {
+            let Claimant::Reader(id) = claimant else {
+                return None;
+            };
+            let stream = self.streams.get(id.0)?;
+            let waits = stream.waiting_count > 0 && stream.fetched < stream.consumed;
+            let due = stream.clock_due;
+            let is_behind = due < claim.deadline && due < self.now + BEHIND;
+            (waits && is_behind && claim.room > 0).then_some((due, index))
+        })
+        .min()
+        .map(|(_, index)| index)
     }
 
     /// The claim whose first frame is served before anything else on a device at ease: the nearest.

@@ -68,11 +68,28 @@ impl Server {
             }
         }
         let hops = self.note_place(id, &seen, range);
+        self.note_turn(id, arrived);
         self.need_header(id);
         self.begin_clock(id, &seen, range, arrived);
         self.move_promise(id, &seen, range.length.0);
+        let first = self
+            .streams
+            .get_mut(id.0)
+            .and_then(|stream| stream.began.take());
         self.follow(id, &seen, (run_bytes, hops), (range, arrived), actions);
         self.settle_rate(id);
+        let stream = self.streams.get_mut(id.0);
+        let is_followed = stream.is_some_and(|stream| {
+            stream.began = (seen.moved == Moved::Began).then_some(FirstRead {
+                cursor: seen.cursor,
+                range,
+                arrived,
+            });
+            stream.cursor == Some(seen.cursor)
+        });
+        if let Some(first) = first.filter(|first| first.cursor == seen.cursor && is_followed) {
+            self.follow_layers(id, first.arrived, actions);
+        }
         let Some(stream) = self.streams.get_mut(id.0) else {
             return (None, Due::NEVER);
         };
@@ -92,6 +109,9 @@ impl Server {
             return (Some(id), due);
         }
         let due = self.advance(id, range, arrived);
+        if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.clock_due = due.by_clock;
+        }
         self.tell_copy(id, range.length, lately);
         (Some(id), due)
     }
@@ -191,7 +211,7 @@ impl Server {
     }
 
     /// The stream begins at a read, for the first time or again.
-    fn restart(
+    pub(super) fn restart(
         &mut self,
         id: StreamId,
         cursor: CursorIndex,
@@ -252,7 +272,7 @@ impl Server {
     }
 
     /// Count a read of the followed cursor; when it is due.
-    fn advance(&mut self, id: StreamId, range: ByteRange, arrived: Instant) -> Due {
+    pub(super) fn advance(&mut self, id: StreamId, range: ByteRange, arrived: Instant) -> Due {
         let preroll = self.policy.preroll;
         let Some(stream) = self.streams.get_mut(id.0) else {
             return Due::NEVER;
@@ -345,7 +365,7 @@ impl Server {
     }
 
     /// Find the stream's rate, and ask for its contract once.
-    fn settle_rate(&mut self, id: StreamId) {
+    pub(super) fn settle_rate(&mut self, id: StreamId) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
         };

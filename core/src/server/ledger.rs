@@ -45,9 +45,11 @@ impl Server {
             for clock in [&mut stream.clock, &mut stream.begun].into_iter().flatten() {
                 clock.answered(now, read.due.by_clock);
             }
-            let session = self.sessions.get_mut(&read.session);
-            if let Some(clock) = session.and_then(|session| session.clock.as_mut()) {
-                clock.answered(now, read.due.by_clock);
+            if let Some(session) = self.sessions.get_mut(&read.session) {
+                session.last_answer = read.stream.map(|id| (id, now));
+                if let Some(clock) = &mut session.clock {
+                    clock.answered(now, read.due.by_clock);
+                }
             }
         }
         stream.reads.enter(&entry);

@@ -51,6 +51,9 @@ mod headers;
 mod kept;
 #[cfg(test)]
 mod kept_tests;
+#[cfg(test)]
+mod layer_tests;
+mod layers;
 mod ledger;
 #[cfg(test)]
 mod ledger_tests;

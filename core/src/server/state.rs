@@ -10,7 +10,7 @@ use super::glances::Glances;
 pub(super) use super::pieces::*;
 use super::shares::User;
 pub(super) use super::stream::*;
-use crate::stream::{Cadence, Recogniser};
+use crate::stream::{Cadence, CursorIndex, Recogniser};
 use crate::units::*;
 use crate::write::{DirtyMap, Pace, PieceKey, Runs};
 use alloc::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -40,6 +40,8 @@ pub(super) struct Session {
     pub has_played: bool,
     /// The clock of the run that was read last, in any file.
     pub clock: Option<PlayClock>,
+    /// The stream of its last read that was due and is answered, and when that was.
+    pub last_answer: Option<(StreamId, Instant)>,
     /// Places that it left at once.
     pub glances: Glances,
     /// Reads that were served as the beginning of a play, which has not followed yet.
@@ -541,6 +543,14 @@ pub(super) struct Read {
     /// Changes by other programs while it waited: bytes that came for it were old before it could
     /// be answered.
     pub voided_count: u8,
+}
+
+/// A read that begins a run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct FirstRead {
+    pub cursor: CursorIndex,
+    pub range: ByteRange,
+    pub arrived: Instant,
 }
 
 /// Slots in a client's hands.

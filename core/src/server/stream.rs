@@ -70,6 +70,8 @@ pub(super) struct Stream {
     /// The part of the file of that path.
     pub part: FilePart,
     pub standing: Standing,
+    /// When it was refused a contract first.
+    pub refused_at: Instant,
     pub rate: Option<(BytesPerSecond, RateSource)>,
     /// Why it was refused a contract, when that last happened.
     pub refusal: Option<Refusal>,
@@ -113,6 +115,12 @@ pub(super) struct Stream {
     /// The clock of the run that it follows, and of one that has begun elsewhere.
     pub clock: Option<PlayClock>,
     pub begun: Option<PlayClock>,
+    /// The stream whose answer came just before its reader's last read.
+    pub turn: Option<StreamId>,
+    /// When its reader's last read is due by that clock; NEVER: by none.
+    pub clock_due: Instant,
+    /// Its reader's last read, if that began a run.
+    pub began: Option<FirstRead>,
     /// For the ledger.
     pub reads: ReadCounts,
     /// The server answered its last read late, so the schedule stands.
@@ -157,6 +165,7 @@ impl Stream {
             path,
             part,
             standing: Standing::BestEffort,
+            refused_at: Instant::ZERO,
             rate: None,
             refusal: None,
             is_kept: false,
@@ -183,6 +192,9 @@ impl Stream {
             reads: ReadCounts::default(),
             clock: None,
             begun: None,
+            turn: None,
+            clock_due: Instant::NEVER,
+            began: None,
             late_before: false,
             looked_away: Instant::ZERO,
             waiting_count: 0,
