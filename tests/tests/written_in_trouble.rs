@@ -671,7 +671,7 @@ fn lost_by_the_kernel(
     (offset, bytes)
 }
 
-/// The kernel writes what it has of a file, on a disk that refuses these bytes, and has only the
+/// The kernel writes its bytes of a file, on a disk that refuses these bytes, and has only the
 /// disk's older ones then.
 ///
 /// The disk must refuse them before they come to the kernel: it may write them at any time, and a

@@ -176,7 +176,7 @@ impl Due {
 }
 
 /// How late an answer at `now` is for a read that was due at `due`; zero: it is in time. None: the
-/// read is not due at all. This is the one place that decides what late means: no time is allowed
+/// read is not due at all. This is the one place that decides about lateness: no time is allowed
 /// on top, since a clock has its preroll.
 pub(super) fn lateness(due: Instant, now: Instant) -> Option<Duration> {
     (due != Instant::NEVER).then(|| now.since(due))

@@ -5,7 +5,7 @@
 //! Such a program reads a frame of one file after the other. By the second read of the first file
 //! it shows that it plays. Until the others have a second read as well, each of them would wait for
 //! a visit of its own, one after the other, in the time that is meant for all of them together. So
-//! what shows for the first layer counts for those to which the reader went meanwhile.
+//! the sign of the first layer counts for those to which the reader went meanwhile.
 
 use super::state::*;
 use super::*;

@@ -103,7 +103,7 @@ fn an_editor_who_opens_a_clip_beside_copies_waits_for_one_request_of_theirs() {
     all.bench.open(7, 7, "played", facts(7, 4 << 30));
     let waits: Vec<usize> = (0..20)
         .map(|frame| {
-            // As a player does: what is fetched ahead of it keeps it from waiting at all.
+            // As a player does: bytes that are fetched ahead of it keep it from waiting at all.
             all.run(1);
             all.wait_of(7, 7, frame * 400_000, 400_000)
         })

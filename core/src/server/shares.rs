@@ -2,7 +2,7 @@
 //! The shares that clients without a contract use of a device, and those that may go first.
 //!
 //! Reads without a contract are served in the order in which they came, and long ones keep a queue
-//! full: an editor who opened a clip beside six copies of 8 MiB a read got a read in 2.2 s, where a
+//! full: the program that opened a clip beside six copies of 8 MiB a read got a read in 2.2 s, where a
 //! kernel without Rushes gives one in a tenth of that. So a session that used less than its share
 //! of the device goes before those that used theirs (start-time fair queueing, Goyal, Vin and Cheng
 //! 1996, with half a share as the bound, so that long reads keep their long visits). Within a

@@ -64,8 +64,8 @@ impl Server {
     /// their share: also before those that wait for more, with the bytes that are fetched ahead for
     /// them, or else they would wait behind a queue of long reads for each of their short ones.
     fn reads_turn(&self, id: DeviceId, device: &Device) -> Option<Turn> {
-        // A stream that is fetched ahead gets a visit of its own: it waits for the end of another's,
-        // or both would be visited in pieces.
+        // A stream that is fetched ahead gets a visit of its own: it waits for the end of
+        // another's, or both would be visited in pieces.
         let visited = self.visited(id, device);
         let demand = self.pick_demand(device, visited);
         let first = demand.and_then(|index| device.queue.demands.get(index));
@@ -200,7 +200,7 @@ impl Server {
                 .take(DEMANDS_WEIGHED)
                 .min_by_key(|(_, demand)| ahead(demand))?
         };
-        // Another stream of that session may have used less of what the session gets.
+        // Another stream of that session may have used less of the session's share.
         let of_session = |user: User| user.session == picked.1.user.session;
         let before = demands
             .iter()
