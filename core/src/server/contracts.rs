@@ -19,8 +19,8 @@ const OVERLOAD_PATIENCE: Duration = Duration::from_s(1);
 /// How often refused streams ask again.
 const ASK_AGAIN: Duration = Duration::from_ms(500);
 /// The same where one of them has only begun at a bad moment: while others start, a device has less
-/// time than once they have their first bytes ahead. Not for long: a stream that asks often enough finds
-/// a moment in which a full device seems to have room.
+/// time than once they have their first bytes ahead. Not for long: a stream that asks often enough
+/// finds a moment in which a full device seems to have room.
 const START_AGAIN: Duration = Duration::from_ms(100);
 const STARTS_FOR: Duration = Duration::from_s(1);
 

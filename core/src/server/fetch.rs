@@ -383,8 +383,8 @@ impl Server {
         })
     }
 
-    /// The claim whose reader waits and is the furthest behind its own clock, though its contract is
-    /// kept: the contract began later than the reader, or it is one of several layers, and each
+    /// The claim whose reader waits and is the furthest behind its own clock, though its contract
+    /// is kept: the contract began later than the reader, or it is one of several layers, and each
     /// wait is added to the next. Index into `claims`.
     fn behind(&self, claims: &[Claim], claimants: &[Claimant]) -> Option<usize> {
         let all = claims.iter().zip(claimants).enumerate();

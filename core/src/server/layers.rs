@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Layers: the files that an editor's program plays at once, such as the cameras of a multicam clip,
-//! or a picture and its sounds.
+//! Layers: the files that an editor's program plays at once, such as the cameras of a multicam
+//! clip, or a picture and its sounds.
 //!
 //! Such a program reads a frame of one file after the other. By the second read of the first file
 //! it shows that it plays. Until the others have a second read as well, each of them would wait for
