@@ -2,8 +2,8 @@
 //! The shares that clients without a contract use of a device, and those that may go first.
 //!
 //! Reads without a contract are served in the order in which they came, and long ones keep a queue
-//! full: the program that opened a clip beside six copies of 8 MiB a read got a read in 2.2 s, where a
-//! kernel without Rushes gives one in a tenth of that. So a session that used less than its share
+//! full. A program that opened a clip beside six copies of 8 MiB a read got each of its reads in
+//! 2.2 s; a kernel without Rushes takes a tenth of that. So a session that used less than its share
 //! of the device goes before those that used theirs (start-time fair queueing, Goyal, Vin and Cheng
 //! 1996, with half a share as the bound, so that long reads keep their long visits). Within a
 //! session the same holds for its streams: all clients of one NFS server or of one mount are one
