@@ -141,7 +141,7 @@ impl PlayClock {
 
     /// A read that was due then is answered.
     pub(super) fn answered(&mut self, now: Instant, due: Instant) {
-        self.was_late = now > due;
+        self.was_late = is_late(due, now);
         self.answered = now;
     }
 }

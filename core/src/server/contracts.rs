@@ -529,26 +529,22 @@ impl Server {
 
     /// Streams that were refused on a device ask again, the oldest first.
     pub(super) fn retry_refused(&mut self, device: DeviceId) {
+        let now = self.now;
         let Some(entry) = self.devices.get_mut(&device) else {
             return;
-        };
-        let refused = entry.refused.iter();
-        let now = self.now;
-        let starts = |id: &StreamId| {
-            let stream = self.streams.get(id.0);
-            stream.is_some_and(|stream| now.since(stream.refused_at) < STARTS_FOR)
-        };
-        let wait = match refused.clone().any(starts) {
-            true => START_AGAIN,
-            false => ASK_AGAIN,
         };
         if entry.refused.is_empty() {
             return;
         }
-        if self.now.since(entry.refused_asked) < wait {
+        let starts = entry.refused.iter().any(|id| {
+            let stream = self.streams.get(id.0);
+            stream.is_some_and(|stream| now.since(stream.refused_at) < STARTS_FOR)
+        });
+        let wait = if starts { START_AGAIN } else { ASK_AGAIN };
+        if now.since(entry.refused_asked) < wait {
             return self.block(device);
         }
-        entry.refused_asked = self.now;
+        entry.refused_asked = now;
         let mut session = None;
         // The layers of a cut ask together.
         while let Some(&id) = (self.devices.get(&device)).and_then(|entry| entry.refused.first()) {

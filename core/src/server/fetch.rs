@@ -15,14 +15,15 @@ use alloc::vec::Vec;
 /// reader that cuts does not wait. Each way back to the interrupted stream, and each request that
 /// gets in between two others, costs positioning, which is too dear where more is promised.
 const EASE_CHUNKS: u64 = 4;
+const EASE_PROMISED: Duration = Duration::from_ms(500);
+const EASE_PART: u64 = 4;
+
 /// A reader is behind its clock if its read is due by that clock within this time. It goes first if
 /// all others can wait for a request like its own.
 const BEHIND: Duration = Duration::from_ms(250);
 /// Contracts need at most so many thousandths of the device's time then: the way there and back
 /// costs positioning.
 const BEHIND_PERMILLE: u64 = 850;
-const EASE_PROMISED: Duration = Duration::from_ms(500);
-pub(super) const EASE_PART: u64 = 4;
 
 /// The holder of a claim; a writer with its next write.
 #[derive(Clone, Copy, Debug)]
@@ -329,6 +330,19 @@ impl Server {
         choice
     }
 
+    /// The next request without a contract is a short one, and its reader does not copy.
+    fn is_little_demanded(&self, id: DeviceId, device: &Device) -> bool {
+        let Some(Turn::Demand(index)) = self.best_effort_turn(id, device) else {
+            return false;
+        };
+        let demand = device.queue.demands.get(index);
+        demand.is_some_and(|demand| {
+            let stream = demand.stream.and_then(|id| self.streams.get(id.0));
+            let copies = stream.is_some_and(|stream| stream.is_copy);
+            !copies && demand.range.length.0 <= self.limits.chunk_bytes_max / EASE_PART
+        })
+    }
+
     /// Fetch nothing ahead for a moment after the first read behind a cut: a client asks for the
     /// files of a clip one after the other, and the next would wait for a chunk ahead of each.
     /// Returns the earliest end of such a moment; NEVER if there is none.
@@ -559,8 +573,6 @@ impl Server {
             }
         }
     }
-
-    // ---- Demands, and best effort ----
 
     // ---- Requests ----
 

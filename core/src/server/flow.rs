@@ -75,12 +75,12 @@ impl Server {
         let first = self
             .streams
             .get_mut(id.0)
-            .and_then(|stream| stream.began.take());
+            .and_then(|stream| stream.first_read.take());
         self.follow(id, &seen, (run_bytes, hops), (range, arrived), actions);
         self.settle_rate(id);
         let stream = self.streams.get_mut(id.0);
         let is_followed = stream.is_some_and(|stream| {
-            stream.began = (seen.moved == Moved::Began).then_some(FirstRead {
+            stream.first_read = (seen.moved == Moved::Began).then_some(FirstRead {
                 cursor: seen.cursor,
                 range,
                 arrived,
@@ -109,9 +109,6 @@ impl Server {
             return (Some(id), due);
         }
         let due = self.advance(id, range, arrived);
-        if let Some(stream) = self.streams.get_mut(id.0) {
-            stream.clock_due = due.by_clock;
-        }
         self.tell_copy(id, range.length, lately);
         (Some(id), due)
     }
@@ -295,6 +292,7 @@ impl Server {
         stream.consumed = stream.consumed.max(end);
         let by_clock = stream.due_by_clock((start, range.length.0), arrived, preroll);
         let due = Due::of_stream(stream.due(start, arrived, preroll), by_clock);
+        stream.clock_due = by_clock;
         let (device, passed) = (
             stream.device,
             stream.consumed.saturating_sub(stream.read_bytes),

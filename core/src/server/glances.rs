@@ -200,7 +200,7 @@ impl Server {
         let (is_long, plays) = (row.bytes >= played, row.is_read_on() || !goes_on);
         let session = stream.session;
         let glances = match self.sessions.get_mut(&session) {
-            Some(session) if session.pool.is_none() => &mut session.glances,
+            Some(session) if session.is_seat() => &mut session.glances,
             _ => &mut stream.glances,
         };
         let hops = !is_first && !goes_on;
@@ -215,7 +215,7 @@ impl Server {
     /// Whether the seat of a stream looks here and there instead of playing.
     pub(super) fn glances_about(&self, stream: &Stream) -> bool {
         let glances = match self.sessions.get(&stream.session) {
-            Some(session) if session.pool.is_none() => session.glances,
+            Some(session) if session.is_seat() => session.glances,
             _ => stream.glances,
         };
         glances.is_about(self.now)

@@ -29,7 +29,7 @@ impl Server {
             return;
         };
         let session = stream.session;
-        let is_seat = (self.sessions.get(&session)).is_some_and(|session| session.pool.is_none());
+        let is_seat = (self.sessions.get(&session)).is_some_and(|session| session.is_seat());
         let is_place = stream.frames.is_none() && stream.part.is_whole();
         // A look at the head of a clip is no play.
         let played = stream.consumed >= stream.rate_or_none().bytes_in(glances::RUN_MIN).0;

@@ -9,6 +9,7 @@
 
 use super::state::*;
 use super::*;
+use alloc::vec::Vec;
 
 /// Layers of one cut, at most.
 const LAYERS_MAX: usize = 32;
@@ -25,7 +26,7 @@ impl Server {
             return;
         };
         let session = self.sessions.get(&stream.session);
-        let session = session.filter(|session| session.pool.is_none());
+        let session = session.filter(|session| session.is_seat());
         let last = session.and_then(|session| session.last_answer);
         let before = last.filter(|(other, at)| *other != id && arrived.since(*at) <= TURN);
         let Some((other, at)) = before else {
@@ -47,29 +48,30 @@ impl Server {
         let Some(session) = self.streams.get(id.0).map(|stream| stream.session) else {
             return;
         };
-        // A session of a pool's door has the clients of a whole mount.
-        let is_seat = (self.sessions.get(&session)).is_some_and(|session| session.pool.is_none());
+        let is_seat = (self.sessions.get(&session)).is_some_and(|session| session.is_seat());
         if !is_seat {
             return;
         }
         let is_layer = |stream: &Stream| {
-            let began = stream.began.is_some_and(|began| began.arrived >= since);
+            let began = stream
+                .first_read
+                .is_some_and(|began| began.arrived >= since);
             stream.session == session && began && stream.frames.is_none() && !stream.is_copy
         };
-        let layers: alloc::vec::Vec<(StreamId, FirstRead)> = self
+        let layers: Vec<(StreamId, FirstRead)> = self
             .streams
             .iter()
             .filter(|(key, stream)| StreamId(*key) != id && is_layer(stream))
             .filter(|(_, stream)| self.told_rate(stream).is_some())
             .filter(|(_, stream)| !self.glances_about(stream))
-            .filter_map(|(key, stream)| Some((StreamId(key), stream.began?)))
+            .filter_map(|(key, stream)| Some((StreamId(key), stream.first_read?)))
             .take(LAYERS_MAX)
             .collect();
         for (layer, began) in layers {
             let Some(stream) = self.streams.get_mut(layer.0) else {
                 continue;
             };
-            stream.began = None;
+            stream.first_read = None;
             if stream.cursor != Some(began.cursor) {
                 stream.is_presumed = true;
                 let read = (began.range, began.arrived);

@@ -94,7 +94,7 @@ impl Server {
         };
         let session = self.sessions.get(&stream.session);
         // A session of a pool's door has all clients of its mount.
-        let seat = session.filter(|session| session.pool.is_none());
+        let seat = session.filter(|session| session.is_seat());
         let place = (seen.cursor, range.start.0);
         stream.begun = Some(match seat.and_then(|seat| seat.clock) {
             Some(clock) => {
@@ -236,7 +236,7 @@ impl Server {
         // All clients of a pool's mount are in its door's sessions together.
         let number_of = |key: u32, stream: &Stream| {
             let session = self.sessions.get(&stream.session);
-            let is_seat = session.is_some_and(|session| session.pool.is_none());
+            let is_seat = session.is_some_and(|session| session.is_seat());
             (stream.session, if is_seat { 0 } else { key + 1 })
         };
         let mut seats: BTreeMap<(SessionId, u32), SeatRecord> = BTreeMap::new();

@@ -46,7 +46,7 @@ impl Server {
     /// two layers.
     fn left_place(&self, id: StreamId, is_first: bool, length: u64) -> Option<StreamId> {
         let stream = self.streams.get(id.0)?;
-        let is_seat = self.sessions.get(&stream.session)?.pool.is_none();
+        let is_seat = self.sessions.get(&stream.session)?.is_seat();
         // A copy takes all that it gets, and leaves the contract with the player.
         if !is_seat || stream.is_copy || stream.frames.is_some() || !stream.part.is_whole() {
             return None;
@@ -268,7 +268,7 @@ impl Server {
     /// How long the run will be that a stream is in, as its seat's were; None: not known.
     pub(super) fn run_bytes(&self, stream: &Stream) -> Option<u64> {
         let session = self.sessions.get(&stream.session)?;
-        let mean = session.run_bytes.filter(|_| session.pool.is_none())?;
+        let mean = session.run_bytes.filter(|_| session.is_seat())?;
         Some(mean.max(stream.consumed.saturating_mul(2)))
     }
 
@@ -343,7 +343,7 @@ impl Server {
             let is_seat = self
                 .sessions
                 .get(&stream.session)
-                .is_some_and(|session| session.pool.is_none());
+                .is_some_and(|session| session.is_seat());
             is_seat
                 && stream.frames.is_none()
                 && self.now.since(stream.last_read) > LEFT

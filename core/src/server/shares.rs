@@ -9,6 +9,7 @@
 //! session the same holds for its streams: all clients of one NFS server or of one mount are one
 //! session.
 
+use super::state::*;
 use super::*;
 
 /// A session or stream may be ahead of half its share by so much: the first reads of a clip are
@@ -24,6 +25,15 @@ pub(super) struct User {
     pub session: SessionId,
     /// None: its reads follow no order.
     pub stream: Option<StreamId>,
+}
+
+impl User {
+    pub(super) fn of(id: StreamId, stream: &Stream) -> User {
+        User {
+            session: stream.session,
+            stream: Some(id),
+        }
+    }
 }
 
 /// The use of a device by reads without a contract.

@@ -50,6 +50,13 @@ pub(super) struct Session {
     pub presumed_wrongly_until: Instant,
 }
 
+impl Session {
+    /// One client has it. A session of a pool's door has all clients of its mount.
+    pub(super) fn is_seat(&self) -> bool {
+        self.pool.is_none()
+    }
+}
+
 /// The file behind a handle, as far as it is known.
 #[derive(Clone, Debug)]
 pub(super) enum HandleState {

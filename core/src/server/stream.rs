@@ -120,7 +120,7 @@ pub(super) struct Stream {
     /// When its reader's last read is due by that clock; NEVER: by none.
     pub clock_due: Instant,
     /// Its reader's last read, if that began a run.
-    pub began: Option<FirstRead>,
+    pub first_read: Option<FirstRead>,
     /// For the ledger.
     pub reads: ReadCounts,
     /// The server answered its last read late, so the schedule stands.
@@ -194,7 +194,7 @@ impl Stream {
             begun: None,
             turn: None,
             clock_due: Instant::NEVER,
-            began: None,
+            first_read: None,
             late_before: false,
             looked_away: Instant::ZERO,
             waiting_count: 0,

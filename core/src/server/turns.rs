@@ -2,7 +2,7 @@
 //! The turns of the requests without a contract: demands of clients that wait, bytes fetched ahead
 //! for streams without a contract, and writes that nothing promises.
 
-use super::fetch::{EASE_PART, Run};
+use super::fetch::Run;
 use super::shares::User;
 use super::state::*;
 use super::writeback::NextWrite;
@@ -88,11 +88,7 @@ impl Server {
     }
 
     fn user_of(&self, id: StreamId) -> Option<User> {
-        let stream = self.streams.get(id.0)?;
-        Some(User {
-            session: stream.session,
-            stream: Some(id),
-        })
+        self.streams.get(id.0).map(|stream| User::of(id, stream))
     }
 
     pub(super) fn best_effort_claim(&mut self, id: DeviceId) -> Option<BestEffortClaim> {
@@ -170,9 +166,11 @@ impl Server {
         let breaks_in =
             |demand: &Demand| visited.is_some_and(|(_, visited)| goes_first(demand.user, visited));
         let is_broken = demands.iter().any(breaks_in);
-        let all_heavy = demands
-            .iter()
-            .all(|demand| shares.is_heavy(self.now, demand.user));
+        // Of no account while a stream is visited.
+        let all_heavy = visited.is_none()
+            && demands
+                .iter()
+                .all(|demand| shares.is_heavy(self.now, demand.user));
         let may = |(_, demand): &(usize, &Demand)| match (visited, demand.stream) {
             _ if is_broken => breaks_in(demand),
             (Some((id, _)), Some(stream)) if id == stream => true,
@@ -263,9 +261,31 @@ impl Server {
         self.cache.takeable_count() > self.limits.slot_count / 32
     }
 
-    fn cost_in_flight(&self, id: DeviceId) -> Duration {
-        let device = self.devices.get(&id);
-        device.map_or(Duration::ZERO, |device| device.queue.flight_cost)
+    /// Send a request for this reader, and charge it if it is without a contract.
+    fn fetch_for(
+        &mut self,
+        (device, user): (DeviceId, User),
+        (file, range): (FileId, ByteRange),
+        due: Instant,
+        actions: &mut Actions,
+    ) -> Run {
+        let class = match due {
+            Instant::NEVER => IoClass::BestEffort,
+            _ => IoClass::RealTime,
+        };
+        let cost_of = |server: &Server| {
+            let device = server.devices.get(&device);
+            device.map_or(Duration::ZERO, |device| device.queue.flight_cost)
+        };
+        let before = cost_of(self);
+        let run = self.fetch_run(file, range, class, due, None, actions);
+        let cost = cost_of(self) - before;
+        if class == IoClass::BestEffort
+            && let Some(device) = self.devices.get_mut(&device)
+        {
+            device.shares.charge(self.now, user, cost);
+        }
+        run
     }
 
     pub(super) fn fetch_best_effort(&mut self, id: DeviceId, actions: &mut Actions) -> bool {
@@ -293,22 +313,13 @@ impl Server {
         let Some((demand, (range, bridged))) = found else {
             return false;
         };
-        let class = if demand.due == Instant::NEVER {
-            IoClass::BestEffort
-        } else {
-            IoClass::RealTime
-        };
         let chunk = self.limits.chunk_bytes_max;
         let run_range = ByteRange::new(range.start.0, range.length.0.min(chunk));
-        let before = self.cost_in_flight(id);
-        let run = self.fetch_run(demand.file, run_range, class, demand.due, None, actions);
-        let cost = Duration(self.cost_in_flight(id).0.saturating_sub(before.0));
+        let (who, what) = ((id, demand.user), (demand.file, run_range));
+        let run = self.fetch_for(who, what, demand.due, actions);
         let Some(device) = self.devices.get_mut(&id) else {
             return false;
         };
-        if class == IoClass::BestEffort {
-            device.shares.charge(now, demand.user, cost);
-        }
         device.visits.visitor = None;
         device.queue.is_awaited |= device.queue.is_at_ease && matches!(run, Run::Sent(_));
         match run {
@@ -363,23 +374,16 @@ impl Server {
             Some(ahead) => ahead.saturating_sub(level),
             None => u64::MAX,
         };
-        let user = User {
-            session: stream.session,
-            stream: Some(stream_id),
-        };
+        let user = User::of(stream_id, stream);
         let piece = self.next_piece(stream, id, bytes.min(self.limits.chunk_bytes_max));
-        let before = self.cost_in_flight(id);
         let run = piece.map_or(Run::Busy, |(file, range, _)| {
-            let (class, due) = (IoClass::BestEffort, Instant::NEVER);
-            self.fetch_run(file, range, class, due, None, actions)
+            self.fetch_for((id, user), (file, range), Instant::NEVER, actions)
         });
         let (Some(device), Some(stream)) =
             (self.devices.get_mut(&id), self.streams.get_mut(stream_id.0))
         else {
             return false;
         };
-        let cost = Duration(device.queue.flight_cost.0.saturating_sub(before.0));
-        device.shares.charge(now, user, cost);
         device.visits.visitor = None;
         let before = device.visits.background_given;
         // Zero until the stream has got bytes: a stream that does not advance must not hold up
@@ -410,19 +414,6 @@ impl Server {
             }
             Run::Busy => false,
         }
-    }
-
-    /// The next request without a contract is a short one, and its reader does not copy.
-    pub(super) fn is_little_demanded(&self, id: DeviceId, device: &Device) -> bool {
-        let Some(Turn::Demand(index)) = self.best_effort_turn(id, device) else {
-            return false;
-        };
-        let demand = device.queue.demands.get(index);
-        demand.is_some_and(|demand| {
-            let stream = demand.stream.and_then(|id| self.streams.get(id.0));
-            let copies = stream.is_some_and(|stream| stream.is_copy);
-            !copies && demand.range.length.0 <= self.limits.chunk_bytes_max / EASE_PART
-        })
     }
 
     /// A waiting read lacks these bytes. Unless its contract is about to fetch them, ask the

@@ -4,7 +4,7 @@
 //! It gives no `&[u8]` of its bytes: another process may change them at any time. Control words are
 //! atomics; callers copy bulk bytes out, or the kernel writes them.
 
-use rustix::mm::{MapFlags, ProtFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::ptr::NonNull;
@@ -65,15 +65,14 @@ impl Mapping {
     /// it would read as much as the disk's read-ahead, and zero as much where the file has holes: a
     /// session took 50 ms to set up with 8 MiB of it.
     fn advise_random(&self) {
-        // SAFETY: the range is ours; this advice changes no contents.
-        let advised = unsafe {
-            rustix::mm::madvise(
-                self.start.as_ptr().cast(),
-                self.bytes,
-                rustix::mm::Advice::Random,
-            )
-        };
+        let advised = self.advise(Advice::Random);
         debug_assert!(advised.is_ok(), "every kernel has this advice");
+    }
+
+    /// Advise the kernel about all of it. `advice`: one that changes no contents.
+    fn advise(&self, advice: Advice) -> rustix::io::Result<()> {
+        // SAFETY: the range is ours, and its contents stay as they are.
+        unsafe { rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, advice) }
     }
 
     /// Private memory, zeroed, aligned to a page.
@@ -142,28 +141,12 @@ impl Mapping {
 
     /// Ask for huge pages. False when the kernel has none for this memory.
     pub fn advise_huge(&self) -> bool {
-        // SAFETY: the range is ours; this advice changes no contents.
-        unsafe {
-            rustix::mm::madvise(
-                self.start.as_ptr().cast(),
-                self.bytes,
-                rustix::mm::Advice::LinuxHugepage,
-            )
-        }
-        .is_ok()
+        self.advise(Advice::LinuxHugepage).is_ok()
     }
 
     /// Fault all of it in, so that a lack of memory shows now. Does nothing before Linux 5.14.
     pub fn populate(&self) -> io::Result<()> {
-        // SAFETY: the range is ours; this touches pages without changing contents.
-        let result = unsafe {
-            rustix::mm::madvise(
-                self.start.as_ptr().cast(),
-                self.bytes,
-                rustix::mm::Advice::LinuxPopulateWrite,
-            )
-        };
-        match result {
+        match self.advise(Advice::LinuxPopulateWrite) {
             Err(rustix::io::Errno::INVAL) => Ok(()),
             other => Ok(other?),
         }
@@ -183,7 +166,7 @@ impl Mapping {
             rustix::mm::madvise(
                 self.start.as_ptr().add(offset).cast(),
                 bytes,
-                rustix::mm::Advice::LinuxPopulateWrite,
+                Advice::LinuxPopulateWrite,
             )
         };
         Ok(result?)
