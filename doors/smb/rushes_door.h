@@ -84,29 +84,30 @@ extern int vfs_rushes_debug_level;
 struct rushes_fsp;
 struct rushes_session;
 
-/* Result of a read whose file or share is closed meanwhile; no errno. */
+/* Result of a request whose file or share is closed meanwhile; no errno. */
 #define RUSHES_ABANDONED (RUSHES_PLAIN - 1)
 
 /*
- * An asynchronous read that the daemon has not answered. Part of the caller's
- * request; in its session's list exactly as long as the daemon may answer.
+ * An asynchronous read, write or sync that the daemon has not answered. Part of
+ * the caller's own state; in its session's list exactly as long as the daemon
+ * may answer.
  */
-struct rushes_read {
-	struct rushes_read *prev, *next;
+struct rushes_request {
+	struct rushes_request *prev, *next;
 	struct rushes_session *session;
 	struct rushes_fsp *file;
 	uint64_t ticket;
 	struct timespec start_time;
 
 	/*
-	 * Called once, with bytes read, -errno, RUSHES_PLAIN or
-	 * RUSHES_ABANDONED, when the read is not in the list any more. Must run
-	 * no foreign code.
+	 * Called once, with bytes read or written, 0 of a sync, -errno,
+	 * RUSHES_PLAIN or RUSHES_ABANDONED, when the request is not in the list
+	 * any more. Must run no foreign code.
 	 */
-	void (*done_fn)(struct rushes_read *read, ssize_t result);
+	void (*done_fn)(struct rushes_request *request, ssize_t result);
 
-	/* Called from the event loop after rushes_read_defer: may wait */
-	void (*plain_fn)(struct rushes_read *read);
+	/* Called from the event loop after rushes_request_defer: may wait */
+	void (*plain_fn)(struct rushes_request *request);
 };
 
 /*
@@ -127,7 +128,7 @@ struct rushes_session {
 	uint64_t number;
 
 	/* Oldest first */
-	struct rushes_read *reads;
+	struct rushes_request *requests;
 
 	/* The timer that watches them; see rushes_session_guard */
 	struct tevent_timer *guard;
@@ -226,7 +227,7 @@ bool rushes_session_is_lost(const struct rushes_session *session);
  */
 bool rushes_session_may_wait(struct rushes_session *session);
 
-/* For good: reads under way fail, since their buffers go away. */
+/* For good: requests under way fail, since their buffers go away. */
 void rushes_session_disconnect(struct rushes_session *session);
 
 /*
@@ -255,36 +256,37 @@ bool rushes_session_is_alone(struct rushes_session *session);
 
 /*
  * Call it after every call of the client library that may have waited or
- * failed: that call may have read the doorbell of asynchronous reads, and may
- * have found the daemon dead. session->client may be NULL afterwards.
+ * failed: that call may have read the doorbell of asynchronous requests, and
+ * may have found the daemon dead. session->client may be NULL afterwards.
  */
 void rushes_session_after_wait(struct rushes_session *session);
 
 /*
  * Start a read of a named file; session, file and done_fn are set. False: not
  * taken, read the file itself. `data` stays valid until done_fn or
- * rushes_read_forget.
+ * rushes_request_forget.
  */
-bool rushes_read_start(struct rushes_read *read, void *data, size_t n,
+bool rushes_read_start(struct rushes_request *request, void *data, size_t n,
 		       off_t offset);
 
 /* The same for a write, and for stable storage. */
-bool rushes_write_start(struct rushes_read *read, const void *data, size_t n,
-			off_t offset);
-bool rushes_sync_start(struct rushes_read *read);
+bool rushes_write_start(struct rushes_request *request, const void *data,
+			size_t n, off_t offset);
+bool rushes_sync_start(struct rushes_request *request);
 
 /*
- * For done_fn, which must not wait: has plain_fn called soon, unless the read
- * is freed before. The read is a talloc chunk of its own, or the head of one.
- * False: out of memory.
+ * For done_fn, which must not wait: has plain_fn called soon, unless the
+ * request is freed before. The request is a talloc chunk of its own, or the
+ * head of one. False: out of memory.
  */
-bool rushes_read_defer(struct rushes_read *read, struct tevent_context *ev);
+bool rushes_request_defer(struct rushes_request *request,
+			  struct tevent_context *ev);
 
 /* Its buffer is going away: done_fn will not be called. */
-void rushes_read_forget(struct rushes_read *read);
+void rushes_request_forget(struct rushes_request *request);
 
-/* A read under way of this file, or NULL. */
-struct rushes_read *rushes_read_of(const struct rushes_fsp *file);
+/* A request under way of this file, or NULL. */
+struct rushes_request *rushes_request_of(const struct rushes_fsp *file);
 
 /*
  * An open file: the fsp's extension.

@@ -30,15 +30,15 @@ static bool rushes_fsp_is_named(const struct rushes_fsp *file)
 
 void rushes_fsp_unname(struct rushes_fsp *file)
 {
-	struct rushes_read *read = NULL;
+	struct rushes_request *request = NULL;
 
 	/*
 	 * smbd closes no file with requests outstanding, at which it would
 	 * panic; if it ever does, they must not complete into freed memory.
 	 */
-	while ((read = rushes_read_of(file)) != NULL) {
-		rushes_read_forget(read);
-		read->done_fn(read, RUSHES_ABANDONED);
+	while ((request = rushes_request_of(file)) != NULL) {
+		rushes_request_forget(request);
+		request->done_fn(request, RUSHES_ABANDONED);
 	}
 	if (rushes_fsp_is_named(file)) {
 		rushes_close(file->file);
@@ -146,7 +146,7 @@ struct rushes_fsp *rushes_fsp_for_read(struct vfs_handle_struct *handle,
 	}
 	if (file->offer_ns != 0) {
 		if (rushes_now_ns() < file->offer_ns ||
-		    rushes_read_of(file) != NULL)
+		    rushes_request_of(file) != NULL)
 		{
 			return NULL;
 		}

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-3.0-or-later */
 /*
  * A session with the daemon: found, watched, lost and found again; and the
- * asynchronous reads that are under way in it.
+ * asynchronous requests that are under way in it.
  *
  * It is made as root, since the daemon accepts no other user; after that no
  * call needs a privilege, so that it does not matter as which user smbd runs in
@@ -26,17 +26,18 @@ uint64_t rushes_now_ns(void)
 	return (uint64_t)now.tv_sec * RUSHES_NS_PER_S + now.tv_nsec;
 }
 
-/* The daemon will not answer this read any more. */
-static void rushes_read_settled(struct rushes_read *read)
+/* The daemon will not answer this request any more. */
+static void rushes_request_settled(struct rushes_request *request)
 {
-	DLIST_REMOVE(read->session->reads, read);
-	read->ticket = 0;
+	DLIST_REMOVE(request->session->requests, request);
+	request->ticket = 0;
 }
 
-static void rushes_read_finish(struct rushes_read *read, ssize_t result)
+static void rushes_request_finish(struct rushes_request *request,
+				  ssize_t result)
 {
-	rushes_read_settled(read);
-	read->done_fn(read, result);
+	rushes_request_settled(request);
+	request->done_fn(request, result);
 }
 
 /*
@@ -52,22 +53,23 @@ static void rushes_session_collect(struct rushes_session *session)
 	do {
 		count = rushes_poll(session->client, done, ARRAY_SIZE(done));
 		for (i = 0; i < count; i++) {
-			rushes_read_finish(
-				(struct rushes_read *)done[i].private_data,
+			rushes_request_finish(
+				(struct rushes_request *)done[i].private_data,
 				done[i].result);
 		}
 	} while (count == ARRAY_SIZE(done));
 }
 
-/* End the session; outstanding reads go on as plain I/O. */
+/* End the session; outstanding requests go on as plain I/O. */
 static void rushes_session_end(struct rushes_session *session)
 {
 	rushes_session_collect(session);
 
 	/* A hung daemon has left some. */
-	while (session->reads != NULL) {
-		rushes_read_cancel(session->client, session->reads->ticket);
-		rushes_read_finish(session->reads, RUSHES_PLAIN);
+	while (session->requests != NULL) {
+		rushes_request_cancel(session->client,
+				      session->requests->ticket);
+		rushes_request_finish(session->requests, RUSHES_PLAIN);
 	}
 
 	TALLOC_FREE(session->fdes[0]);
@@ -161,7 +163,7 @@ static bool rushes_session_is_hung(struct rushes_session *session)
 
 	session->heartbeat = heartbeat;
 	clock_gettime_mono(&now);
-	waited_ns = nsec_time_diff(&now, &session->reads->start_time);
+	waited_ns = nsec_time_diff(&now, &session->requests->start_time);
 	return waited_ns > (beats ? RUSHES_LOST_S * (int64_t)RUSHES_NS_PER_S
 				  : (int64_t)session->hung_ns);
 }
@@ -178,7 +180,7 @@ static void rushes_session_guarded(struct tevent_context *ev,
 
 	/* tevent frees a timer that has fired. */
 	session->guard = NULL;
-	if (session->reads == NULL || session->lost_ns != 0) {
+	if (session->requests == NULL || session->lost_ns != 0) {
 		return;
 	}
 	if (rushes_session_is_hung(session)) {
@@ -195,8 +197,8 @@ static void rushes_session_guarded(struct tevent_context *ev,
 
 /*
  * A dead daemon closes its socket, which wakes this process; a hung one does
- * nothing. One timer for all reads, made again only every few seconds: no cost
- * per read.
+ * nothing. One timer for all requests, made again only every few seconds: no
+ * cost per request.
  */
 static void rushes_session_guard(struct rushes_session *session)
 {
@@ -433,7 +435,7 @@ static bool rushes_session_look(struct rushes_session *session)
 	if (rushes_now_ns() < session->look_ns) {
 		return false;
 	}
-	return rushes_session_look_for(session, session->reads != NULL
+	return rushes_session_look_for(session, session->requests != NULL
 							? RUSHES_AWAITED_MS
 							: RUSHES_CONNECT_MS);
 }
@@ -612,7 +614,7 @@ void rushes_session_after_wait(struct rushes_session *session)
 	if (session->client == NULL || session->lost_ns != 0) {
 		return;
 	}
-	if (session->reads != NULL) {
+	if (session->requests != NULL) {
 		rushes_session_collect(session);
 	}
 	if (!rushes_alive(session->client)) {
@@ -623,14 +625,14 @@ void rushes_session_after_wait(struct rushes_session *session)
 void rushes_session_disconnect(struct rushes_session *session)
 {
 	/*
-	 * smbd has closed all files. If a read is still under way, it ends
+	 * smbd has closed all files. If a request is still under way, it ends
 	 * here: its buffer and its conn go away.
 	 */
-	while (session->reads != NULL) {
-		struct rushes_read *read = session->reads;
+	while (session->requests != NULL) {
+		struct rushes_request *request = session->requests;
 
-		rushes_read_forget(read);
-		read->done_fn(read, RUSHES_ABANDONED);
+		rushes_request_forget(request);
+		request->done_fn(request, RUSHES_ABANDONED);
 	}
 	if (session->client != NULL) {
 		rushes_session_end(session);
@@ -641,78 +643,81 @@ void rushes_session_disconnect(struct rushes_session *session)
 }
 
 /* Has the daemon taken the request? */
-static bool rushes_started(struct rushes_read *read)
+static bool rushes_started(struct rushes_request *request)
 {
-	struct rushes_session *session = read->session;
+	struct rushes_session *session = request->session;
 
-	if (read->ticket == 0) {
+	if (request->ticket == 0) {
 		return false;
 	}
-	DLIST_ADD_END(session->reads, read);
+	DLIST_ADD_END(session->requests, request);
 	rushes_session_guard(session);
 	return true;
 }
 
-bool rushes_read_start(struct rushes_read *read, void *data, size_t n,
+bool rushes_read_start(struct rushes_request *request, void *data, size_t n,
 		       off_t offset)
 {
-	clock_gettime_mono(&read->start_time);
-	read->ticket = rushes_read_send(read->file->file, data, n, offset,
-					read);
-	return rushes_started(read);
+	clock_gettime_mono(&request->start_time);
+	request->ticket = rushes_read_send(request->file->file, data, n,
+					   offset, request);
+	return rushes_started(request);
 }
 
-bool rushes_write_start(struct rushes_read *read, const void *data, size_t n,
-			off_t offset)
+bool rushes_write_start(struct rushes_request *request, const void *data,
+			size_t n, off_t offset)
 {
-	clock_gettime_mono(&read->start_time);
-	read->ticket = rushes_write_send(read->file->file, data, n, offset,
-					 read);
-	return rushes_started(read);
+	clock_gettime_mono(&request->start_time);
+	request->ticket = rushes_write_send(request->file->file, data, n,
+					    offset, request);
+	return rushes_started(request);
 }
 
-bool rushes_sync_start(struct rushes_read *read)
+bool rushes_sync_start(struct rushes_request *request)
 {
-	clock_gettime_mono(&read->start_time);
-	read->ticket = rushes_sync_send(read->file->file, read);
-	return rushes_started(read);
+	clock_gettime_mono(&request->start_time);
+	request->ticket = rushes_sync_send(request->file->file, request);
+	return rushes_started(request);
 }
 
-static void rushes_read_deferred(struct tevent_context *ev,
-				 struct tevent_immediate *im,
-				 void *private_data)
+static void rushes_request_deferred(struct tevent_context *ev,
+				    struct tevent_immediate *im,
+				    void *private_data)
 {
-	struct rushes_read *read = (struct rushes_read *)private_data;
+	struct rushes_request *request = (struct rushes_request *)private_data;
 
 	TALLOC_FREE(im);
-	read->plain_fn(read);
+	request->plain_fn(request);
 }
 
-bool rushes_read_defer(struct rushes_read *read, struct tevent_context *ev)
+bool rushes_request_defer(struct rushes_request *request,
+			  struct tevent_context *ev)
 {
-	struct tevent_immediate *im = tevent_create_immediate(read);
+	struct tevent_immediate *im = tevent_create_immediate(request);
 
 	if (im == NULL) {
 		return false;
 	}
-	tevent_schedule_immediate(im, ev, rushes_read_deferred, read);
+	tevent_schedule_immediate(im, ev, rushes_request_deferred, request);
 	return true;
 }
 
-void rushes_read_forget(struct rushes_read *read)
+void rushes_request_forget(struct rushes_request *request)
 {
-	rushes_read_cancel(read->session->client, read->ticket);
-	rushes_read_settled(read);
+	rushes_request_cancel(request->session->client, request->ticket);
+	rushes_request_settled(request);
 }
 
-struct rushes_read *rushes_read_of(const struct rushes_fsp *file)
+struct rushes_request *rushes_request_of(const struct rushes_fsp *file)
 {
-	struct rushes_read *read = NULL;
+	struct rushes_request *request = NULL;
 
-	for (read = file->session->reads; read != NULL; read = read->next) {
-		if (read->file == file) {
+	for (request = file->session->requests; request != NULL;
+	     request = request->next)
+	{
+		if (request->file == file) {
 			break;
 		}
 	}
-	return read;
+	return request;
 }

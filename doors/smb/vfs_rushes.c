@@ -214,7 +214,7 @@ static ssize_t vfs_rushes_pread(struct vfs_handle_struct *handle,
 }
 
 struct rushes_pread_state {
-	struct rushes_read read;
+	struct rushes_request read;
 	struct tevent_req *req;
 	struct tevent_context *ev;
 	struct vfs_handle_struct *handle;
@@ -235,7 +235,7 @@ static int rushes_pread_state_destructor(struct rushes_pread_state *state)
 	 * Only the library writes to the buffer, in rushes_poll: once the read
 	 * is forgotten, nothing uses the buffer.
 	 */
-	rushes_read_forget(&state->read);
+	rushes_request_forget(&state->read);
 	return 0;
 }
 
@@ -273,7 +273,7 @@ static void rushes_pread_plain_done(struct tevent_req *subreq)
 	tevent_req_done(req);
 }
 
-static void rushes_pread_deferred(struct rushes_read *read)
+static void rushes_pread_deferred(struct rushes_request *read)
 {
 	rushes_pread_plain(talloc_get_type_abort(read,
 						 struct rushes_pread_state));
@@ -283,7 +283,7 @@ static void rushes_pread_deferred(struct rushes_read *read)
  * The daemon's answer, or RUSHES_PLAIN because it is gone. Callbacks of the
  * request are deferred to the event loop.
  */
-static void rushes_pread_done(struct rushes_read *read, ssize_t result)
+static void rushes_pread_done(struct rushes_request *read, ssize_t result)
 {
 	struct rushes_pread_state *state = talloc_get_type_abort(
 		read, struct rushes_pread_state);
@@ -296,7 +296,7 @@ static void rushes_pread_done(struct rushes_read *read, ssize_t result)
 	}
 	if (rushes_is_plain(result)) {
 		rushes_fsp_declined(read->file);
-		if (!rushes_read_defer(read, state->ev)) {
+		if (!rushes_request_defer(read, state->ev)) {
 			tevent_req_oom(state->req);
 		}
 		return;
@@ -702,7 +702,7 @@ static ssize_t vfs_rushes_pwrite(struct vfs_handle_struct *handle,
 }
 
 struct rushes_pwrite_state {
-	struct rushes_read write;
+	struct rushes_request write;
 	struct tevent_req *req;
 	struct tevent_context *ev;
 	struct vfs_handle_struct *handle;
@@ -719,7 +719,7 @@ static void rushes_pwrite_plain_done(struct tevent_req *subreq);
 /* The request is freed, and its buffer with it: the client is gone. */
 static int rushes_pwrite_state_destructor(struct rushes_pwrite_state *state)
 {
-	rushes_read_forget(&state->write);
+	rushes_request_forget(&state->write);
 	return 0;
 }
 
@@ -795,14 +795,14 @@ static void rushes_pwrite_plain_done(struct tevent_req *subreq)
 	tevent_req_done(req);
 }
 
-static void rushes_pwrite_deferred(struct rushes_read *write)
+static void rushes_pwrite_deferred(struct rushes_request *write)
 {
 	rushes_pwrite_plain(talloc_get_type_abort(write,
 						  struct rushes_pwrite_state));
 }
 
 /* The daemon's answer, or RUSHES_PLAIN because it is gone. */
-static void rushes_pwrite_done(struct rushes_read *write, ssize_t result)
+static void rushes_pwrite_done(struct rushes_request *write, ssize_t result)
 {
 	struct rushes_pwrite_state *state = talloc_get_type_abort(
 		write, struct rushes_pwrite_state);
@@ -814,7 +814,7 @@ static void rushes_pwrite_done(struct rushes_read *write, ssize_t result)
 		return;
 	}
 	if (rushes_write_is_plain(result)) {
-		if (!rushes_read_defer(write, state->ev)) {
+		if (!rushes_request_defer(write, state->ev)) {
 			tevent_req_oom(state->req);
 		}
 		return;
@@ -1084,7 +1084,7 @@ static NTSTATUS vfs_rushes_offload_write_recv(struct vfs_handle_struct *handle,
  */
 
 struct rushes_fsync_state {
-	struct rushes_read sync;
+	struct rushes_request sync;
 	struct tevent_req *req;
 	struct tevent_context *ev;
 	struct vfs_handle_struct *handle;
@@ -1097,7 +1097,7 @@ static void rushes_fsync_plain_done(struct tevent_req *subreq);
 
 static int rushes_fsync_state_destructor(struct rushes_fsync_state *state)
 {
-	rushes_read_forget(&state->sync);
+	rushes_request_forget(&state->sync);
 	return 0;
 }
 
@@ -1137,13 +1137,13 @@ static void rushes_fsync_plain_done(struct tevent_req *subreq)
 	tevent_req_done(req);
 }
 
-static void rushes_fsync_deferred(struct rushes_read *sync)
+static void rushes_fsync_deferred(struct rushes_request *sync)
 {
 	rushes_fsync_plain(talloc_get_type_abort(sync,
 						 struct rushes_fsync_state));
 }
 
-static void rushes_fsync_done(struct rushes_read *sync, ssize_t result)
+static void rushes_fsync_done(struct rushes_request *sync, ssize_t result)
 {
 	struct rushes_fsync_state *state = talloc_get_type_abort(
 		sync, struct rushes_fsync_state);
@@ -1159,7 +1159,7 @@ static void rushes_fsync_done(struct rushes_read *sync, ssize_t result)
 	 */
 	if (rushes_write_is_plain(result) ||
 	    (result == 0 && sync->file->owes_sync)) {
-		if (!rushes_read_defer(sync, state->ev)) {
+		if (!rushes_request_defer(sync, state->ev)) {
 			tevent_req_oom(state->req);
 		}
 		return;
@@ -1429,7 +1429,7 @@ static int vfs_rushes_linux_setlease(struct vfs_handle_struct *handle,
 		file = rushes_fsp_get(handle, fsp);
 	}
 	if (file != NULL && leasetype != F_UNLCK) {
-		if (rushes_read_of(file) == NULL) {
+		if (rushes_request_of(file) == NULL) {
 			rushes_fsp_unname(file);
 		}
 		file->is_leased = true;

@@ -402,7 +402,7 @@ uint64_t rushes_read_send(struct rushes_file *file, void *buffer,
 	return read->ticket;
 }
 
-void rushes_read_cancel(struct rushes_client *client, uint64_t ticket)
+void rushes_request_cancel(struct rushes_client *client, uint64_t ticket)
 {
 	struct pending **link = NULL;
 	struct pending *read = NULL;

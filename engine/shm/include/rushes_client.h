@@ -77,27 +77,27 @@ struct rushes_client *rushes_connect(const char *socket_path, uint32_t door,
 				     const char **reason);
 
 /*
- * End the session. Forgets outstanding reads and frees the session's files:
+ * End the session. Forgets outstanding requests and frees the session's files:
  * the caller must not use them again.
  */
 void rushes_disconnect(struct rushes_client *client);
 
 /*
- * False once the daemon is known to be gone; then every read returns PLAIN,
- * but for reads of files that the next daemon has to answer: see
+ * False once the daemon is known to be gone; then every request returns PLAIN,
+ * but for those of files that the next daemon has to answer: see
  * rushes_is_lost.
  */
 bool rushes_alive(const struct rushes_client *client);
 
 /*
- * Another number each second while the daemon lives. An outstanding read of a
- * daemon whose number has stood still for some seconds will not be answered.
+ * Another number each second while the daemon lives. A daemon whose number has
+ * stood still for some seconds will not answer outstanding requests.
  */
 uint32_t rushes_heartbeat(const struct rushes_client *client);
 
 /*
  * Two descriptors to watch for reading as long as the client is alive, also
- * while no read is outstanding: rushes_poll gives back replies to cancelled
+ * while no request is outstanding: rushes_poll gives back replies to cancelled
  * ones. When either is readable, call rushes_poll until it returns less than
  * asked for. [0] is the doorbell, [1] the session socket, readable only when
  * the daemon is gone: it stays so, stop watching then.
@@ -112,7 +112,7 @@ void rushes_event_fds(const struct rushes_client *client, int fds[2]);
 struct rushes_file *rushes_open(struct rushes_client *client, int fd,
 				const char *path, uid_t uid, gid_t gid);
 
-/* Forget a file. Its outstanding reads complete or were cancelled before. */
+/* Forget a file. Its outstanding requests complete or were cancelled before. */
 void rushes_close(struct rushes_file *file);
 
 /*
@@ -128,12 +128,12 @@ uint64_t rushes_read_send(struct rushes_file *file, void *buffer,
  * The buffer is going away: forget the read, write or sync. It gets no
  * completion. A write may happen all the same, as a whole or not at all.
  */
-void rushes_read_cancel(struct rushes_client *client, uint64_t ticket);
+void rushes_request_cancel(struct rushes_client *client, uint64_t ticket);
 
 /*
- * Collect finished reads; their bytes are already in their buffers. Never
- * waits. When the daemon is gone every outstanding read finishes PLAIN, but for
- * reads of files that the next daemon has to answer: see rushes_is_lost.
+ * Collect finished requests; bytes read are already in their buffers. Never
+ * waits. When the daemon is gone every outstanding request finishes PLAIN, but
+ * for those of files that the next daemon has to answer: see rushes_is_lost.
  */
 int rushes_poll(struct rushes_client *client,
 		struct rushes_completion *completions, int completion_count);

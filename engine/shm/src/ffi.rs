@@ -350,11 +350,11 @@ pub unsafe extern "C" fn rushes_read_send(
 /// # Safety
 /// `client` is null or a connected client.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rushes_read_cancel(client: *mut rushes_client, ticket: u64) {
+pub unsafe extern "C" fn rushes_request_cancel(client: *mut rushes_client, ticket: u64) {
     // SAFETY: the caller's promise.
     if let Some(session) = unsafe { client.as_mut() } {
         session.guarded((), |session| {
-            session.client.read_cancel(Ticket::from_number(ticket))
+            session.client.cancel_request(Ticket::from_number(ticket))
         });
     }
 }

@@ -138,8 +138,8 @@ fn calls_do_what_the_header_says() {
             (1, private_data, 200_000)
         );
         assert!(buffer[..200_000] == bytes[100_000..]);
-        rushes_read_cancel(client, ticket);
-        rushes_read_cancel(client, 12345);
+        rushes_request_cancel(client, ticket);
+        rushes_request_cancel(client, 12345);
 
         let mut lease = MaybeUninit::<rushes_lease>::uninit();
         assert_eq!(
@@ -193,7 +193,7 @@ fn nothing_there_gives_a_reason_and_null_is_harmless() {
             RUSHES_PLAIN as i32
         );
         rushes_read_end(null_mut(), null_mut());
-        rushes_read_cancel(client, 1);
+        rushes_request_cancel(client, 1);
         assert_eq!(rushes_poll(client, null_mut(), 1), 0);
         rushes_changed(client, 1, 2, 0, 1);
         rushes_resized(client, 1, 2, 0);

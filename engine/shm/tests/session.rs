@@ -184,9 +184,9 @@ fn cancelled_read_leaves_its_buffer_alone_and_its_slots_come_back() {
         unsafe { client.read_send(handle, buffer.as_mut_ptr(), buffer.len(), 0, 0) }.unwrap()
     });
     echo.turn(0).unwrap();
-    client.read_cancel(tickets[0]);
-    client.read_cancel(tickets[2]);
-    client.read_cancel(tickets[2]);
+    client.cancel_request(tickets[0]);
+    client.cancel_request(tickets[2]);
+    client.cancel_request(tickets[2]);
     let mut seen = 0;
     for _ in 0..100 {
         while let Some(finished) = client.poll() {

@@ -121,7 +121,7 @@ fn many_writes_under_way_and_some_given_up() {
         }
         // A cancelled one: it is written whole or not at all.
         let (ticket, given_up) = under_way.remove(&7).unwrap();
-        client.read_cancel(ticket);
+        client.cancel_request(ticket);
         drop(given_up);
         while !under_way.is_empty() {
             let Some(finished) = client.poll() else {

@@ -537,14 +537,14 @@ impl Client {
         result
     }
 
-    /// The buffer is going away: forget the read. It will not be reported.
-    pub fn read_cancel(&mut self, ticket: Ticket) {
+    /// The buffer is going away: forget the read, write or sync. It will not be reported.
+    pub fn cancel_request(&mut self, ticket: Ticket) {
         self.ready.retain(|finished| finished.ticket != ticket);
         self.forget(TicketKey::from(KeyData::from_ffi(ticket.0)));
     }
 
-    /// Collect a read that ended; its bytes are in its buffer. Never waits. None: no more at
-    /// present.
+    /// Collect a request that ended; the bytes of a read are in its buffer. Never waits. None: no
+    /// more at present.
     ///
     /// Call until None: only then will the doorbell ring for the next.
     pub fn poll(&mut self) -> Option<Finished> {
