@@ -80,7 +80,8 @@ link() { # OBJECT-OR-LIBRARY...
 }
 
 compile_all() {
-	for file in vfs_rushes rushes_fsp rushes_session rushes_write; do
+	for file in vfs_rushes vfs_rushes_read vfs_rushes_write rushes_fsp \
+		rushes_session rushes_write; do
 		compile "$here/$file.c" "$work/$file.o"
 	done
 }

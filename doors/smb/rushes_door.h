@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-3.0-or-later */
 /*
  * Shared by the files of this module: a session with the daemon for each tree
- * connect (rushes_session.c), the state of each open file (rushes_fsp.c), and
- * Samba's hooks (vfs_rushes.c).
+ * connect (rushes_session.c), the state of each open file (rushes_fsp.c), the
+ * work around changes (rushes_write.c), and Samba's entries (vfs_rushes.c,
+ * vfs_rushes_read.c, vfs_rushes_write.c).
  *
  * Include after Samba's "includes.h" and "smbd/smbd.h".
  */
