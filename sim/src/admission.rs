@@ -76,6 +76,8 @@ pub struct Answer {
     pub shed: u64,
     /// Violations of the seam.
     pub violations: u64,
+    /// The first of them, in sentences.
+    pub told: Vec<String>,
     /// Events played.
     pub events: u64,
 }
@@ -198,6 +200,7 @@ impl Question {
             class: self.class,
             asked: self.asks.len() as u64,
             violations: world.checker.violation_count,
+            told: world.checker.told.clone(),
             events: world.count.event_count,
             ..Answer::default()
         };
@@ -479,6 +482,9 @@ impl Admission {
                         })
                         .collect();
                     println!("    Mb/s@s: {}", list.join(" "));
+                    for sentence in &a.told {
+                        println!("    {sentence}");
+                    }
                 }
             }
         }

@@ -165,3 +165,37 @@ fn whoever_copied_plays_as_others_do_a_few_seconds_later() {
     let wait = all.wait_of(session, handle + 9, 0, 100_000);
     assert!(wait <= SOON, "{wait}");
 }
+
+/// Each new client is light. A question of admission in the simulator had a read wait for a minute.
+#[test]
+fn new_clients_one_after_another_do_not_keep_a_copy_waiting_for_long() {
+    let mut all = Copies::of(&[1]);
+    let mut new: Vec<(u32, u64)> = Vec::new();
+    let mut next = 10;
+    let (mut answered, mut since) = (all.answered, all.bench.now);
+    let mut longest = Duration::ZERO;
+    for _ in 0..2000 {
+        while new.len() < 3 {
+            next += 1;
+            let request = all.fresh();
+            all.bench.session(next);
+            all.bench
+                .open(next, next, "looked at", facts(next, 4 << 30));
+            all.bench.read(next, next, request, 0, 100_000);
+            new.push((next, request));
+        }
+        all.run(1);
+        new.retain(|(session, request)| {
+            let waits = all.bench.outcome(*request).is_none();
+            if !waits {
+                all.bench.end(*session, *request);
+            }
+            waits
+        });
+        longest = longest.max(all.bench.now.since(since));
+        if all.answered > answered {
+            (answered, since) = (all.answered, all.bench.now);
+        }
+    }
+    assert!(longest < Duration::from_s(12), "{} ms", longest.ms());
+}

@@ -22,6 +22,10 @@ const BACKGROUND_ROUND: Duration = Duration::from_s(2);
 const VISIT_PATIENCE: Duration = Duration::from_s(2);
 /// A demand that has waited this long goes before nearer ones.
 const DEMAND_PATIENCE: Duration = Duration::from_ms(200);
+/// A demand that has waited this long goes before all others without a contract, whatever its
+/// session has used: where contracts leave little of a device, a second of its share takes minutes.
+/// Clients give a request up after about a minute.
+const PATIENCE_MAX: Duration = Duration::from_s(10);
 /// Demands looked at for the nearest.
 pub(super) const DEMANDS_WEIGHED: usize = 64;
 /// A turn of writers or of readers, when nothing is promised to either and both want the device.
@@ -71,7 +75,7 @@ impl Server {
         let first = demand.and_then(|index| device.queue.demands.get(index));
         let shares = &device.shares;
         let ahead = first
-            .filter(|demand| demand.due == Instant::NEVER)
+            .filter(|demand| demand.due == Instant::NEVER && !demand.has_waited_long(self.now))
             .and_then(|demand| {
                 let all = device.visits.background.iter().copied();
                 let mut before = all.filter(|stream| {
@@ -148,8 +152,9 @@ impl Server {
         })
     }
 
-    /// The demand to serve: one under contract, else one whose patience is over, else the nearest
-    /// ahead. While a stream is visited, demands of the other streams with visits wait.
+    /// The demand to serve: one under contract, else the oldest if it has waited for long, else of
+    /// those whose sessions go first one whose patience is over, else the nearest ahead. While a
+    /// stream is visited, demands of the other streams with visits wait.
     fn pick_demand(&self, device: &Device, visited: Option<StreamId>) -> Option<usize> {
         let promised = device.queue.demands.iter().map(|demand| demand.due).min()?;
         if promised != Instant::NEVER {
@@ -161,6 +166,10 @@ impl Server {
         }
         let shares = &device.shares;
         let demands = &device.queue.demands;
+        let oldest = (demands.iter().enumerate()).min_by_key(|(_, demand)| demand.since);
+        if let Some((index, _)) = oldest.filter(|(_, demand)| demand.has_waited_long(self.now)) {
+            return Some(index);
+        }
         let goes_first = |one: User, other: User| shares.goes_first(self.now, one, other);
         let visited = visited.and_then(|id| Some((id, self.user_of(id)?)));
         let breaks_in =
@@ -514,6 +523,13 @@ impl Server {
                 })
             }
         }
+    }
+}
+
+impl Demand {
+    /// Whether it goes before all others without a contract.
+    fn has_waited_long(&self, now: Instant) -> bool {
+        now.since(self.since) > PATIENCE_MAX
     }
 }
 
