@@ -453,7 +453,7 @@ impl Checker {
             | Event::Hold { .. } => self.write_event(now, event),
             Event::Recovered { .. }
             | Event::Reserved { .. }
-            | Event::HasReserve { .. }
+            | Event::ReserveFound { .. }
             | Event::Unfilled { .. }
             | Event::RecoveryEnded
             | Event::RecoveryBegun

@@ -516,7 +516,7 @@ impl Machine for Naive {
             | Event::Sync { .. }
             | Event::Hold { .. }
             | Event::Reserved { .. }
-            | Event::HasReserve { .. }
+            | Event::ReserveFound { .. }
             | Event::Unfilled { .. }
             | Event::RecoveryEnded
             | Event::RecoveryBegun

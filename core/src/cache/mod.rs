@@ -49,8 +49,8 @@ struct Slot {
     fill_count: u32,
     pin_count: u32,
     hold_count: u32,
-    /// It has recorded bytes that no client has used yet.
-    unread: bool,
+    /// It has recorded bytes that no client has used since.
+    only_recorded: bool,
     listed: bool,
     newer: u32,
     older: u32,
@@ -74,15 +74,17 @@ impl Idle {
 
 /// Once no slot is free, those with recorded bytes that were not read are at most this part of all
 /// slots, as one in so many.
-const UNREAD_PART: u32 = 8;
+const RECORDED_PART: u32 = 8;
 
 /// All slots of the segment.
 #[derive(Clone, Debug)]
 pub struct Cache {
     slots: Vec<Slot>,
     free: Vec<SlotIndex>,
+    /// Idle slots that a client has used.
     used: Idle,
-    unread: Idle,
+    /// Idle slots that are `only_recorded`.
+    recorded: Idle,
     held_count: u32,
     pinned_count: u32,
 }
@@ -98,7 +100,7 @@ impl Cache {
             fill_count: 0,
             pin_count: 0,
             hold_count: 0,
-            unread: false,
+            only_recorded: false,
             listed: false,
             newer: NONE,
             older: NONE,
@@ -107,7 +109,7 @@ impl Cache {
             slots: alloc::vec![empty; slot_count as usize],
             free: (0..slot_count).rev().map(SlotIndex).collect(),
             used: Idle::EMPTY,
-            unread: Idle::EMPTY,
+            recorded: Idle::EMPTY,
             held_count: 0,
             pinned_count: 0,
         }
@@ -124,7 +126,7 @@ impl Cache {
     }
 
     fn idle_count(&self) -> u32 {
-        self.used.count + self.unread.count
+        self.used.count + self.recorded.count
     }
 
     /// Slots held for streams.
@@ -154,7 +156,7 @@ impl Cache {
     /// count that is wrong. `users`: one for each slot. The time that it takes grows with the
     /// slots.
     pub fn check(&self, users: &[Users], odd: &mut Vec<String>) {
-        let (mut pinned, mut held, mut idle, mut free, mut unread) = (0, 0, 0, 0, 0);
+        let (mut pinned, mut held, mut idle, mut free, mut recorded) = (0, 0, 0, 0, 0);
         for (index, (slot, &wanted)) in self.slots.iter().zip(users).enumerate() {
             let counted = Users {
                 pins: slot.pin_count,
@@ -187,7 +189,7 @@ impl Cache {
             pinned += u32::from(slot.pin_count > 0);
             held += u32::from(slot.hold_count > 0);
             idle += u32::from(is_idle);
-            unread += u32::from(is_idle && slot.unread);
+            recorded += u32::from(is_idle && slot.only_recorded);
             free += u32::from(counted == Users::default() && slot.owner.is_none());
         }
         let said = (
@@ -202,10 +204,10 @@ impl Cache {
                 "buffers pinned, held, idle and free are counted {said:?}, but are {found:?}"
             ));
         }
-        if self.unread.count != unread {
-            let said = self.unread.count;
+        if self.recorded.count != recorded {
+            let said = self.recorded.count;
             odd.push(format!(
-                "buffers recorded and not read are counted {said}, but are {unread}"
+                "buffers recorded and not read are counted {said}, but are {recorded}"
             ));
         }
     }
@@ -218,10 +220,10 @@ impl Cache {
     /// may take their place up to a part of the cache: most of them are never asked for, and hours
     /// of recording would leave nothing of the clips that clients work with.
     pub fn take(&mut self, block: Block) -> Option<(SlotIndex, Option<Block>)> {
-        let unread_max = self.slots.len() as u32 / UNREAD_PART;
-        let oldest = match (self.used.oldest, self.unread.oldest) {
-            (NONE, unread) => unread,
-            (_, unread) if unread != NONE && self.unread.count >= unread_max => unread,
+        let recorded_max = self.slots.len() as u32 / RECORDED_PART;
+        let oldest = match (self.used.oldest, self.recorded.oldest) {
+            (NONE, recorded) => recorded,
+            (_, recorded) if recorded != NONE && self.recorded.count >= recorded_max => recorded,
             (used, _) => used,
         };
         let (index, evicted) = match self.free.pop() {
@@ -238,7 +240,7 @@ impl Cache {
         slot.owner = Some(block);
         slot.valid = PageSet::EMPTY;
         slot.dropped = PageSet::EMPTY;
-        slot.unread = false;
+        slot.only_recorded = false;
         // Not listed yet: the caller fills, holds or pins it, and `settle` lists it afterwards.
         Some((index, evicted))
     }
@@ -289,10 +291,10 @@ impl Cache {
     }
 
     /// A slot that was just taken will get recorded bytes that no client has asked for.
-    pub fn mark_unread(&mut self, index: SlotIndex) {
+    pub fn mark_recorded(&mut self, index: SlotIndex) {
         let slot = self.slot_mut(index);
         assert!(!slot.listed, "listed among those that were used");
-        slot.unread = true;
+        slot.only_recorded = true;
     }
 
     /// A client starts copying from it.
@@ -341,17 +343,17 @@ impl Cache {
     pub fn touch(&mut self, index: SlotIndex) {
         if self.slot(index).listed {
             self.unlist(index);
-            self.slot_mut(index).unread = false;
+            self.slot_mut(index).only_recorded = false;
             self.settle(index);
         }
     }
 
     fn mark_used(&mut self, index: SlotIndex) {
-        if self.slot(index).unread {
+        if self.slot(index).only_recorded {
             if self.slot(index).listed {
                 self.unlist(index);
             }
-            self.slot_mut(index).unread = false;
+            self.slot_mut(index).only_recorded = false;
         }
     }
 
@@ -431,8 +433,8 @@ impl Cache {
 
     /// The list it belongs to.
     fn idle(&mut self, index: SlotIndex) -> &mut Idle {
-        match self.slot(index).unread {
-            true => &mut self.unread,
+        match self.slot(index).only_recorded {
+            true => &mut self.recorded,
             false => &mut self.used,
         }
     }
@@ -486,17 +488,17 @@ mod tests {
         let mut taken_from_used = 0;
         for number in 0..1000 {
             let (index, evicted) = cache.take(block(1000 + number)).expect("a slot");
-            cache.mark_unread(index);
+            cache.mark_recorded(index);
             cache.fill_begins(index, PageSet::run(0, 1));
             cache.fill_ends(index, PageSet::run(0, 1), PageSet::run(0, 1));
             taken_from_used += u32::from(evicted.is_some_and(|block| block.number < 1000));
         }
-        assert_eq!(taken_from_used, slot_count / UNREAD_PART);
+        assert_eq!(taken_from_used, slot_count / RECORDED_PART);
         let mut odd = Vec::new();
         cache.check(&[Users::default(); 64], &mut odd);
         assert_eq!(odd, [""; 0]);
         // A reader of one of them works with it: the others go before it.
-        let index = SlotIndex(cache.unread.oldest);
+        let index = SlotIndex(cache.recorded.oldest);
         cache.pin(index);
         cache.unpin(index);
         for number in 0..8 {

@@ -400,7 +400,7 @@ pub enum Event {
     /// A former server, or this one when it knew the file before, reserved blocks for this file and
     /// did not give them back; an unknown client may have it open. Comes after the file's
     /// [`Event::Opened`].
-    HasReserve { file: FileId },
+    ReserveFound { file: FileId },
     /// An [`Action::Fill`] of this slot failed: its bytes are no file's. Comes right after the step
     /// that asked for it; the driver has failed all that the step made of the slot.
     Unfilled { slot: SlotIndex },

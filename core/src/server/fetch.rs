@@ -271,7 +271,7 @@ impl Server {
             let rests = rests.filter(|_| keeps_up);
             is_at_ease = device.positions()
                 && (is_demanded || rests.is_some() || self.is_cut_to(&claimants))
-                && has_time(&due, &mut order);
+                && can_be_at_ease(&due, &mut order);
             if device.positions()
                 && device.needed_permille <= BEHIND_PERMILLE
                 && let Some(behind) = self.behind(&claims, &claimants)
@@ -1045,7 +1045,7 @@ pub(super) struct Served {
 }
 
 /// Whether a device has time for requests without a deadline.
-fn has_time(load: &Load<'_>, order: &mut Order) -> bool {
+fn can_be_at_ease(load: &Load<'_>, order: &mut Order) -> bool {
     load.promised_a_second() <= EASE_PROMISED
         && spare(load, order) >= load.model.transfer(load.chunk).times(EASE_CHUNKS)
 }

@@ -180,7 +180,7 @@ impl Device {
             return None;
         }
         let is_open = self.gaps.is_open && self.gaps.began == ended;
-        let mut begins = || self.gaps.may_begin(now, ended) && has_time(load, order);
+        let mut begins = || self.gaps.may_begin(now, ended) && has_time_for_gap(load, order);
         (is_open || begins()).then_some(until)
     }
 }
@@ -190,7 +190,7 @@ fn is_lately(now: Instant, at: Instant, span: Duration) -> bool {
 }
 
 /// Whether there is time on a device for a gap.
-fn has_time(load: &Load<'_>, order: &mut Order) -> bool {
+fn has_time_for_gap(load: &Load<'_>, order: &mut Order) -> bool {
     load.promised_a_second() <= PROMISED_MAX && spare(load, order) >= EASE
 }
 

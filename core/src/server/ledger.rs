@@ -59,8 +59,8 @@ impl Server {
     /// that.
     pub(super) fn account_unanswered(&mut self, key: u32) {
         let now = self.now;
-        let overdue = |read: &&Read| is_late(read.due.by_clock, now);
-        let Some(read) = self.reads.get(key).filter(overdue) else {
+        let late = |read: &&Read| is_late(read.due.by_clock, now);
+        let Some(read) = self.reads.get(key).filter(late) else {
             return;
         };
         let (entry, stream, line) = (Entry::due(read, now), read.stream, read.line);
@@ -171,12 +171,12 @@ impl Server {
             .filter_map(|(key, _)| self.record_of(StreamId(key), true))
             .collect();
         records.extend(self.closed.iter().rev().cloned());
-        self.add_overdue(now, &mut records);
+        self.add_waiting_late(now, &mut records);
         records
     }
 
     /// Reads that are due and still wait are late, whenever they are answered.
-    fn add_overdue(&self, now: Instant, records: &mut [StreamRecord]) {
+    fn add_waiting_late(&self, now: Instant, records: &mut [StreamRecord]) {
         let reads = self.reads.iter().map(|(_, read)| read);
         for read in reads.filter(|read| is_late(read.due.by_clock, now)) {
             let record = records.iter_mut().find(|record| match read.stream {

@@ -341,7 +341,7 @@ impl Server {
                 key,
             } => self.hold(session, request, key, actions),
             Event::Reserved { file, result } => self.reserved(file, result, actions),
-            Event::HasReserve { file } => self.has_reserve(file),
+            Event::ReserveFound { file } => self.mark_reserved(file),
             // And do no more in this step: a new fetch of those bytes would fail again, without an
             // end.
             Event::Unfilled { slot } => return self.unfilled(slot),

@@ -134,14 +134,14 @@ impl Server {
         // No answer may rest on a size that may be old, nor on bytes that were last known to be
         // right long ago.
         let now = self.now;
-        let is_late = file.must_be_looked_at(now, read.arrived, self.policy.look_age);
+        let is_overdue = file.must_be_looked_at(now, read.arrived, self.policy.look_age);
         let is_unknown = file.size_stale || (read.range.end() > file.size && !read.size_checked);
         let is_due = file.must_be_looked_at(now, read.arrived, self.policy.look_every);
-        if (is_late || is_unknown || is_due) && file.stat.is_none() {
+        if (is_overdue || is_unknown || is_due) && file.stat.is_none() {
             file.stat = Some(Asked::since(now));
             actions.list.push(Action::Stat { file: id });
         }
-        if is_late || is_unknown {
+        if is_overdue || is_unknown {
             return;
         }
         let start = read.range.start.0;

@@ -396,7 +396,7 @@ fn nothing_is_cut_off_a_file_whose_session_ended_without_closing_it() {
 #[test]
 fn nothing_is_cut_off_a_file_that_a_former_server_reserved_for() {
     let mut writer = Writer::new();
-    writer.step(Event::HasReserve { file: FILE });
+    writer.step(Event::ReserveFound { file: FILE });
     writer.step(Event::Closed {
         session: SESSION,
         handle: HANDLE,

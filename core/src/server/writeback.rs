@@ -143,7 +143,7 @@ impl Server {
                 None => match self.take_slot(Block { file: id, number }, holder, actions) {
                     Some(slot) => {
                         if is_unread {
-                            self.cache.mark_unread(slot);
+                            self.cache.mark_recorded(slot);
                         }
                         slot
                     }

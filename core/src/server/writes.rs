@@ -639,9 +639,9 @@ impl Server {
         }
     }
 
-    /// The file is forgotten with the last of its handles, so that the driver can give back the
-    /// blocks behind its end.
-    pub(super) fn has_reserve(&mut self, id: FileId) {
+    /// Blocks behind the file's end were left reserved. The server forgets the file with the last
+    /// of its handles, so that the driver can give them back.
+    pub(super) fn mark_reserved(&mut self, id: FileId) {
         if let Some(file) = self.files.get_mut(&id) {
             file.writing.is_reserved = true;
             file.writing.is_open_elsewhere = true;

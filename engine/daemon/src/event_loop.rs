@@ -135,7 +135,7 @@ pub(crate) struct Daemon {
     pub(super) is_giving_back: bool,
     pub(super) gives_back_at_end: bool,
     /// Chores that the workers had no room for.
-    pub(super) late_chores: Vec<(FileId, Chore)>,
+    pub(super) deferred_chores: Vec<(FileId, Chore)>,
     pub(super) to_expel: Vec<(SessionId, PeerError)>,
     pub(super) to_flush: Vec<SessionId>,
     pub(super) to_hear: Vec<SessionId>,
@@ -156,9 +156,9 @@ pub(crate) struct Daemon {
     /// For the threads that read names and extents in idle time.
     idleness: Arc<Idleness>,
     /// Files whose stat found no room at the workers; queued again when a job ends.
-    pub(super) late_stats: Vec<FileId>,
+    pub(super) deferred_stats: Vec<FileId>,
     /// The same for reads of headers.
-    pub(super) late_headers: Vec<(FileId, ByteCount)>,
+    pub(super) deferred_headers: Vec<(FileId, ByteCount)>,
     pub(super) reports: Reports,
     /// Reasons for not serving a file that were logged.
     pub(super) said: HashSet<String>,
@@ -244,7 +244,7 @@ impl Daemon {
             in_flight: HashMap::new(),
             lanes: parts.lanes,
             write_backlog: VecDeque::new(),
-            late_chores: Vec::new(),
+            deferred_chores: Vec::new(),
             give_back_at: Instant::ZERO,
             is_giving_back: false,
             gives_back_at_end: true,
@@ -277,8 +277,8 @@ impl Daemon {
             crowd: Crowd::default(),
             listener_poll: None,
             idleness: Arc::default(),
-            late_stats: Vec::new(),
-            late_headers: Vec::new(),
+            deferred_stats: Vec::new(),
+            deferred_headers: Vec::new(),
             reports: Reports::default(),
             said: HashSet::new(),
             reload_askers: Vec::new(),
@@ -841,7 +841,7 @@ impl Daemon {
             fd: file.fd.clone(),
         };
         if self.workers.push(Urgency::Now, job).is_err() {
-            self.late_stats.push(id);
+            self.deferred_stats.push(id);
         }
     }
 

@@ -120,13 +120,13 @@ impl Daemon {
             }
         }
         // A worker has ended a job, so there is room.
-        for file in std::mem::take(&mut self.late_stats) {
+        for file in std::mem::take(&mut self.deferred_stats) {
             self.stat(file);
         }
-        for (file, size) in std::mem::take(&mut self.late_headers) {
+        for (file, size) in std::mem::take(&mut self.deferred_headers) {
             self.read_header(file, size);
         }
-        self.push_late_chores();
+        self.push_deferred_chores();
     }
 
     pub(super) fn opened(
@@ -218,7 +218,7 @@ impl Daemon {
         };
         match self.workers.push(Urgency::Later, job) {
             Ok(()) => self.headers.begun_count += 1,
-            Err(_) => self.late_headers.push((id, size)),
+            Err(_) => self.deferred_headers.push((id, size)),
         }
     }
 

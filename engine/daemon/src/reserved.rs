@@ -270,7 +270,7 @@ impl Daemon {
             return;
         };
         if lanes.reserved.resume_if_same(&written.durable) {
-            self.feed(Event::HasReserve { file: id });
+            self.feed(Event::ReserveFound { file: id });
         }
     }
 

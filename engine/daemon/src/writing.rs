@@ -288,13 +288,13 @@ impl Daemon {
             chore,
         };
         if self.workers.push(Urgency::Now, job).is_err() {
-            self.late_chores.push((id, chore));
+            self.deferred_chores.push((id, chore));
         }
     }
 
     /// Chores that the workers had no room for.
-    pub(super) fn push_late_chores(&mut self) {
-        for (id, chore) in std::mem::take(&mut self.late_chores) {
+    pub(super) fn push_deferred_chores(&mut self) {
+        for (id, chore) in std::mem::take(&mut self.deferred_chores) {
             if let Some(written) = self
                 .files
                 .get_mut(id)

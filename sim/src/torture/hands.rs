@@ -322,7 +322,7 @@ impl World {
         });
         if lives && self.files[at].is_left_reserved && self.files[at].id == Some(file) {
             self.files[at].is_left_reserved = false;
-            self.step(Event::HasReserve { file });
+            self.step(Event::ReserveFound { file });
         }
     }
 

@@ -162,7 +162,7 @@ impl Lead {
             let is_waited_for =
                 matches!(&found, Err(Unserved::NotLetIn(_))) && begun.elapsed() < NOT_LET_IN;
             if !is_waited_for && !matches!(&found, Ok(Some(_))) {
-                self.queue.is_alone();
+                self.queue.allow_plain();
             }
             match found {
                 Ok(Some(session)) => {

@@ -249,7 +249,7 @@ impl Queue {
     }
 
     /// There is no daemon for this member: threads may change objects without one.
-    pub(super) fn is_alone(&self) {
+    pub(super) fn allow_plain(&self) {
         self.gate.open();
     }
 
@@ -402,7 +402,7 @@ mod tests {
     fn a_session_begins_when_nobody_changes_objects_without_it() {
         let queue = Arc::new(Queue::new().expect("an eventfd"));
         assert!(queue.begin_plain().is_none(), "there may be a daemon");
-        queue.is_alone();
+        queue.allow_plain();
         let plain = queue.begin_plain().expect("there is no session");
         let other = queue.begin_plain().expect("nor beside another");
         let begins = Arc::clone(&queue);

@@ -205,7 +205,12 @@ impl Session {
     /// A program begins to read it: tells the daemon now, which looks into its header. A handle
     /// that it got when the file was still to be written does not tell that, though reads may use
     /// that handle.
-    fn is_read(&mut self, object: ObjectId, fd: &Arc<OwnedFd>, name: Option<(PathBuf, FilePart)>) {
+    fn name_for_reading(
+        &mut self,
+        object: ObjectId,
+        fd: &Arc<OwnedFd>,
+        name: Option<(PathBuf, FilePart)>,
+    ) {
         if !self.named.contains_key(&(object, false)) {
             self.name_anew(object, fd, false, name);
         }
@@ -329,7 +334,7 @@ impl Session {
                     self.client.gone(device, inode);
                 }
             }
-            Job::Opened { object, fd, name } => self.is_read(object, &fd, name),
+            Job::Opened { object, fd, name } => self.name_for_reading(object, &fd, name),
             Job::Closed(object) => self.closing.push(object),
             Job::Stationed(object) => self.stationed(object),
             Job::Found { number, file } => {
