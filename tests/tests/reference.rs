@@ -115,12 +115,11 @@ fn printed(source: &str) -> Vec<(String, BTreeSet<String>)> {
 #[test]
 fn every_field_of_the_pool_commands_is_described() {
     let text = read("docs/reference/pool-json.md");
-    let folder = root().join("cli/src");
+    let folder = root().join("cli/src/pool");
     let mut paths: Vec<String> = std::fs::read_dir(folder)
         .expect("the command has sources")
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| name.starts_with("pool") || name.starts_with("export"))
-        .map(|name| format!("cli/src/{name}"))
+        .map(|name| format!("cli/src/pool/{name}"))
         .collect();
     // Its structs are printed as they are.
     paths.push(String::from("engine/pool/src/failed.rs"));
@@ -131,7 +130,7 @@ fn every_field_of_the_pool_commands_is_described() {
                 "PoolReport" | "MemberReport" => "create",
                 "FileReport" | "SegmentReport" | "ObjectReport" => "where",
                 "DestroyReport" => "destroy",
-                "MountReport" if path.ends_with("pool_mount.rs") => "mount",
+                "MountReport" if path.ends_with("pool/mount.rs") => "mount",
                 "FsckReport" | "MissingReport" | "FindingReport" => "fsck",
                 "RescueReport" => "rescue",
                 "AddReport" | "RemoveReport" => "add",

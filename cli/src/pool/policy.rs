@@ -2,9 +2,10 @@
 //! `rushes pool policy`: shows or sets where files of a pool go, by the policy of the pool, a rule,
 //! a folder or a file. Does not ask the daemon, and moves nothing.
 
+use super::opening::serve;
+use super::words::{class_of, shown, told};
 use crate::args::PoolPolicyArgs;
 use crate::ask::{print_json, say};
-use crate::pool::{class_of, shown, told};
 use crate::show::Table;
 use rushes_pool::{
     Class, Door, Place, PolicyChange, Pool, PoolError, Request, Schedule, WISH_ATTRIBUTE,
@@ -106,7 +107,7 @@ fn set(catalogue: &Path, change: PolicyChange) -> Result<(), PoolError> {
             classes: change.classes.clone(),
             ..PolicyChange::default()
         };
-    match crate::pool::serve(catalogue) {
+    match serve(catalogue) {
         Ok(pool) => change_policy(pool, change),
         Err(error @ PoolError::Served { .. }) if is_of_classes => match Door::of(catalogue) {
             Some(door) => {
@@ -124,7 +125,7 @@ fn set(catalogue: &Path, change: PolicyChange) -> Result<(), PoolError> {
 
 /// By the mount, if one has the pool.
 fn set_tidy(catalogue: &Path, schedule: Schedule) -> Result<(), String> {
-    let asked = match crate::pool::serve(catalogue) {
+    let asked = match serve(catalogue) {
         Ok(pool) => rushes_pool::set_schedule(&pool, schedule),
         Err(error @ PoolError::Served { .. }) => match Door::of(catalogue) {
             Some(door) => {

@@ -2,11 +2,12 @@
 //! `rushes pool fsck` and `rushes pool rescue`: repair a pool that is not mounted. They do not ask
 //! the daemon.
 
+use super::bars::counter;
+use super::opening::{WRITTEN_PATIENCE, how_to_write, say_that_it_waits, serve, settled};
+use super::words::{shown, told};
 use crate::args::{PoolFsckArgs, PoolRescueArgs};
 use crate::ask::{print_json, runtime_dir, say};
-use crate::pool::{WRITTEN_PATIENCE, how_to_write, say_that_it_waits, settled, shown, told};
 use crate::show;
-use indicatif::{ProgressBar, ProgressStyle};
 use rushes_pool::{Fsck, ObjectName, Progress, State};
 use serde::Serialize;
 use std::process::ExitCode;
@@ -43,17 +44,8 @@ pub(crate) struct FindingReport {
     pub(crate) mended_by: Option<String>,
 }
 
-/// A bar for work of unknown length.
-pub(crate) fn counter(template: &str) -> ProgressBar {
-    let bar = ProgressBar::no_length();
-    bar.set_style(
-        ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_spinner()),
-    );
-    bar
-}
-
 pub(crate) fn fsck(args: &PoolFsckArgs) -> Result<ExitCode, String> {
-    let pool = settled(crate::pool::serve(&args.catalogue).map_err(told)?)?;
+    let pool = settled(serve(&args.catalogue).map_err(told)?)?;
     let bar = counter("{msg}");
     let done = rushes_pool::fsck(&pool, args.repair, |progress| {
         bar.set_message(message(progress));

@@ -2,9 +2,10 @@
 //! `rushes pool mount`: serves a pool on a folder until it is unmounted; with a keeper, in a
 //! process that the keeper replaces when it dies.
 
+use super::opening::serve;
+use super::words::{shown, told};
 use crate::args::PoolMountArgs;
 use crate::ask::{runtime_dir, say};
-use crate::pool::{shown, told};
 use rushes_fuse::{DaemonPlace, Ended, HURRIED, Kept, Mounted, Replacing, Stop, keep};
 use rushes_pool::Pool;
 use serde::Serialize;
@@ -83,7 +84,7 @@ fn can_mount(user: u32, args: &PoolMountArgs) -> Result<(), String> {
 /// the folder.
 fn pool_for(args: &PoolMountArgs) -> Result<Pool, String> {
     can_mount(rustix::process::geteuid().as_raw(), args)?;
-    let pool = crate::pool::serve(&args.catalogue).map_err(told)?;
+    let pool = serve(&args.catalogue).map_err(told)?;
     rushes_pool::may_be_mounted_on(&pool, &args.folder).map_err(told)?;
     Ok(pool)
 }

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes pool destroy`: deletes a pool. engine/pool has the parts that may go, and their order.
 
+use super::bars::counter;
+use super::opening::{serve, wait_until_written};
+use super::words::{shown, told};
 use crate::args::PoolDestroyArgs;
 use crate::ask::{print_json, say};
-use crate::pool::{has_all, shown, told};
-use crate::pool_care::counter;
 use crate::show;
 use rushes_pool::{Doomed, Files};
 use serde::Serialize;
@@ -27,9 +28,9 @@ pub(crate) fn destroy(args: &PoolDestroyArgs) -> Result<ExitCode, String> {
         true => Files::Go,
         false => Files::None,
     };
-    let doomed = Doomed::look(&args.catalogue, files, crate::pool::serve).map_err(told)?;
+    let doomed = Doomed::look(&args.catalogue, files, serve).map_err(told)?;
     if !doomed.is_resumed {
-        has_all(doomed.pool())?;
+        wait_until_written(doomed.pool())?;
     }
     let mut report = DestroyReport {
         catalogue: shown(doomed.catalogue()),
