@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Errors of an export.
 
+use crate::refusal::Refusal;
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -8,8 +9,8 @@ use std::path::Path;
 /// Why an export did not start, or ended.
 #[derive(Debug)]
 pub enum ExportError {
-    /// The request cannot be served; the sentence says what was found and what to do.
-    Refused(String),
+    /// The request cannot be served.
+    Refused(Box<Refusal>),
     /// A server of the distribution misbehaved.
     Server {
         /// Its program.
@@ -27,10 +28,6 @@ pub enum ExportError {
 }
 
 impl ExportError {
-    pub(crate) fn refused(sentence: impl Into<String>) -> ExportError {
-        ExportError::Refused(sentence.into())
-    }
-
     pub(crate) fn at(doing: &str, path: &Path, error: impl Into<io::Error>) -> ExportError {
         ExportError::System {
             what: format!("{doing} {}", path.display()),
@@ -42,7 +39,7 @@ impl ExportError {
 impl fmt::Display for ExportError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ExportError::Refused(sentence) => f.write_str(sentence),
+            ExportError::Refused(refusal) => refusal.fmt(f),
             ExportError::Server { program, what } => {
                 write!(f, "{program} {what}; its output stands above")
             }

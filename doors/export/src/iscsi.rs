@@ -10,6 +10,7 @@ use crate::error::ExportError;
 use crate::keep::Server;
 use crate::mount::Mount;
 use crate::program;
+use crate::refusal::{DiskFault, MachineRefusal, Refusal, TargetRefusal};
 use rustix::fs::{
     CWD, FallocateFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, fallocate, flock,
     fstat, fsync, ftruncate, lstat, open, renameat_with,
@@ -25,7 +26,7 @@ use std::time::{Duration, Instant};
 const SECTOR_BYTES: u64 = 512;
 /// A disk's size is a multiple of this, so that it has whole sectors for systems that want long
 /// ones. Units: bytes.
-const SIZE_STEP_BYTES: u64 = 4096;
+pub(crate) const SIZE_STEP_BYTES: u64 = 4096;
 /// Longest path of a Unix socket, with its NUL.
 const SOCKET_PATH_BYTES: usize = 108;
 const STOP_WITHIN: Duration = Duration::from_secs(5);
@@ -56,6 +57,12 @@ pub struct DiskExport {
     pub runtime: PathBuf,
 }
 
+/// The refusal of a file as a disk.
+fn refused(file: &Path, fault: DiskFault) -> ExportError {
+    let file = file.to_path_buf();
+    ExportError::Refused(Box::new(Refusal::Disk { file, fault }))
+}
+
 impl DiskExport {
     /// Makes the file of a new disk, or checks an existing one.
     ///
@@ -63,33 +70,23 @@ impl DiskExport {
     /// Returns  its size
     /// Errors   Refused: there is none and no size is given, or one of another size; no room for it
     pub fn prepare(path: &Path, size: Option<u64>, sparse: bool) -> Result<u64, ExportError> {
-        let said = |sentence: &str| ExportError::refused(format!("{}: {sentence}", path.display()));
+        let refused = |fault| refused(path, fault);
         if let Ok(found) = std::fs::metadata(path) {
             let wrong = !found.is_file() || found.len() == 0 || found.len() % SECTOR_BYTES != 0;
             return match size {
-                _ if wrong => Err(said(
-                    "expected a file of whole sectors of 512 bytes, or none",
-                )),
-                Some(size) if size != found.len() => Err(said(&format!(
-                    "the file exists and has {} bytes, not {size}; leave --size out to serve it as \
-                     it is",
-                    found.len()
-                ))),
+                _ if wrong => Err(refused(DiskFault::NotSectors)),
+                Some(size) if size != found.len() => Err(refused(DiskFault::OtherSize {
+                    found: found.len(),
+                    wanted: size,
+                })),
                 _ => Ok(found.len()),
             };
         }
-        let size = size.ok_or_else(|| said("the file does not exist; create it with --size"))?;
+        let size = size.ok_or_else(|| refused(DiskFault::Absent))?;
         if size == 0 || size % SIZE_STEP_BYTES != 0 {
-            return Err(said(&format!(
-                "a disk of {size} bytes was asked for; expected a multiple of {SIZE_STEP_BYTES}"
-            )));
+            return Err(refused(DiskFault::Size(size)));
         }
-        let no_room = |free: &str| {
-            said(&format!(
-                "no room for a disk of {size} bytes{free}; with --sparse it takes room only as it \
-                 is written, and a full pool then gives disk errors"
-            ))
-        };
+        let no_room = |free| refused(DiskFault::NoRoom { size, free });
         if !sparse {
             // Ask first: a reservation that fails has taken all free space from other programs for
             // a moment.
@@ -99,7 +96,7 @@ impl DiskExport {
             if let Ok(free) = free
                 && free < size
             {
-                return Err(no_room(&format!(", {free} are free")));
+                return Err(no_room(Some(free)));
             }
         }
         // Under its final name a file is complete; the next program removes the remains of a killed
@@ -115,8 +112,8 @@ impl DiskExport {
         if let Err(error) = made {
             let _ = std::fs::remove_file(&new);
             return Err(match error {
-                Errno::EXIST => said("another process has created it meanwhile: repeat this"),
-                Errno::NOSPC => no_room(""),
+                Errno::EXIST => refused(DiskFault::MadeMeanwhile),
+                Errno::NOSPC => no_room(None),
                 error => ExportError::at("take room for", path, error),
             });
         }
@@ -125,18 +122,11 @@ impl DiskExport {
 
     fn check(&self) -> Result<(), ExportError> {
         if self.initiators.is_empty() {
-            return Err(ExportError::refused(
-                "no client is named; give --client with an address or network, or --initiator with \
-                 a name (iqn.…). There are no passwords: a named client has the whole disk, and \
-                 with --client 127.0.0.1 every user of this machine has it",
-            ));
+            return Err(TargetRefusal::NoClient.into());
         }
         let by_address = |initiator: &Initiator| matches!(initiator, Initiator::Address(_));
         if self.initiators.iter().any(by_address) && !self.initiators.iter().all(by_address) {
-            return Err(ExportError::refused(
-                "--client and --initiator were given together, and tgt lets in a client that \
-                 matches either; expected addresses or initiators, not both",
-            ));
+            return Err(TargetRefusal::BothKinds.into());
         }
         let plain = |c: char| c.is_ascii_alphanumeric() || ".:-/".contains(c);
         let is_name = |name: &str| {
@@ -147,10 +137,7 @@ impl DiskExport {
                 && name.chars().all(plain)
         };
         if !is_name(&self.target) {
-            return Err(ExportError::refused(format!(
-                "{:?} is not a target's name; expected one like iqn.2026-01.com.example:media",
-                self.target
-            )));
+            return Err(TargetRefusal::Name(self.target.clone()).into());
         }
         for initiator in &self.initiators {
             let is_good = match initiator {
@@ -164,17 +151,11 @@ impl DiskExport {
                 }
             };
             if !is_good {
-                return Err(ExportError::refused(format!(
-                    "{initiator:?} is not an initiator; expected an address, a network such as \
-                     192.168.7.0/24, ALL, or a name (iqn.…)"
-                )));
+                return Err(TargetRefusal::Initiator(initiator.clone()).into());
             }
         }
         if self.socket().as_os_str().len() + ".0.lock".len() >= SOCKET_PATH_BYTES {
-            return Err(ExportError::refused(format!(
-                "{} is too long for a socket; give a shorter folder with --runtime-dir",
-                self.runtime.display()
-            )));
+            return Err(TargetRefusal::LongFolder(self.runtime.clone()).into());
         }
         Ok(())
     }
@@ -200,9 +181,9 @@ impl DiskExport {
         inode: u64,
         file: &Path,
     ) -> Result<Vec<Vec<String>>, ExportError> {
-        let file = file.to_str().ok_or_else(|| {
-            ExportError::refused(format!("{}: expected a path in UTF-8", file.display()))
-        })?;
+        let file = file
+            .to_str()
+            .ok_or_else(|| refused(file, DiskFault::NotUtf8))?;
         let number = identity(mount.pool().0, inode);
         // tgt's second number (NAA, locally assigned) depends on target and unit alone.
         let (identity, tid) = (format!("{number:032x}"), tid(number));
@@ -282,12 +263,7 @@ fn unfinished(path: &Path) -> Result<(PathBuf, OwnedFd), ExportError> {
         let (own, found) = (fstat(fd)?, lstat(&new)?);
         Ok((own.st_dev, own.st_ino) == (found.st_dev, found.st_ino))
     };
-    let busy = || {
-        ExportError::refused(format!(
-            "{}: another process is creating this disk now; repeat this when it is done",
-            path.display()
-        ))
-    };
+    let busy = || refused(path, DiskFault::BeingMade);
     let locked = |fd: &OwnedFd| match flock(fd, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => is_at(fd).map_err(failed),
         Err(Errno::WOULDBLOCK) => Ok(false),
@@ -377,17 +353,10 @@ impl Server for DiskServer {
         let fd = self.mount.open(file, OFlags::RDONLY | OFlags::NONBLOCK)?;
         let found = fstat(&fd).map_err(|error| ExportError::at("look at", file, error))?;
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
-            return Err(ExportError::refused(format!(
-                "{}: expected a file",
-                file.display()
-            )));
+            return Err(refused(file, DiskFault::NotFile));
         }
         flock(&fd, FlockOperation::NonBlockingLockExclusive).map_err(|error| match error {
-            Errno::WOULDBLOCK => ExportError::refused(format!(
-                "{0} is served already as an iSCSI disk, or another program has locked it (flock); \
-                 expected no other user: `lslocks` shows the process that has {0}",
-                file.display()
-            )),
+            Errno::WOULDBLOCK => MachineRefusal::DiskInUse(file.clone()).into(),
             error => ExportError::at("lock", file, error),
         })?;
         self.held = Some((fd, None));

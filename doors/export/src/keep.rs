@@ -6,6 +6,7 @@
 
 use crate::error::ExportError;
 use crate::mount::Mount;
+use crate::refusal::MachineRefusal;
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener};
 use std::process::Child;
@@ -45,13 +46,8 @@ pub trait Server {
 fn must_be_free(address: SocketAddr) -> Result<(), ExportError> {
     let (ip, port) = (address.ip(), address.port());
     match TcpListener::bind(address).map_err(|error| error.kind()) {
-        Err(ErrorKind::AddrInUse) => Err(ExportError::refused(format!(
-            "another program listens on port {port} of {ip}; expected a free one: `ss -ltnp` says which program it is, --port takes another port"
-        ))),
-        Err(ErrorKind::AddrNotAvailable) => Err(ExportError::refused(format!(
-            "{ip} is not an address of this machine; expected one that `ip address` shows, for \
-             --listen"
-        ))),
+        Err(ErrorKind::AddrInUse) => Err(MachineRefusal::PortInUse { ip, port }.into()),
+        Err(ErrorKind::AddrNotAvailable) => Err(MachineRefusal::OtherAddress(ip).into()),
         // The server reports any other fault.
         _ => Ok(()),
     }

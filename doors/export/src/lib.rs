@@ -11,9 +11,11 @@ mod keep;
 mod mount;
 mod nfs;
 mod program;
+mod refusal;
 
 pub use error::ExportError;
 pub use iscsi::{DiskExport, Initiator};
 pub use keep::{Server, Told, keep};
 pub use mount::Mount;
 pub use nfs::{NfsExport, NfsServer, Squash};
+pub use refusal::{DiskFault, MachineRefusal, MountRefusal, NfsRefusal, Refusal, TargetRefusal};

@@ -6,6 +6,7 @@
 //! the mount: one that waits for a disk must not delay the stop.
 
 use crate::error::ExportError;
+use crate::refusal::MountRefusal;
 use rushes_pool::{Pool, PoolId};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, fstat, openat2, stat};
 use rustix::io::Errno;
@@ -38,20 +39,13 @@ impl Mount {
         let real = path
             .canonicalize()
             .map_err(|error| ExportError::at("open", path, error))?;
-        let all =
-            rushes_pool::mounted().map_err(|error| ExportError::refused(error.to_string()))?;
+        let all = rushes_pool::mounted()?;
         let mounted = all
             .into_iter()
             .filter(|mounted| real.starts_with(&mounted.mount))
             .max_by_key(|mounted| mounted.mount.as_os_str().len())
-            .ok_or_else(|| {
-                ExportError::refused(format!(
-                    "{} is in no pool that is mounted here; expected the folder of `rushes pool mount`, or something in it",
-                    path.display()
-                ))
-            })?;
-        let pool = Pool::look(&mounted.catalogue)
-            .map_err(|error| ExportError::refused(error.to_string()))?;
+            .ok_or_else(|| MountRefusal::InNoPool(path.to_path_buf()))?;
+        let pool = Pool::look(&mounted.catalogue)?;
         Ok(Mount {
             folder: mounted.mount,
             catalogue: mounted.catalogue,
@@ -158,11 +152,7 @@ impl Watch {
 /// Errors   Refused: a part of it is a link, or it is on another file system
 fn open_inside(folder: &Path, path: &Path, flags: OFlags) -> Result<OwnedFd, ExportError> {
     let failed = |error| match error {
-        Errno::LOOP => ExportError::refused(format!(
-            "{}: a part of this path is a symbolic link now; expected the folders with which the \
-             export began",
-            path.display()
-        )),
+        Errno::LOOP => MountRefusal::ThroughLink(path.to_path_buf()).into(),
         error => ExportError::at("open", path, error),
     };
     let flags = flags | OFlags::CLOEXEC;
@@ -170,11 +160,10 @@ fn open_inside(folder: &Path, path: &Path, flags: OFlags) -> Result<OwnedFd, Exp
     let (found, own) = (fstat(&fd).map_err(failed)?, stat(folder).map_err(failed)?);
     match found.st_dev == own.st_dev {
         true => Ok(fd),
-        false => Err(ExportError::refused(format!(
-            "{} is not in the mount on {} any more",
-            path.display(),
-            folder.display()
-        ))),
+        false => {
+            let (path, folder) = (path.to_path_buf(), folder.to_path_buf());
+            Err(MountRefusal::NotInMount { path, folder }.into())
+        }
     }
 }
 

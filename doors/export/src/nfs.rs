@@ -11,6 +11,7 @@ use crate::error::ExportError;
 use crate::keep::Server;
 use crate::mount::Mount;
 use crate::program;
+use crate::refusal::NfsRefusal;
 use rustix::fs::OFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fmt::Write;
@@ -133,33 +134,20 @@ impl NfsExport {
 
     fn check(&self, mount: &Mount) -> Result<(), ExportError> {
         if !self.folder.is_dir() {
-            return Err(ExportError::refused(format!(
-                "{} is not a folder; NFS exports folders",
-                self.folder.display()
-            )));
+            return Err(NfsRefusal::NotFolder(self.folder.clone()).into());
         }
         if !mount.has_lasting_handles() {
-            return Err(ExportError::refused(format!(
-                "the catalogue of {} is not on ext4: clients would lose their files (\"stale file handle\") whenever the mount is \
-                 started again; put the catalogue of a pool for NFS on ext4",
-                mount.folder().display()
-            )));
+            return Err(NfsRefusal::HandlesEnd(mount.folder().to_path_buf()).into());
         }
         let name_is_plain = self.name.starts_with('/')
             && self.name.len() > 1
             && !self.name.ends_with('/')
             && !self.name.contains("//");
         if !name_is_plain {
-            return Err(ExportError::refused(format!(
-                "{:?} is not a name that clients can mount; expected one like /media",
-                self.name
-            )));
+            return Err(NfsRefusal::Name(self.name.clone()).into());
         }
         if self.clients.is_empty() {
-            return Err(ExportError::refused(
-                "no client is named; give --client with an address, a network such as \
-                 192.168.7.0/24, or a host's name",
-            ));
+            return Err(NfsRefusal::NoClient.into());
         }
         // They stand in the configuration without quotes.
         let plain = |c: char| c.is_ascii_alphanumeric() || ".:/-_*?@".contains(c);
@@ -168,10 +156,7 @@ impl NfsExport {
             .iter()
             .find(|client| client.is_empty() || !client.chars().all(plain))
         {
-            Some(client) => Err(ExportError::refused(format!(
-                "{client:?} is not a client; expected an address, a network such as \
-                 192.168.7.0/24, or a host's name"
-            ))),
+            Some(client) => Err(NfsRefusal::Client(client.clone()).into()),
             None => Ok(()),
         }
     }
@@ -207,10 +192,7 @@ impl NfsExport {
 fn quoted(path: &Path) -> Result<String, ExportError> {
     match path.to_str() {
         Some(text) if !text.contains(['"', '\\', '\n']) => Ok(format!("\"{text}\"")),
-        _ => Err(ExportError::refused(format!(
-            "{} cannot stand in Ganesha's configuration; expected a path in UTF-8 without quotes, backslashes and line ends",
-            path.display()
-        ))),
+        _ => Err(NfsRefusal::NotQuotable(path.to_path_buf()).into()),
     }
 }
 

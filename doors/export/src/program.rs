@@ -2,6 +2,7 @@
 //! Programs of the distribution: their paths, and a start so that none outlives this process.
 
 use crate::error::ExportError;
+use crate::refusal::MachineRefusal;
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, open};
 use rustix::io::Errno;
 use std::io::Write;
@@ -20,10 +21,8 @@ pub(crate) fn find(name: &str, package: &str) -> Result<PathBuf, ExportError> {
         .map(|folder| folder.join(name))
         .find(|file| file.is_file())
         .ok_or_else(|| {
-            ExportError::refused(format!(
-                "the program {name} was not found; on Debian install it with `apt-get install \
-                 {package}`"
-            ))
+            let (name, package) = (name.to_owned(), package.to_owned());
+            MachineRefusal::NoProgram { name, package }.into()
         })
 }
 
@@ -54,18 +53,17 @@ pub(crate) fn folder(path: &Path) -> Result<(), ExportError> {
 /// other's configuration and lists of clients.
 ///
 /// Errors   Refused if another export has it; `option` names another one
-pub(crate) fn own_folder(path: &Path, option: &str) -> Result<OwnedFd, ExportError> {
+pub(crate) fn own_folder(path: &Path, option: &'static str) -> Result<OwnedFd, ExportError> {
     folder(path)?;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let fd = open(path, flags, Mode::empty())
         .map_err(|error| ExportError::at("open the folder", path, error))?;
     match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(fd),
-        Err(Errno::WOULDBLOCK) => Err(ExportError::refused(format!(
-            "{} is in use by another export that runs; end that one, or give another folder with \
-             {option}",
-            path.display()
-        ))),
+        Err(Errno::WOULDBLOCK) => {
+            let folder = path.to_path_buf();
+            Err(MachineRefusal::FolderInUse { folder, option }.into())
+        }
         Err(error) => Err(ExportError::at("lock the folder", path, error)),
     }
 }
