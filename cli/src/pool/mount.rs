@@ -85,7 +85,7 @@ fn can_mount(user: u32, args: &PoolMountArgs) -> Result<(), String> {
 fn pool_for(args: &PoolMountArgs) -> Result<Pool, String> {
     can_mount(rustix::process::geteuid().as_raw(), args)?;
     let pool = serve(&args.catalogue).map_err(told)?;
-    rushes_pool::may_be_mounted_on(&pool, &args.folder).map_err(told)?;
+    rushes_pool::check_mountpoint(&pool, &args.folder).map_err(told)?;
     Ok(pool)
 }
 

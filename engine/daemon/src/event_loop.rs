@@ -425,7 +425,7 @@ impl Daemon {
         self.stopping |= self.only_recovers;
         // Events of the recovery wait for a timer that is not set yet.
         self.set_timer(clock::now());
-        while !self.stopping || !self.is_done() {
+        while !self.stopping || !self.drain() {
             if self.to_hear.is_empty() {
                 self.ring.submit_and_wait()?;
             } else {
@@ -439,8 +439,8 @@ impl Daemon {
         Ok(())
     }
 
-    /// For a daemon that stops: nothing is left to write, or it has taken too long.
-    fn is_done(&mut self) -> bool {
+    /// A step of a daemon that stops. True: nothing is left to write, or it has taken too long.
+    fn drain(&mut self) -> bool {
         if self.drain_end == Instant::NEVER {
             self.start_draining();
         }
@@ -496,7 +496,7 @@ impl Daemon {
         if start >= self.reports.next() {
             self.changed_without_report(start);
         }
-        self.wants_end(start);
+        self.end_late_wants(start);
         if start >= self.sample_at {
             self.sample_at = start + foreign::SAMPLE;
             self.sample_foreign();

@@ -76,12 +76,12 @@ impl Repeated {
 }
 
 impl Written {
-    /// Whether this error of a sync may not come from the disk. The kernel reports a failure after
-    /// a write past its cache to every descriptor of the file, and first to a sync that runs at
-    /// that moment. So the error is doubtful if the descriptor that writes past the cache got one
+    /// Count an error of a sync. True: it may not come from the disk. The kernel reports a failure
+    /// after a write past its cache to every descriptor of the file, and first to a sync that runs
+    /// at that moment. So the error is doubtful if the descriptor that writes past the cache got one
     /// as well, just now or since the sync was queued. A drive that fails to flush reports it to
     /// the sync alone. The last of `LOST_IN_A_ROW` such errors in a row counts as the disk's.
-    pub(crate) fn may_be_no_disks(
+    pub(crate) fn doubt_sync(
         &mut self,
         errno: Errno,
         is_told_past: bool,
@@ -355,16 +355,16 @@ mod tests {
             doubted_flush: Default::default(),
         };
         // A drive that fails to flush; the other descriptor had got an error before the sync.
-        assert!(!written.may_be_no_disks(Errno::IO, false, 7));
-        assert!(!written.may_be_no_disks(Errno::NO_SPACE, true, 8));
+        assert!(!written.doubt_sync(Errno::IO, false, 7));
+        assert!(!written.doubt_sync(Errno::NO_SPACE, true, 8));
         for _ in 1..LOST_IN_A_ROW {
-            assert!(written.may_be_no_disks(Errno::IO, true, 7));
+            assert!(written.doubt_sync(Errno::IO, true, 7));
         }
         assert!(
-            !written.may_be_no_disks(Errno::IO, true, 7),
+            !written.doubt_sync(Errno::IO, true, 7),
             "the third in a row"
         );
-        assert!(written.may_be_no_disks(Errno::IO, false, 8));
+        assert!(written.doubt_sync(Errno::IO, false, 8));
     }
 
     #[test]

@@ -240,7 +240,7 @@ impl Daemon {
         let (device, offset) = self.place(status.key.device, share);
         let fd = found.file.fd;
         let (file, has_moved) = self.files.adopt(status.key, fd, status.size.0, share, path);
-        let way = self.may_be_written(file, found.looked, has_moved);
+        let way = self.note_way(file, found.looked, has_moved);
         self.watch(file);
         if status.link_count == 0 {
             // It has no name already, so no change of its link count will follow. The worker's
@@ -272,7 +272,7 @@ impl Daemon {
     /// A file without a place among the facts is written past the daemon: all doors must know of
     /// acknowledged bytes. A file of which a former daemon left bytes keeps its place until its
     /// last byte is written.
-    fn may_be_written(&mut self, id: FileId, looked: Looked, has_moved: bool) -> Option<WriteWay> {
+    fn note_way(&mut self, id: FileId, looked: Looked, has_moved: bool) -> Option<WriteWay> {
         let key = self.files.get(id)?.key;
         let is_written = matches!(looked, Looked::Writable(_));
         let keeps = |lanes: &mut Lanes| lanes.facts.keep(key.device, key.inode);

@@ -242,7 +242,7 @@ impl FileSystems {
         let fd = match space::open_by_handle(root, kind, handle) {
             Ok(fd) => fd,
             Err(error) if KernelError::from_io_error(&error) == Some(KernelError::STALE) => {
-                return match space::tells_what_is_gone(root, kind, handle) {
+                return match space::prove_gone(root, kind, handle) {
                     Ok(()) => Err(Missed::Gone),
                     Err(error) => refused(
                         "they seem to be deleted, which cannot be proved on their file system",

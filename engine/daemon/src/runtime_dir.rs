@@ -152,7 +152,7 @@ impl RuntimeDir {
     /// The daemon has started: from now on it counts as hung if it gives no answer.
     ///
     /// Errors   RuntimeDir: the folder has no room
-    pub(crate) fn has_started(&self) -> Result<(), ServeError> {
+    pub(crate) fn say_started(&self) -> Result<(), ServeError> {
         self.say(Purpose::Serve)
             .map_err(|source| ServeError::RuntimeDir {
                 dir: self.path.clone(),
@@ -357,7 +357,7 @@ mod tests {
         let first = RuntimeDir::take_to_serve(&path).unwrap();
         let purpose = || RuntimeDir::holder(&path).map(|(_, purpose)| purpose);
         assert_eq!(purpose(), Some(Purpose::Start));
-        first.has_started().unwrap();
+        first.say_started().unwrap();
         assert_eq!(purpose(), Some(Purpose::Serve));
         let second = RuntimeDir::take_to_serve(&path).unwrap_err().to_string();
         assert!(

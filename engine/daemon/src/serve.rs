@@ -176,7 +176,7 @@ fn run(mut config: Config, hung_after: Option<Duration>) -> Result<(), ServeErro
             source,
         })?;
         daemon.listen(listener);
-        runtime.has_started()?;
+        runtime.say_started()?;
         tracing::info!("ready");
     }
     drop(quiet);

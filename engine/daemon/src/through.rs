@@ -130,7 +130,7 @@ impl Daemon {
         let past = self.hear_it_past_the_cache(id);
         let error = match (self.told_where_it_syncs(id), past) {
             (Some(error), _) => {
-                self.was_not_kept(id, &error);
+                self.note_lost_pages(id, &error);
                 error
             }
             (None, Some(error)) => {

@@ -45,7 +45,7 @@ pub(crate) struct Crowd {
 
 impl Crowd {
     /// True: close some, since a call failed with `errno` at `now`.
-    fn is_due(&mut self, errno: Errno, now: Instant) -> bool {
+    fn take_turn(&mut self, errno: Errno, now: Instant) -> bool {
         let is_due = errno == NO_DESCRIPTOR && now >= self.next;
         if is_due {
             self.next = now + CROWDED_AGAIN;
@@ -110,7 +110,7 @@ impl Daemon {
 
     /// A call failed with `errno`: if for lack of descriptors, the core closes unused files.
     pub(super) fn crowded_if(&mut self, errno: Errno) {
-        if self.crowd.is_due(errno, clock::now()) {
+        if self.crowd.take_turn(errno, clock::now()) {
             self.feed(Event::Crowded);
         }
     }
@@ -657,7 +657,7 @@ impl Daemon {
         }
         drop(door);
         self.feed(Event::SessionClosed { session: id });
-        self.wants_of_session_end(id);
+        self.end_wants_of(id);
     }
 }
 
@@ -670,10 +670,10 @@ mod tests {
         let mut crowd = Crowd::default();
         let start = Instant(1);
         for other in [Errno(23), Errno(103), Errno::IO] {
-            assert!(!crowd.is_due(other, start));
+            assert!(!crowd.take_turn(other, start));
         }
         let due =
-            (0..1000).filter(|&ms| crowd.is_due(NO_DESCRIPTOR, start + Duration::from_ms(ms)));
+            (0..1000).filter(|&ms| crowd.take_turn(NO_DESCRIPTOR, start + Duration::from_ms(ms)));
         assert_eq!(due.count(), 10);
     }
 }

@@ -156,7 +156,7 @@ impl Daemon {
     }
 
     /// End the questions that have waited long enough.
-    pub(super) fn wants_end(&mut self, now: Instant) {
+    pub(super) fn end_late_wants(&mut self, now: Instant) {
         while self.wants.next() <= now {
             let Some((_, wanted)) = self.wants.wants.pop_first() else {
                 return;
@@ -166,7 +166,7 @@ impl Daemon {
     }
 
     /// A session has ended: its questions end without an answer.
-    pub(super) fn wants_of_session_end(&mut self, session: SessionId) {
+    pub(super) fn end_wants_of(&mut self, session: SessionId) {
         let mut left: Vec<u64> = Vec::new();
         for (number, wanted) in &self.wants.wants {
             if wanted.asked == session {

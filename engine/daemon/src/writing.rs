@@ -493,7 +493,7 @@ impl Daemon {
         let is_doubtful = self.files.get_mut(id).is_some_and(|file| {
             let count = file.told_past_count;
             let written = file.written.as_mut();
-            written.is_some_and(|written| written.may_be_no_disks(errno, is_told_past, count))
+            written.is_some_and(|written| written.doubt_sync(errno, is_told_past, count))
         });
         if is_doubtful {
             if let Some(file) = self.files.get_mut(id) {
@@ -508,7 +508,7 @@ impl Daemon {
             }
             return self.feed(Event::SyncDoubted { file: id, errno });
         }
-        self.was_not_kept(id, &error);
+        self.note_lost_pages(id, &error);
         let result = Err(errno);
         self.feed(Event::Synced { file: id, result });
     }
@@ -535,7 +535,7 @@ impl Daemon {
     }
 
     /// The kernel reported that it could not write cached pages of a file.
-    pub(super) fn was_not_kept(&mut self, id: FileId, error: &std::io::Error) {
+    pub(super) fn note_lost_pages(&mut self, id: FileId, error: &std::io::Error) {
         self.failed_at = clock::now();
         self.disk_failed(id);
         self.hear_it_past_the_cache(id);

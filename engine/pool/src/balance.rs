@@ -66,7 +66,7 @@ pub(crate) fn each_with_record(
             if pool.has_lost(&layout) {
                 return Ok(());
             }
-            pool.can_open(&layout)?;
+            pool.check_objects(&layout)?;
             let (was, mut copied) = (layout.clone(), 0);
             let acted = act(stub, &mut layout, &mut copied);
             done.moved_count += u64::from(layout != was);

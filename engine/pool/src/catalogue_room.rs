@@ -69,7 +69,7 @@ impl Pool {
             let room = member.room_beside_catalogue();
             room.is_some_and(|room| room.0 < BLOCK_BYTES)
         });
-        kept.map_or(PoolError::NoRoom, |member| member.keeps_room())
+        kept.map_or(PoolError::NoRoom, |member| member.room_is_kept())
     }
 
     /// The catalogue's own file system refused a name or a layout for lack of room.

@@ -185,14 +185,14 @@ pub fn add(
         }
         let entries = plan.iter().flat_map(|plan| &plan.members);
         let entry = entries.clone().find(|entry| entry.path == folder.path);
-        folder.is_free(plan.as_ref(), entry)?;
-        folder.can_keep_records()?;
+        folder.check_free(plan.as_ref(), entry)?;
+        folder.probe_records()?;
     }
     let plan = match plan {
         Some(plan) => plan,
         None => {
             for folder in &folders {
-                folder.is_in_no_pool()?;
+                folder.check_in_no_pool()?;
             }
             let plan = planned(&pool.format(), &folders, class)?;
             let format = Format::Catalogue(plan.clone());
@@ -733,7 +733,7 @@ pub fn remove(
         // No bytes get there during the search.
         pool.adopt(with_duty(pool, number, Duty::Draining));
         let leaves =
-            is_unused(pool, &member, users).and_then(|()| set_duty(pool, number, Duty::Leaving));
+            refuse_used(pool, &member, users).and_then(|()| set_duty(pool, number, Duty::Leaving));
         if let Err(error) = leaves {
             pool.adopt(now);
             return Err(error);
@@ -794,7 +794,7 @@ fn give_up(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolE
 }
 
 /// Refuse if a file has bytes on a member.
-fn is_unused(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolError> {
+fn refuse_used(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolError> {
     let number = member.number();
     if users.are_there() && matches!(member.status().state, MemberState::Missing(_)) {
         return refused(MemberRefusal::MissingInUse { number });

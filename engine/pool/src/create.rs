@@ -111,15 +111,15 @@ pub fn create(
         same_as_wanted(plan, wanted.policy, &catalogue, &members)?;
     }
     for folder in [&catalogue].into_iter().chain(&members) {
-        folder.is_in_no_pool()?;
+        folder.check_in_no_pool()?;
     }
-    catalogue.is_free(plan.as_ref(), None)?;
+    catalogue.check_free(plan.as_ref(), None)?;
     for (at, member) in members.iter().enumerate() {
         let entry = plan.as_ref().map(|plan| &plan.members[at]);
-        member.is_free(plan.as_ref(), entry)?;
+        member.check_free(plan.as_ref(), entry)?;
     }
     for folder in [&catalogue].into_iter().chain(&members) {
-        folder.can_keep_records()?;
+        folder.probe_records()?;
     }
 
     let plan = match plan {
@@ -148,7 +148,7 @@ pub fn create(
 }
 
 /// No folder twice, none in another. Bind mounts may hide that one is in another; then the outer
-/// one is not empty, which `is_free` refuses.
+/// one is not empty, which `check_free` refuses.
 pub(crate) fn all_apart(catalogue: &Folder, members: &[Folder]) -> Result<(), PoolError> {
     let all: Vec<&Folder> = [catalogue].into_iter().chain(members).collect();
     for (at, one) in all.iter().enumerate() {
@@ -323,7 +323,7 @@ impl Folder {
     }
 
     /// It has no foreign data, and is of no other pool. `entry`: a member's, of the plan.
-    pub(crate) fn is_free(
+    pub(crate) fn check_free(
         &self,
         plan: Option<&CatalogueFormat>,
         entry: Option<&MemberEntry>,
@@ -389,7 +389,7 @@ impl Folder {
     }
 
     /// None of its outer folders is a catalogue's or a member's, of this pool or another one.
-    pub(crate) fn is_in_no_pool(&self) -> Result<(), PoolError> {
+    pub(crate) fn check_in_no_pool(&self) -> Result<(), PoolError> {
         match self.path.ancestors().skip(1).find_map(of_pool) {
             None => Ok(()),
             Some((outer, occupant)) => refused(FolderRefusal::InPool {
@@ -424,7 +424,7 @@ impl Folder {
     }
 
     /// Its file system can be written to and keeps attributes that only root sees.
-    pub(crate) fn can_keep_records(&self) -> Result<(), PoolError> {
+    pub(crate) fn probe_records(&self) -> Result<(), PoolError> {
         let flags =
             OFlags::RDWR | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let tried = openat(&self.fd, PROBE, flags, Mode::RUSR | Mode::WUSR).and_then(|fd| {

@@ -89,7 +89,7 @@ impl Doomed {
             object_count: 0,
         };
         if !is_resumed {
-            doomed.must_be_whole(files)?;
+            doomed.check_whole(files)?;
         }
         for folder in doomed.folders() {
             if let Some(mount) = mounts_below(&folder)?.into_iter().next() {
@@ -99,7 +99,8 @@ impl Doomed {
         Ok(doomed)
     }
 
-    fn must_be_whole(&mut self, files: Files) -> Result<(), PoolError> {
+    /// Refuse a pool without one of its members, or with files that may not go; count the objects.
+    fn check_whole(&mut self, files: Files) -> Result<(), PoolError> {
         if is_add_interrupted(&self.pool) {
             return refused(MemberRefusal::AddInterrupted);
         }

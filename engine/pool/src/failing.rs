@@ -82,7 +82,8 @@ impl Failing {
             .is_some_and(|found| now.saturating_duration_since(found.last) >= QUIET_FOR)
     }
 
-    pub(crate) fn is_over(&self) {
+    /// It works again.
+    pub(crate) fn clear(&self) {
         *self.found() = None;
     }
 }
@@ -102,7 +103,7 @@ mod tests {
         assert_eq!(failing.sentence().as_deref(), Some("first"));
         assert!(!failing.may_be_tried(now + QUIET_FOR));
         assert!(failing.may_be_tried(now + 2 * QUIET_FOR));
-        failing.is_over();
+        failing.clear();
         assert!(failing.is_well() && failing.sentence().is_none());
     }
 

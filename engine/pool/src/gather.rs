@@ -65,7 +65,7 @@ impl Pool {
     /// Check that each object of a file opens.
     ///
     /// Errors   that of one that does not
-    pub fn can_open(&self, layout: &Layout) -> Result<(), PoolError> {
+    pub fn check_objects(&self, layout: &Layout) -> Result<(), PoolError> {
         let mut objects = layout.objects().into_iter();
         objects.try_for_each(|one| self.open_object(layout, one, Access::Read).map(drop))
     }

@@ -64,7 +64,7 @@ pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, FormatFault, MemberId};
 pub use fsck::{Fsck, Issue, IssueKind, Progress, State, fsck};
 pub use gather::{Defragged, Pieces};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
-pub use mountpoint::may_be_mounted_on;
+pub use mountpoint::check_mountpoint;
 pub use names::{FoundUnsettled, Inode, NameLog, inode, newest_log};
 pub use online::{Move, Moved, each_file_in};
 pub use others::draining_with_room;

@@ -315,7 +315,7 @@ impl Member {
     /// If it failed, and not for some seconds, try whether it works again. May wait for its disk.
     pub fn try_again(&self) {
         if self.failing.may_be_tried(Instant::now()) && self.try_out().is_ok() {
-            self.failing.is_over();
+            self.failing.clear();
         }
     }
 
@@ -518,7 +518,7 @@ impl Member {
     }
 
     /// The error where the rest of its room is the catalogue's.
-    pub(crate) fn keeps_room(&self) -> PoolError {
+    pub(crate) fn room_is_kept(&self) -> PoolError {
         PoolError::KeptForCatalogue {
             member: self.number,
             path: self.path.clone(),

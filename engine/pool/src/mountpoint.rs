@@ -13,7 +13,7 @@ use std::path::Path;
 /// and none is in it. It is in no other pool's either.
 ///
 /// Errors   [`PoolError::Refused`] says which one is in the way
-pub fn may_be_mounted_on(pool: &Pool, folder: &Path) -> Result<(), PoolError> {
+pub fn check_mountpoint(pool: &Pool, folder: &Path) -> Result<(), PoolError> {
     // A dead mount on the folder lets no look-up through; the door removes it first, and the path
     // then says where the folder is. The mount itself refuses a folder that is not there.
     let folder = match folder.canonicalize() {

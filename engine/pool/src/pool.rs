@@ -859,7 +859,7 @@ impl Pool {
         if let Some(free) = member.room_beside_catalogue()
             && free < room.length
         {
-            return Err(member.keeps_room());
+            return Err(member.room_is_kept());
         }
         // One object a member is enough: it has each byte where the file has it.
         let mine = layout.single_on(member.number(), ByteOffset(0));

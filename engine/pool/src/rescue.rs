@@ -80,8 +80,8 @@ pub fn rescue(
     for one in [&folder].into_iter().chain(&given) {
         one.lock()?;
     }
-    may_be_filled(&folder, id)?;
-    folder.can_keep_records()?;
+    check_fillable(&folder, id)?;
+    folder.probe_records()?;
 
     let first = CatalogueFormat {
         pool: id,
@@ -211,7 +211,7 @@ fn of_one_pool(
 }
 
 /// It must be empty, or have only files of an interrupted rescue of this pool.
-fn may_be_filled(folder: &Folder, pool: PoolId) -> Result<(), PoolError> {
+fn check_fillable(folder: &Folder, pool: PoolId) -> Result<(), PoolError> {
     if folder.format.is_some() {
         return refused(RescueRefusal::InPool {
             folder: folder.named(),

@@ -217,7 +217,7 @@ pub fn unnamed(folder: impl AsFd) -> io::Result<OwnedFd> {
 /// Open a file by its kernel handle, to read it past the kernel's cache. `mount`: any open
 /// descriptor of its file system.
 ///
-/// Errors   ESTALE: the file is deleted, if [`tells_what_is_gone`] confirms it; else it could not
+/// Errors   ESTALE: the file is deleted, if [`prove_gone`] confirms it; else it could not
 /// be read
 pub fn open_by_handle(mount: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<Arc<OwnedFd>> {
     let flags = libc::O_RDONLY | libc::O_DIRECT;
@@ -252,7 +252,7 @@ const EXT4_MAGIC: u64 = 0xef53;
 /// Other file systems, and an ext4 whose count cannot be read, prove nothing.
 ///
 /// Errors   it is not proved, with the reason
-pub fn tells_what_is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<()> {
+pub fn prove_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<()> {
     let found = rustix::fs::fstatvfs(&root)?;
     if found.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY) {
         return Err(rustix::io::Errno::ROFS.into());
@@ -264,8 +264,8 @@ pub fn tells_what_is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Resu
         Err(error) => return Err(error),
     }
     match rustix::fs::fstatfs(&root)?.f_type as u64 {
-        XFS_MAGIC => xfs::is_gone(root, kind, handle),
-        EXT4_MAGIC => has_no_faults(faults_counted(&root)),
+        XFS_MAGIC => xfs::prove_gone(root, kind, handle),
+        EXT4_MAGIC => check_no_faults(faults_counted(&root)),
         _ => Err(io::Error::other(
             "this file system does not tell a file that is gone from one that it cannot read; ext4 and XFS do",
         )),
@@ -273,7 +273,7 @@ pub fn tells_what_is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Resu
 }
 
 /// Judges ext4's count of its errors. A count that could not be read is no count of 0.
-fn has_no_faults(counted: io::Result<u64>) -> io::Result<()> {
+fn check_no_faults(counted: io::Result<u64>) -> io::Result<()> {
     match counted {
         Ok(0) => Ok(()),
         Ok(count) => Err(io::Error::other(format!(
@@ -346,7 +346,7 @@ fn open_raw(mount: impl AsFd, (kind, handle): (i32, &[u8]), flags: i32) -> io::R
 pub enum GivenBack {
     /// The file has no block behind its end any more.
     Done,
-    /// The file is deleted, and that is proved ([`tells_what_is_gone`]).
+    /// The file is deleted, and that is proved ([`prove_gone`]).
     Gone,
     /// A program has it open, and might be writing to it.
     Busy,
@@ -366,9 +366,7 @@ pub fn give_back(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<GivenB
         Ok(file) => file,
         Err(error) => {
             return match error.raw_os_error() {
-                Some(libc::ESTALE) => {
-                    tells_what_is_gone(root, kind, handle).map(|()| GivenBack::Gone)
-                }
+                Some(libc::ESTALE) => prove_gone(root, kind, handle).map(|()| GivenBack::Gone),
                 Some(libc::EAGAIN | libc::ETXTBSY) => Ok(GivenBack::Busy),
                 _ => Err(error),
             };
@@ -708,7 +706,7 @@ mod tests {
         std::fs::remove_file(other).unwrap();
         let gone = open_by_handle(&folder, kind, bytes).unwrap_err();
         assert_eq!(gone.raw_os_error(), Some(libc::ESTALE));
-        let told = tells_what_is_gone(&folder, kind, bytes);
+        let told = prove_gone(&folder, kind, bytes);
         let found = rustix::fs::fstatfs(&folder).unwrap().f_type as u64;
         assert_eq!(
             told.is_ok(),
@@ -720,10 +718,10 @@ mod tests {
 
     #[test]
     fn nothing_is_gone_where_faults_are_not_counted_or_cannot_be_read() {
-        has_no_faults(Ok(0)).unwrap();
-        let told = has_no_faults(Ok(3)).unwrap_err();
+        check_no_faults(Ok(0)).unwrap();
+        let told = check_no_faults(Ok(3)).unwrap_err();
         assert!(told.to_string().contains("3 faults"), "{told}");
-        let told = has_no_faults(Err(io::ErrorKind::PermissionDenied.into())).unwrap_err();
+        let told = check_no_faults(Err(io::ErrorKind::PermissionDenied.into())).unwrap_err();
         assert!(told.to_string().contains("could not be read"), "{told}");
         // A tmpfs has no device, and so no count; and is neither of the two that give a proof.
         let Ok(root) = std::fs::File::open("/dev/shm") else {
@@ -736,7 +734,7 @@ mod tests {
             return;
         }
         faults_counted(&root).unwrap_err();
-        let told = tells_what_is_gone(&root, 1, &[0; 8]).unwrap_err();
+        let told = prove_gone(&root, 1, &[0; 8]).unwrap_err();
         assert!(told.to_string().contains("does not tell"), "{told}");
     }
 
@@ -773,7 +771,7 @@ mod tests {
         assert!(blocks() <= 8192, "{}", blocks());
         assert!(std::fs::read(&path).unwrap() == vec![7; 5000]);
         std::fs::remove_file(&path).unwrap();
-        match tells_what_is_gone(&folder, kind, bytes) {
+        match prove_gone(&folder, kind, bytes) {
             Ok(()) => assert_eq!(attempt().unwrap(), GivenBack::Gone),
             Err(_) => drop(attempt().unwrap_err()),
         }

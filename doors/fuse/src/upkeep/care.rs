@@ -762,7 +762,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         if !is_emptied && pool.has_lost(&layout) {
             return Ok(false);
         }
-        if !is_emptied && pool.can_open(&layout).is_err() {
+        if !is_emptied && pool.check_objects(&layout).is_err() {
             self.can_open(stub)?;
         }
         if !matches!(plan, Plan::Together(_)) {
@@ -795,7 +795,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         };
         let state = held.file.state();
         let all = state.layout.as_ref();
-        all.map_or(Ok(()), |layout| self.door.pool.can_open(layout))
+        all.map_or(Ok(()), |layout| self.door.pool.check_objects(layout))
     }
 
     /// As [`Mover::file`], for a file that needs work.

@@ -36,7 +36,7 @@ const _: () = assert!(size_of::<Request>() == 32);
 /// a folder of its file system.
 ///
 /// Errors   its inode cannot be read, or matches the handle; or the handle is not of XFS
-pub(super) fn is_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<()> {
+pub(super) fn prove_gone(root: impl AsFd, kind: i32, handle: &[u8]) -> io::Result<()> {
     let (number, generation) = parts(kind, handle)
         .ok_or_else(|| io::Error::other("its handle has no form that XFS is known to use"))?;
     match generation_of(root, number) {
@@ -98,7 +98,7 @@ fn generation_of(root: impl AsFd, number: u64) -> io::Result<u32> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{open_by_handle, tells_what_is_gone};
+    use super::super::{open_by_handle, prove_gone};
     use std::fs::File;
     use std::os::unix::fs::{FileExt, MetadataExt};
     use std::path::{Path, PathBuf};
@@ -191,10 +191,10 @@ mod tests {
             let error = open_by_handle(&root, *kind, bytes).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::ESTALE));
         }
-        tells_what_is_gone(&root, removed.0, &removed.1).unwrap();
-        let told = tells_what_is_gone(&root, damaged.0, &damaged.1).unwrap_err();
+        prove_gone(&root, removed.0, &removed.1).unwrap();
+        let told = prove_gone(&root, damaged.0, &damaged.1).unwrap_err();
         assert_eq!(told.raw_os_error(), Some(libc::EUCLEAN));
         // No caller asks this about a file that can be opened; still it does not count as deleted.
-        tells_what_is_gone(&root, whole.0, &whole.1).unwrap_err();
+        prove_gone(&root, whole.0, &whole.1).unwrap_err();
     }
 }
