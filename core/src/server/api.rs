@@ -86,12 +86,6 @@ pub struct Policy {
     pub write_age: Duration,
     /// False, for ablation runs: the server bridges no gap, neither reading nor writing.
     pub coalesce: bool,
-    /// How often the server looks at the version of a file that is read and that others may change:
-    /// not every change is reported.
-    pub look_every: Duration,
-    /// The server does not answer a read from the cache when its last look at the file is older
-    /// than this, and older than the read.
-    pub look_age: Duration,
 }
 
 impl Policy {
@@ -112,8 +106,6 @@ impl Default for Policy {
             contracts_from_header: true,
             write_age: Duration::from_s(4),
             coalesce: true,
-            look_every: Duration::from_ms(400),
-            look_age: Duration::from_ms(750),
         }
     }
 }

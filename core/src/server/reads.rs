@@ -12,6 +12,13 @@ use crate::cache::PageSet;
 use crate::format::REPLY_SLOTS_MAX;
 use alloc::vec::Vec;
 
+/// How often the server looks at the version of a file that is read and that others may change: not
+/// every change is reported.
+const LOOK_EVERY: Duration = Duration::from_ms(400);
+/// The server does not answer a read from the cache when its last look at the file is older than
+/// this, and older than the read.
+const LOOK_AGE: Duration = Duration::from_ms(750);
+
 /// The bytes that are missing before a read can be answered.
 enum Lack {
     Nothing,
@@ -134,9 +141,9 @@ impl Server {
         // No answer may rest on a size that may be old, nor on bytes that were last known to be
         // right long ago.
         let now = self.now;
-        let is_overdue = file.must_be_looked_at(now, read.arrived, self.policy.look_age);
+        let is_overdue = file.must_be_looked_at(now, read.arrived, LOOK_AGE);
         let is_unknown = file.size_stale || (read.range.end() > file.size && !read.size_checked);
-        let is_due = file.must_be_looked_at(now, read.arrived, self.policy.look_every);
+        let is_due = file.must_be_looked_at(now, read.arrived, LOOK_EVERY);
         if (is_overdue || is_unknown || is_due) && file.stat.is_none() {
             file.stat = Some(Asked::since(now));
             actions.list.push(Action::Stat { file: id });

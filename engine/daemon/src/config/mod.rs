@@ -533,8 +533,6 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
         // `read_write` sets it.
         write_age: default.write_age,
         coalesce: coalesce.map_or(default.coalesce, |found| found.value),
-        look_every: default.look_every,
-        look_age: default.look_age,
     }
 }
 
