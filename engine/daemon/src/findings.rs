@@ -3,7 +3,7 @@
 
 use crate::event_loop::Daemon;
 use crate::files::{Chore, TIME_IS_SET, Written};
-use crate::jobs::{Done, Found, Job, Looked, is_container};
+use crate::jobs::{Done, Job, Looked, OpenedFile, is_container};
 use crate::lanes::Lanes;
 use crate::sessions::IsFound;
 use crate::share::Share;
@@ -135,7 +135,7 @@ impl Daemon {
         handle: HandleId,
         opening: u64,
         path: &str,
-        result: Result<Found, Unserved>,
+        result: Result<OpenedFile, Unserved>,
     ) {
         let Some(door) = self.sessions.doors.get_mut(&session) else {
             return;
@@ -225,7 +225,7 @@ impl Daemon {
     /// Take in a file that a worker opened. Returns the facts that the core needs.
     pub(super) fn adopt(
         &mut self,
-        found: Found,
+        found: OpenedFile,
         share: &Arc<Share>,
         path: &str,
         hint: Option<RateHint>,

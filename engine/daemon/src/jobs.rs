@@ -154,7 +154,7 @@ pub(crate) enum Done {
         path: String,
         /// The share, if it lies elsewhere by now, where this file is.
         moved: Option<OpenedShare>,
-        result: Result<Found, Unserved>,
+        result: Result<OpenedFile, Unserved>,
     },
     Chore {
         file: FileId,
@@ -189,14 +189,14 @@ pub(crate) enum Done {
         path: String,
         name: String,
         share: Arc<Share>,
-        result: Result<Found, Errno>,
+        result: Result<OpenedFile, Errno>,
     },
     PoolFile {
         pool: PoolNumber,
         path: String,
         share: Arc<Share>,
         moved: Option<OpenedShare>,
-        result: Result<Found, Errno>,
+        result: Result<OpenedFile, Errno>,
     },
     Stat {
         file: FileId,
@@ -233,8 +233,9 @@ pub(crate) enum Looked {
     Writable(Box<(Result<WriteFile, Errno>, Durable)>),
 }
 
-/// A file opened for ourselves.
-pub(crate) struct Found {
+/// A file that a worker has opened for the daemon, with its descriptors. `adopt` keeps those, and
+/// makes of the rest the `FileFacts` that the core gets.
+pub(crate) struct OpenedFile {
     /// The result for writes through a lane.
     pub(crate) looked: Looked,
     pub(crate) file: PrivateFile,
@@ -277,7 +278,7 @@ pub(crate) fn work(job: Job) -> Done {
                 moved,
                 result: result.and_then(|file| {
                     let looked = writer.map_or(Looked::Not, |writer| writable(&fd, &file, writer));
-                    Ok(Found {
+                    Ok(OpenedFile {
                         looked,
                         ..found(file)?
                     })
@@ -548,7 +549,7 @@ fn durable(fd: &OwnedFd, key: FileKey, writer: Writer) -> Option<Durable> {
     })
 }
 
-fn neighbour(share: &Share, path: &str, key: FileKey, name: &str) -> Result<Found, Unserved> {
+fn neighbour(share: &Share, path: &str, key: FileKey, name: &str) -> Result<OpenedFile, Unserved> {
     if name.is_empty() || name == "." || name == ".." || name.contains('/') {
         return Err(Unserved::Failed(std::io::ErrorKind::InvalidInput.into()));
     }
@@ -556,7 +557,7 @@ fn neighbour(share: &Share, path: &str, key: FileKey, name: &str) -> Result<Foun
     found(file::open_beneath(&folder, Path::new(name))?)
 }
 
-fn found(file: PrivateFile) -> Result<Found, Unserved> {
+fn found(file: PrivateFile) -> Result<OpenedFile, Unserved> {
     // The core reads whole pages; a file with a larger alignment would refuse every read.
     let step = file.status.direct_alignment.map_or(0, |align| align.offset);
     if file.direct && u64::from(step) > PAGE_BYTES {
@@ -570,7 +571,7 @@ fn found(file: PrivateFile) -> Result<Found, Unserved> {
     let extents = extents::of(&*file.fd, EXTENT_COUNT_MAX)
         .map(|map| map.extents)
         .unwrap_or_default();
-    Ok(Found {
+    Ok(OpenedFile {
         looked: Looked::Not,
         file,
         extents,

@@ -12,7 +12,7 @@ use crate::doctor::counted;
 use crate::error::ServeError;
 use crate::event_loop::Daemon;
 use crate::files::{Durable, TIME_IS_SET, WRITTEN_FILE_DESCRIPTORS};
-use crate::jobs::{Found, Job, Looked};
+use crate::jobs::{Job, Looked, OpenedFile};
 use crate::lanes::{Left, LeftPiece};
 use crate::share::Share;
 use crate::worker::Urgency;
@@ -75,9 +75,9 @@ pub(crate) enum Missed {
     Kept(Why, Option<String>),
 }
 
-/// A file that was found.
+/// A kept file that a worker has found and opened, and where.
 pub(crate) struct FoundAgain {
-    found: Found,
+    found: OpenedFile,
     share: Arc<Share>,
     path: String,
 }
@@ -268,7 +268,7 @@ impl FileSystems {
             .map(|map| map.extents)
             .unwrap_or_default();
         Ok(FoundAgain {
-            found: Found {
+            found: OpenedFile {
                 looked: Looked::Writable(Box::new((opened, durable(record, found.key)))),
                 file: PrivateFile {
                     fd,
@@ -437,7 +437,7 @@ impl Daemon {
     }
 
     /// A client has opened a file: if it is a kept one, it is found.
-    pub(super) fn find_kept(&mut self, found: &Found, share: &Arc<Share>, path: &str) {
+    pub(super) fn find_kept(&mut self, found: &OpenedFile, share: &Arc<Share>, path: &str) {
         let key = found.file.status.key;
         let mut kept = self.kept.iter();
         let Some((&order, kept)) = kept.find(|(_, kept)| kept.is(key, &*found.file.fd)) else {
@@ -449,7 +449,7 @@ impl Daemon {
             Looked::Not | Looked::Refused => Err(Errno::BAD_HANDLE),
         };
         let again = FoundAgain {
-            found: Found {
+            found: OpenedFile {
                 looked: Looked::Writable(Box::new((opened, durable(&kept.record, key)))),
                 file: found.file.clone(),
                 extents: found.extents.clone(),
