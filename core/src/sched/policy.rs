@@ -117,6 +117,41 @@ const POSITIONING_PART: u64 = 10;
 /// Visits are halved at most so often while many start at once.
 const HALVINGS_MAX: u32 = 5;
 
+/// A round has six fifths of the time that it needs.
+const ROUND_FIFTHS: u128 = 6;
+
+/// A visit gives at most so many tenths of a stream's buffers.
+const VISIT_TENTHS: u64 = 7;
+
+/// With best effort waiting a visit gives at least this part of them, as one in so many: visits are
+/// rarer then, and leave it more.
+const RARE_VISIT_PART: u64 = 2;
+
+/// A visit is counted with no more time than this.
+const VISIT_TIME_MAX: Duration = Duration::from_s(3600);
+
+/// In a crowd of writers one is visited when it has this part of its buffers to write, as one in so
+/// many, or enough for an efficient visit.
+const RIPE_PART: u64 = 2;
+
+/// The slack that is the reserve of all claims: this part of a round, as one in so many, or the
+/// time of so many chunks if that is less.
+const SLACK_RESERVE_PART: u64 = 4;
+const SLACK_RESERVE_CHUNKS: u64 = 4;
+
+/// Claims with deadlines within this part of a round, as one in so many, are as badly off as the
+/// worst.
+const EVEN_PART: u64 = 2;
+
+/// With slack for fewer chunks than this the first claim goes, however short its visit.
+const URGENT_CHUNKS: i64 = 2;
+
+/// Best effort whose patience is over gets in where the slack is so many times its cost and this
+/// part of a round, as one in so many: that is the reserve of the others, not given away for
+/// patience's sake.
+const PATIENCE_COSTS: u64 = 4;
+const PATIENCE_PART: u64 = 2;
+
 /// Share of a stream's buffers that stays filled before best effort is served, in hundredths.
 const RESERVE_PERCENT: u64 = 40;
 
@@ -156,7 +191,7 @@ fn round_time(load: &Load<'_>) -> Duration {
     if idle == 0 {
         return Duration::MAX;
     }
-    let ns = u128::from(positioning.0) * u128::from(NS_PER_S) / u128::from(idle) * 6 / 5;
+    let ns = u128::from(positioning.0) * u128::from(NS_PER_S) / u128::from(idle) * ROUND_FIFTHS / 5;
     Duration(ns.min(u128::from(u64::MAX)) as u64)
 }
 
@@ -226,18 +261,23 @@ pub fn choose(load: &Load<'_>, order: &mut Order) -> Choice {
 /// By how much all claims could be delayed, with visits by which they can go round for ever.
 /// Negative: not all will be in time.
 fn slack_of_all(load: &Load<'_>, order: &mut Order) -> i64 {
-    let visits = Visits::of(load);
+    let lengths = VisitLengths::of(load);
     sort_by_deadline(load.claims, order);
-    visits.fill_slack(load, 0, order)
+    lengths.fill_slack(load, 0, order)
 }
 
 /// By how much all claims could be delayed beyond their reserve: time for requests without a
 /// deadline. Zero: there is none.
 pub fn spare(load: &Load<'_>, order: &mut Order) -> Duration {
-    let kept = (round_time(load).0 / 4).min(4 * load.model.transfer(load.chunk).0);
+    let kept = slack_reserve(round_time(load), load.model.transfer(load.chunk));
     let kept = i64::try_from(kept).unwrap_or(i64::MAX);
     let spare = slack_of_all(load, order).saturating_sub(kept);
     Duration(u64::try_from(spare).unwrap_or(0))
+}
+
+/// Slack that is the reserve of all claims. Units: nanoseconds.
+fn slack_reserve(round: Duration, chunk_time: Duration) -> u64 {
+    (round.0 / SLACK_RESERVE_PART).min(SLACK_RESERVE_CHUNKS * chunk_time.0)
 }
 
 fn sort_by_deadline(claims: &[Claim], order: &mut Order) {
@@ -248,18 +288,23 @@ fn sort_by_deadline(claims: &[Claim], order: &mut Order) {
         .sort_unstable_by_key(|&index| (claims[index as usize].deadline, index));
 }
 
+/// The most that a visit gives in the long run.
+fn visit_bytes_max(claim: &Claim) -> u64 {
+    claim.cap * VISIT_TENTHS / 10
+}
+
 /// How long visits are.
 #[derive(Clone, Copy, Debug)]
-struct Visits {
+struct VisitLengths {
     /// One round of all of them, in the long run.
     round: Duration,
     count: usize,
     chunk: u64,
 }
 
-impl Visits {
-    fn of(load: &Load<'_>) -> Visits {
-        Visits {
+impl VisitLengths {
+    fn of(load: &Load<'_>) -> VisitLengths {
+        VisitLengths {
             round: round_time(load),
             count: load.claims.len(),
             chunk: load.chunk,
@@ -269,19 +314,20 @@ impl Visits {
     /// The bytes that a visit must give so that all of them can go round for ever.
     fn needed_bytes(&self, claim: &Claim) -> u64 {
         let round_bytes = claim.rate.bytes_in(self.round).0.max(self.chunk);
-        round_bytes.min(claim.cap * 7 / 10).min(claim.left).max(1)
+        let most = visit_bytes_max(claim).min(claim.left);
+        round_bytes.min(most).max(1)
     }
 
     /// The bytes that a visit gives while many start at once: a part of those needed in the long
     /// run.
-    fn part_bytes(&self, claim: &Claim, halvings: u32) -> u64 {
+    fn visit_bytes(&self, claim: &Claim, halvings: u32) -> u64 {
         let needed = self.needed_bytes(claim);
         (needed >> halvings).max(self.chunk.min(needed))
     }
 
-    fn part_time(&self, load: &Load<'_>, claim: &Claim, halvings: u32) -> Duration {
+    fn visit_time(&self, load: &Load<'_>, claim: &Claim, halvings: u32) -> Duration {
         let bytes = self
-            .part_bytes(claim, halvings)
+            .visit_bytes(claim, halvings)
             .min(claim.room.max(self.chunk));
         load.model.step_of(claim.writes, self.count) + load.model.transfer_of(claim.writes, bytes)
     }
@@ -299,6 +345,18 @@ impl Visits {
         model.rate.bytes_in(time).0.max(self.chunk)
     }
 
+    /// How often visits are halved where not all claims will be in time: as seldom as is enough for
+    /// that, while many start at once. If no number is enough, not at all: short visits would only
+    /// cost more. Leaves the slack of visits that are halved so often in `order`.
+    fn halvings(&self, load: &Load<'_>, order: &mut Order) -> u32 {
+        let enough =
+            (1..=HALVINGS_MAX).find(|&halvings| self.fill_slack(load, halvings, order) >= 0);
+        enough.unwrap_or_else(|| {
+            self.fill_slack(load, 0, order);
+            0
+        })
+    }
+
     /// By how much the claims could be delayed, each place with those before it; the least of all.
     fn fill_slack(&self, load: &Load<'_>, halvings: u32, order: &mut Order) -> i64 {
         order.slack.clear();
@@ -314,10 +372,7 @@ impl Visits {
                     + load.model.step_of(claim.writes, self.count)
                     + load.model.transfer_of(claim.writes, first);
                 least = least.min(signed(claim.deadline, needed));
-                start = start
-                    + self
-                        .part_time(load, claim, halvings)
-                        .min(Duration::from_s(3600));
+                start = start + self.visit_time(load, claim, halvings).min(VISIT_TIME_MAX);
             }
             order.slack.push(least);
         }
@@ -326,159 +381,181 @@ impl Visits {
 }
 
 fn choose_among(load: &Load<'_>, is_crowd: bool, order: &mut Order) -> Choice {
-    let claims = load.claims;
-    if claims.is_empty() {
+    if load.claims.is_empty() {
         return match load.best_effort {
             Some(_) => Choice::BestEffort,
             None => Choice::Nobody,
         };
     }
-    let visits = Visits::of(load);
-    let round = visits.round;
-    let chunk_time = load.model.transfer(load.chunk);
-    sort_by_deadline(claims, order);
-    // Visits by which all of them can go round for ever; while many start at once shorter ones, if
-    // those are in time. When not even they are, long ones again: short ones would only cost more.
-    // Best effort that has waited for very long gets in when one request of each of the others is
-    // in time.
-    let pressing = load
-        .best_effort
-        .filter(|asked| asked.waited >= BEST_EFFORT_LAST)
-        .is_some_and(|asked| {
-            visits.fill_slack(load, HALVINGS_MAX, order) >= (asked.cost + chunk_time).0 as i64
-        });
-    if pressing {
+    let lengths = VisitLengths::of(load);
+    sort_by_deadline(load.claims, order);
+    if is_best_effort_pressing(load, &lengths, order) {
         return Choice::BestEffort;
     }
-    let slack_of_all = visits.fill_slack(load, 0, order);
-    let mut halvings = 0;
-    if slack_of_all < 0 {
-        let shorter =
-            (1..=HALVINGS_MAX).find(|&halvings| visits.fill_slack(load, halvings, order) >= 0);
-        halvings = shorter.unwrap_or_else(|| {
-            visits.fill_slack(load, 0, order);
-            0
-        });
-    }
-
-    // Bytes given beyond that come out of slack, and a quarter of a round of it, or four chunks, is
-    // the reserve of all of them.
-    let well_off = slack_of_all >= (round.0 / 4).min(4 * chunk_time.0) as i64;
-    // With best effort waiting, rarer and larger visits leave it more. Only a wish: the need with
-    // which each claim is counted stays the same, so that the dry run of admission holds regardless
-    // of best effort.
-    let wished_bytes = |claim: &Claim| -> u64 {
-        if is_crowd {
-            return claim.cap.min(claim.left);
-        }
-        if !well_off {
-            return visits.part_bytes(claim, halvings);
-        }
-        let efficient = visits.efficient_bytes(load, claim);
-        let wished = match load.best_effort {
-            Some(_) => efficient.max(claim.cap / 2),
-            None => efficient,
-        };
-        visits
-            .needed_bytes(claim)
-            .max(wished.min(claim.cap * 7 / 10).min(claim.left))
+    let slack_of_all = lengths.fill_slack(load, 0, order);
+    let halvings = match slack_of_all < 0 {
+        true => lengths.halvings(load, order),
+        false => 0,
     };
-    // The stream that has the device keeps it while all claims with earlier deadlines can wait a
-    // chunk.
-    if let Some(index) = load.visiting
-        && let Some(claim) = claims.get(index)
-        && claim.room >= load.chunk.min(claim.left).max(1)
-        && load.visit_given < wished_bytes(claim)
-    {
-        let place = order
-            .by_deadline
-            .iter()
-            .position(|&at| at as usize == index)
-            .unwrap_or(0);
-        let before = if place == 0 {
-            i64::MAX
-        } else {
-            order.slack[place - 1]
-        };
-        // A claim that is lost already is not saved by shorter visits; one that can still be saved
-        // is.
-        let lost = before < 0 && load.visit_given < visits.part_bytes(claim, halvings);
-        if before >= chunk_time.0 as i64 || lost {
-            return Choice::Stream(index);
-        }
-    }
-
-    if let Some(best_effort) = load.best_effort
-        && best_effort_may_go(load, best_effort, slack_of_all, round)
-    {
-        return Choice::BestEffort;
-    }
-
-    if is_crowd {
-        // The writer that is due first, with all it has.
-        let first = order
-            .by_deadline
-            .iter()
-            .map(|&index| index as usize)
-            .find(|&index| {
-                let claim = &claims[index];
-                let ripe = visits.efficient_bytes(load, claim).min(claim.cap / 2);
-                let is_ripe = claim.room >= ripe.min(claim.left);
-                claim.room > 0 && (is_ripe || urgent(load, claim, slack_of_all, chunk_time))
-            });
-        return first.map_or(Choice::Nobody, Choice::Stream);
-    }
-
-    // Nearest by position among those whose whole visit leaves the earlier deadlines feasible, and
-    // which are not much better off than the worst: buffers are filled evenly, so that a newcomer
-    // finds slack in all.
-    let even = order
-        .by_deadline
-        .iter()
-        .map(|&index| &claims[index as usize])
-        .find(|claim| claim.room >= wished_bytes(claim))
-        .map_or(Instant::NEVER, |claim| {
-            claim.deadline + Duration(round.0 / 2)
-        });
-    let mut nearest: Option<(u64, usize)> = None;
-    for (place, &index) in order.by_deadline.iter().enumerate() {
-        let claim = &claims[index as usize];
-        if claim.room < wished_bytes(claim) || claim.deadline > even {
-            continue;
-        }
-        let before = if place == 0 {
-            i64::MAX
-        } else {
-            order.slack[place - 1]
-        };
-        if before < visits.part_time(load, claim, halvings).0 as i64 {
-            continue;
-        }
-        let distance = claim.physical.abs_diff(load.head);
-        if nearest.is_none_or(|(best, _)| distance < best) {
-            nearest = Some((distance, index as usize));
-        }
-    }
-    if let Some((_, index)) = nearest {
+    let outlook = Outlook {
+        load,
+        lengths,
+        is_crowd,
+        chunk_time: load.model.transfer(load.chunk),
+        slack_of_all,
+        halvings,
+        order,
+    };
+    if let Some(index) = outlook.visiting() {
         return Choice::Stream(index);
     }
-    // The earliest deadline goes although its visit is short when waiting for a longer one would
-    // break it.
-    let mut by_deadline = order.by_deadline.iter().map(|&index| index as usize);
-    let first = by_deadline.find(|&index| {
-        let claim = &claims[index];
-        claim.room > 0 && (claim.is_awaited || urgent(load, claim, slack_of_all, chunk_time))
-    });
-    first.map_or(Choice::Nobody, Choice::Stream)
+    if let Some(best_effort) = load.best_effort
+        && best_effort_may_go(load, best_effort, slack_of_all, lengths.round)
+    {
+        return Choice::BestEffort;
+    }
+    let next = match is_crowd {
+        true => outlook.first_of_crowd(),
+        false => outlook.nearest().or_else(|| outlook.first_urgent()),
+    };
+    next.map_or(Choice::Nobody, Choice::Stream)
 }
 
-/// Whether a stream goes although its visit would be smaller than an efficient one.
-fn urgent(load: &Load<'_>, claim: &Claim, slack_of_all: i64, chunk_time: Duration) -> bool {
-    let reserve = claim
-        .rate
-        .time_for(ByteCount(claim.cap * RESERVE_PERCENT / 100));
-    let soon = claim.deadline.since(load.free_at) < reserve;
-    soon || slack_of_all < 2 * chunk_time.0 as i64
+/// Best effort that has waited for very long gets in when one request of each of the others is in
+/// time. Leaves the slack of the shortest visits in `order`.
+fn is_best_effort_pressing(load: &Load<'_>, lengths: &VisitLengths, order: &mut Order) -> bool {
+    let chunk_time = load.model.transfer(load.chunk);
+    load.best_effort
+        .filter(|asked| asked.waited >= BEST_EFFORT_LAST)
+        .is_some_and(|asked| {
+            lengths.fill_slack(load, HALVINGS_MAX, order) >= (asked.cost + chunk_time).0 as i64
+        })
+}
+
+/// The state of all claims at one choice.
+struct Outlook<'a> {
+    load: &'a Load<'a>,
+    lengths: VisitLengths,
+    is_crowd: bool,
+    chunk_time: Duration,
+    /// By how much all claims could be delayed, with visits that are not halved.
+    slack_of_all: i64,
+    /// How often visits are halved now.
+    halvings: u32,
+    /// The claims by deadline, with the slack of visits that are halved so often.
+    order: &'a Order,
+}
+
+impl Outlook<'_> {
+    /// The claims by deadline, each with its index.
+    fn by_deadline(&self) -> impl Iterator<Item = (usize, &Claim)> {
+        let order = self.order.by_deadline.iter();
+        order.map(|&index| (index as usize, &self.load.claims[index as usize]))
+    }
+
+    /// By how much the claims before this place could be delayed.
+    fn slack_before(&self, place: usize) -> i64 {
+        match place {
+            0 => i64::MAX,
+            _ => self.order.slack[place - 1],
+        }
+    }
+
+    /// The bytes that a visit should give now. Those beyond the need come out of slack.
+    ///
+    /// With best effort waiting, rarer and larger visits leave it more. Only a wish: the need with
+    /// which each claim is counted stays the same, so that the dry run of admission holds
+    /// regardless of best effort.
+    fn wished_bytes(&self, claim: &Claim) -> u64 {
+        if self.is_crowd {
+            return claim.cap.min(claim.left);
+        }
+        let reserve = slack_reserve(self.lengths.round, self.chunk_time);
+        if self.slack_of_all < reserve as i64 {
+            return self.lengths.visit_bytes(claim, self.halvings);
+        }
+        let efficient = self.lengths.efficient_bytes(self.load, claim);
+        let wished = match self.load.best_effort {
+            Some(_) => efficient.max(claim.cap / RARE_VISIT_PART),
+            None => efficient,
+        };
+        self.lengths
+            .needed_bytes(claim)
+            .max(wished.min(visit_bytes_max(claim)).min(claim.left))
+    }
+
+    /// The stream that has the device keeps it while all claims with earlier deadlines can wait a
+    /// chunk.
+    fn visiting(&self) -> Option<usize> {
+        let load = self.load;
+        let index = load.visiting?;
+        let claim = load.claims.get(index)?;
+        if claim.room < load.chunk.min(claim.left).max(1)
+            || load.visit_given >= self.wished_bytes(claim)
+        {
+            return None;
+        }
+        let place = self.by_deadline().position(|(at, _)| at == index);
+        let before = self.slack_before(place.unwrap_or(0));
+        // A claim that is lost already is not saved by shorter visits; one that can still be saved
+        // is.
+        let is_lost =
+            before < 0 && load.visit_given < self.lengths.visit_bytes(claim, self.halvings);
+        (before >= self.chunk_time.0 as i64 || is_lost).then_some(index)
+    }
+
+    /// In a crowd of writers: the one that is due first, with all it has.
+    fn first_of_crowd(&self) -> Option<usize> {
+        let goes = |claim: &Claim| {
+            let ripe = self.lengths.efficient_bytes(self.load, claim);
+            let ripe = ripe.min(claim.cap / RIPE_PART);
+            claim.room > 0 && (claim.room >= ripe.min(claim.left) || self.is_urgent(claim))
+        };
+        let first = self.by_deadline().find(|(_, claim)| goes(claim));
+        first.map(|(index, _)| index)
+    }
+
+    /// Nearest by position among those whose whole visit leaves the earlier deadlines feasible, and
+    /// which are not much better off than the worst: buffers are filled evenly, so that a newcomer
+    /// finds slack in all.
+    fn nearest(&self) -> Option<usize> {
+        let round = self.lengths.round;
+        let even = self
+            .by_deadline()
+            .find(|(_, claim)| claim.room >= self.wished_bytes(claim))
+            .map_or(Instant::NEVER, |(_, claim)| {
+                claim.deadline + Duration(round.0 / EVEN_PART)
+            });
+        let mut nearest: Option<(u64, usize)> = None;
+        for (place, (index, claim)) in self.by_deadline().enumerate() {
+            if claim.room < self.wished_bytes(claim) || claim.deadline > even {
+                continue;
+            }
+            let time = self.lengths.visit_time(self.load, claim, self.halvings);
+            if self.slack_before(place) < time.0 as i64 {
+                continue;
+            }
+            let distance = claim.physical.abs_diff(self.load.head);
+            if nearest.is_none_or(|(best, _)| distance < best) {
+                nearest = Some((distance, index));
+            }
+        }
+        nearest.map(|(_, index)| index)
+    }
+
+    /// The earliest deadline goes although its visit is short when waiting for a longer one would
+    /// break it.
+    fn first_urgent(&self) -> Option<usize> {
+        let goes = |claim: &Claim| claim.room > 0 && (claim.is_awaited || self.is_urgent(claim));
+        let first = self.by_deadline().find(|(_, claim)| goes(claim));
+        first.map(|(index, _)| index)
+    }
+
+    /// Whether a stream goes although its visit would be smaller than an efficient one.
+    fn is_urgent(&self, claim: &Claim) -> bool {
+        let soon = claim.deadline.since(self.load.free_at) < reserve_time(claim);
+        soon || self.slack_of_all < URGENT_CHUNKS * self.chunk_time.0 as i64
+    }
 }
 
 fn best_effort_may_go(
@@ -494,16 +571,17 @@ fn best_effort_may_go(
         .claims
         .iter()
         .filter(|claim| claim.room > 0)
-        .all(|claim| {
-            let reserve = claim
-                .rate
-                .time_for(ByteCount(claim.cap * RESERVE_PERCENT / 100));
-            claim.deadline.since(load.free_at + asked.cost) >= reserve
-        });
-    // Half a round of slack is the reserve of the others; it is not given away for patience's sake.
-    let spare = (4 * asked.cost.0).max(round.0 / 2).min(i64::MAX as u64) as i64;
+        .all(|claim| claim.deadline.since(load.free_at + asked.cost) >= reserve_time(claim));
+    let spare = (PATIENCE_COSTS * asked.cost.0).max(round.0 / PATIENCE_PART);
+    let spare = spare.min(i64::MAX as u64) as i64;
     let patience_over = asked.waited >= BEST_EFFORT_PATIENCE && slack_of_all >= spare;
     reserved || patience_over
+}
+
+/// The time for which the part of a stream's buffers lasts that stays filled before best effort.
+fn reserve_time(claim: &Claim) -> Duration {
+    let reserve = ByteCount(claim.cap * RESERVE_PERCENT / 100);
+    claim.rate.time_for(reserve)
 }
 
 fn signed(later: Instant, earlier: Instant) -> i64 {
