@@ -75,7 +75,7 @@ impl Server {
             return first;
         }
         let contiguous = match file.is_mapped(first) {
-            true => file.place(start).1,
+            true => file.place(start).contiguous,
             false => 0,
         };
         let end_max = (start + chunk.min(contiguous))
@@ -259,7 +259,7 @@ impl Server {
         let (start, mut end) = (first.range.start.0, first.range.end());
         let chunk = self.limits.chunk_bytes_max;
         let file = self.files.get(&first.file);
-        let contiguous = file.map_or(0, |file| file.place(start).1);
+        let contiguous = file.map_or(0, |file| file.place(start).contiguous);
         let end_max = start.saturating_add(chunk.min(contiguous));
         let mut bridged = 0;
         if self.policy.coalesce && first.due == Instant::NEVER {

@@ -11,7 +11,11 @@ use crate::sched::{RefinedModel, admission};
 /// A device that had nothing to do within this time keeps up.
 const KEEPS_UP: Duration = Duration::from_s(2);
 
-/// The holder of a claim on a device.
+/// The holder of a claim on a device, by which a visit is known. Requests in a row for the same
+/// holder are one visit; the one whose visit goes on is *the visitor*. A [`Claimant`] is the same
+/// holder at one choice, a writer with its next write.
+///
+/// [`Claimant`]: super::fetch::Claimant
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Visitor {
     /// A reader under contract.
@@ -78,10 +82,18 @@ pub(super) struct Queue {
     pub starved: bool,
 }
 
-/// The turns of the clients that a device serves.
+/// The end of a write that was sent to a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WriteEnd {
+    pub file: FileId,
+    pub offset: u64,
+}
+
+/// The visits to a device, of holders of claims and of others, and whose turn it is. How long they
+/// may be says [`choose`](crate::sched::choose).
 #[derive(Clone, Debug, Default)]
 pub(super) struct Visits {
-    /// The claimant whose visit goes on.
+    /// None: the last request was for best effort, or the visitor lost its claim.
     pub visitor: Option<Visitor>,
     /// The bytes that it got in this visit.
     pub given: u64,
@@ -90,14 +102,29 @@ pub(super) struct Visits {
     /// Bytes the first of `background` got in this visit.
     pub background_given: u64,
     pub best_effort_served: Instant,
-    /// Where the write that goes on ended: file and offset.
-    pub write_goes_on: Option<(FileId, u64)>,
+    /// Where the last write ended: the next one goes on there, or begins another visit.
+    pub write_end: Option<WriteEnd>,
     /// Written in this visit. Units: bytes.
     pub write_given: u64,
     /// Whether the turn of requests without a contract or claim is the writers' now, or the
     /// readers'; and the time that it has had.
     pub writers_turn: bool,
     pub turn_given: Duration,
+}
+
+impl Visits {
+    /// The next request is for this holder of a claim: its visit goes on, or begins.
+    pub(super) fn begin(&mut self, visitor: Visitor) {
+        if self.visitor != Some(visitor) {
+            self.visitor = Some(visitor);
+            self.given = 0;
+        }
+    }
+
+    /// The visitor, if it is this one, has lost its claim.
+    fn end_of(&mut self, visitor: Visitor) {
+        self.visitor = self.visitor.filter(|&other| other != visitor);
+    }
 }
 
 /// Requests that ended since the model was last corrected.
@@ -254,32 +281,19 @@ impl Device {
                 *id = to;
             }
         }
-        if self.visits.visitor == Some(Visitor::Reader(from)) {
-            self.visits.visitor = None;
-        }
+        self.visits.end_of(Visitor::Reader(from));
     }
 
     /// End a stream's contract.
     pub(super) fn break_promise(&mut self, id: StreamId) {
         self.contracts.retain(|&other| other != id);
-        if self.visits.visitor == Some(Visitor::Reader(id)) {
-            self.visits.visitor = None;
-        }
+        self.visits.end_of(Visitor::Reader(id));
     }
 
     /// The server fetches nothing for the stream from here any more.
     pub(super) fn forget(&mut self, id: StreamId) {
         self.break_promise(id);
         self.visits.background.retain(|&other| other != id);
-    }
-
-    /// A claim was served; requests in a row for the same claimant are one visit.
-    pub(super) fn visited(&mut self, who: Visitor, bytes: u64) {
-        if self.visits.visitor != Some(who) {
-            self.visits.visitor = Some(who);
-            self.visits.given = 0;
-        }
-        self.visits.given += bytes;
     }
 
     /// A request without a contract or claim was sent.

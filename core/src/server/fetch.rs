@@ -466,11 +466,8 @@ impl Server {
             return false;
         };
         let run = self.fetch_run(file, range, IoClass::RealTime, deadline, Some(id), actions);
-        if let Some(device) = self.devices.get_mut(&device_id)
-            && device.visits.visitor != Some(Visitor::Reader(id))
-        {
-            device.visits.visitor = Some(Visitor::Reader(id));
-            device.visits.given = 0;
+        if let Some(device) = self.devices.get_mut(&device_id) {
+            device.visits.begin(Visitor::Reader(id));
         }
         let Some(stream) = self.streams.get_mut(id.0) else {
             return false;
@@ -522,7 +519,7 @@ impl Server {
                 };
                 let end = end
                     .min(file.size)
-                    .min(start.saturating_add(file.place(start).1));
+                    .min(start.saturating_add(file.place(start).contiguous));
                 (start < end)
                     .then(|| (stream.file, ByteRange::new(start, end - start), end - start))
             }
@@ -540,7 +537,10 @@ impl Server {
             Flow::Strided { stride, piece } => {
                 let steps = stream.fetched / piece.max(1);
                 let start = strided_offset(stream.origin, stride, steps)?;
-                let there = file.place(start).1.min(file.size.saturating_sub(start));
+                let there = file
+                    .place(start)
+                    .contiguous
+                    .min(file.size.saturating_sub(start));
                 let at_once = self.strides_at_once(file, stride, piece, bytes.min(there));
                 let way = stride.unsigned_abs().saturating_mul(at_once - 1);
                 let end = start.saturating_add(way + piece).min(file.size);
@@ -638,7 +638,7 @@ impl Server {
                 let contiguous = self
                     .files
                     .get(&id)
-                    .map_or(0, |file| file.place(run_start).1);
+                    .map_or(0, |file| file.place(run_start).contiguous);
                 limit = run_start
                     .saturating_add(contiguous.min(chunk))
                     .max(run_start + 1)
@@ -769,7 +769,7 @@ impl Server {
             return;
         };
         file.use_count += 1;
-        let physical = file.place(range.start.0).0;
+        let physical = file.place(range.start.0).physical;
         let Some(device) = self.devices.get_mut(&device_id) else {
             return;
         };

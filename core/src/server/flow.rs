@@ -583,7 +583,7 @@ impl Server {
             .window(stream, device, self.cap_for(rate.0, promised))
             .saturating_mul(self.packing(stream))
             / 1000;
-        let (offset, left) = self.next_place(stream, device, file);
+        let NextPlace { physical, left } = self.next_place(stream, device, file);
         // Buffers go to the bytes that the reader comes to next, on any device.
         let room = match &stream.frames {
             Some(frames) => frames
@@ -600,7 +600,7 @@ impl Server {
             writes: false,
             deadline: stream.deadline(stream.fetched_on(device), self.now, self.policy.preroll),
             rate: BytesPerSecond(stream.part_of(device, rate.0).max(1)),
-            physical: offset,
+            physical,
             room: room.min(left),
             cap: stream.part_of(device, cap).max(1),
             left,
@@ -608,22 +608,21 @@ impl Server {
         })
     }
 
-    /// Where the next byte to be fetched lies on the device, and how many are left to fetch from
-    /// there.
-    pub(super) fn next_place(&self, stream: &Stream, device: DeviceId, file: &File) -> (u64, u64) {
-        match stream.flow {
+    /// The next byte to be fetched for a stream from a device.
+    pub(super) fn next_place(&self, stream: &Stream, device: DeviceId, file: &File) -> NextPlace {
+        let (offset, left) = match stream.flow {
             Flow::Forward => {
                 let offset = stream.origin.saturating_add(stream.fetched);
-                (file.place(offset).0, file.size.saturating_sub(offset))
+                (offset, file.size.saturating_sub(offset))
             }
             Flow::Reverse => {
                 let offset = stream.origin.saturating_sub(stream.fetched);
-                (file.place(offset.saturating_sub(1)).0, offset)
+                (offset.saturating_sub(1), offset)
             }
             Flow::Strided { stride, piece } => {
                 let steps = stream.fetched / piece.max(1);
                 let Some(offset) = strided_offset(stream.origin, stride, steps) else {
-                    return (0, 0);
+                    return NextPlace::default();
                 };
                 let way = if stride < 0 {
                     offset
@@ -633,9 +632,13 @@ impl Server {
                 let left = way
                     .div_ceil(stride.unsigned_abs().max(1))
                     .saturating_mul(piece);
-                (file.place(offset).0, left)
+                (offset, left)
             }
-            Flow::Frames => self.frame_place(stream, device),
+            Flow::Frames => return self.frame_place(stream, device),
+        };
+        NextPlace {
+            physical: file.place(offset).physical,
+            left,
         }
     }
 }

@@ -1111,18 +1111,21 @@ impl Server {
         }
     }
 
-    pub(super) fn frame_place(&self, stream: &Stream, device: DeviceId) -> (u64, u64) {
+    pub(super) fn frame_place(&self, stream: &Stream, device: DeviceId) -> NextPlace {
         let Some(frames) = &stream.frames else {
-            return (0, 0);
+            return NextPlace::default();
         };
         let Some(frame) = frames.next_frame(device) else {
-            return (0, 0);
+            return NextPlace::default();
         };
         let physical = self
             .files
             .get(&frame.file)
-            .map_or(0, |file| file.place(frame.fetched).0);
-        (physical, frames.lacking_before(device, u64::MAX))
+            .map_or(0, |file| file.place(frame.fetched).physical);
+        NextPlace {
+            physical,
+            left: frames.lacking_before(device, u64::MAX),
+        }
     }
 
     pub(super) fn frame_piece(
@@ -1138,7 +1141,7 @@ impl Server {
         let end = start
             .saturating_add(bytes)
             .min(size)
-            .min(start.saturating_add(file.place(start).1));
+            .min(start.saturating_add(file.place(start).contiguous));
         if start >= end {
             // A frame that has become shorter is passed over: no more of it is fetched, and all of
             // it counts as done.

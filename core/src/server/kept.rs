@@ -44,7 +44,7 @@ impl Server {
         }
         let device = stream.device;
         let file = self.files.get(&stream.file);
-        let physical = file.map_or(0, |file| self.next_place(stream, device, file).0);
+        let physical = file.map_or(0, |file| self.next_place(stream, device, file).physical);
         let kept = Stream {
             is_kept: true,
             standing: Standing::Contract,

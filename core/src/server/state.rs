@@ -416,6 +416,14 @@ impl Asked {
     }
 }
 
+/// Where a byte of a file lies on its device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mapped {
+    pub physical: u64,
+    /// The bytes from there on that lie, or would lie, one behind the other.
+    pub contiguous: u64,
+}
+
 impl File {
     /// How much of it the device can give. Bytes past the end that the file system knows are ours
     /// alone. Units: bytes.
@@ -496,14 +504,17 @@ impl File {
         (self.size, self.changed, self.version, is_dirty)
     }
 
-    /// Where a byte lies on its device, and how many follow it there without a gap; unknown
-    /// extents count as one run from the start of the device.
-    pub(super) fn place(&self, offset: u64) -> (u64, u64) {
+    /// Where a byte lies on its device. Unknown extents count as one run from the start of the
+    /// device.
+    pub(super) fn place(&self, offset: u64) -> Mapped {
         let after = self
             .extents
             .partition_point(|extent| extent.logical.0 <= offset);
         let Some(extent) = after.checked_sub(1).and_then(|at| self.extents.get(at)) else {
-            return (offset, u64::MAX - offset);
+            return Mapped {
+                physical: offset,
+                contiguous: u64::MAX - offset,
+            };
         };
         let into = offset - extent.logical.0;
         let left = extent.length.0.saturating_sub(into);
@@ -513,9 +524,15 @@ impl File {
                 .extents
                 .get(after)
                 .map_or(u64::MAX, |next| next.logical.0);
-            return (extent.physical.0 + extent.length.0, next - offset);
+            return Mapped {
+                physical: extent.physical.0 + extent.length.0,
+                contiguous: next - offset,
+            };
         }
-        (extent.physical.0 + into, left)
+        Mapped {
+            physical: extent.physical.0 + into,
+            contiguous: left,
+        }
     }
 }
 

@@ -51,6 +51,15 @@ pub(super) struct HeldSlot {
     pub end: u64,
 }
 
+/// The next byte to be fetched for a stream from a device.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct NextPlace {
+    /// Where it lies on the device.
+    pub physical: u64,
+    /// The bytes that are left to fetch from there. Zero: there is no such byte.
+    pub left: u64,
+}
+
 /// A run of related reads, and its line in the ledger.
 #[derive(Clone, Debug)]
 pub(super) struct Stream {

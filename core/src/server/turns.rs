@@ -70,7 +70,7 @@ impl Server {
     fn reads_turn(&self, id: DeviceId, device: &Device) -> Option<Turn> {
         // A stream that is fetched ahead gets a visit of its own: it waits for the end of
         // another's, or both would be visited in pieces.
-        let visited = self.visited(id, device);
+        let visited = self.visited_in_background(id, device);
         let demand = self.pick_demand(device, visited);
         let first = demand.and_then(|index| device.queue.demands.get(index));
         let shares = &device.shares;
@@ -139,7 +139,7 @@ impl Server {
                 }
             }
         };
-        let physical = self.files.get(&file)?.place(range_start).0;
+        let physical = self.files.get(&file)?.place(range_start).physical;
         let distance = physical.abs_diff(device.queue.head);
         let cost = device
             .model
@@ -196,7 +196,7 @@ impl Server {
         let (index, first) = allowed.next()?;
         let ahead = |demand: &Demand| {
             let file = self.files.get(&demand.file);
-            let physical = file.map_or(0, |file| file.place(demand.range.start.0).0);
+            let physical = file.map_or(0, |file| file.place(demand.range.start.0).physical);
             physical.wrapping_sub(device.queue.head)
         };
         let picked = if self.now.since(first.since) > DEMAND_PATIENCE {
@@ -216,7 +216,7 @@ impl Server {
     }
 
     /// The best-effort stream whose visit goes on and that wants more.
-    fn visited(&self, device_id: DeviceId, device: &Device) -> Option<StreamId> {
+    fn visited_in_background(&self, device_id: DeviceId, device: &Device) -> Option<StreamId> {
         let front = *device.visits.background.front()?;
         let wants =
             device.visits.background_given > 0 && self.background_wants(device_id, device, front);
@@ -262,7 +262,7 @@ impl Server {
         wanted
             && !rests
             && self.has_buffers_to_spare()
-            && self.next_place(stream, device_id, file).1 > 0
+            && self.next_place(stream, device_id, file).left > 0
     }
 
     /// Read-ahead without a contract never takes the last buffers.
@@ -493,7 +493,7 @@ impl Server {
             .files
             .get(&id)
             .map_or(stream.device, |file| file.device);
-        if self.next_place(stream, device, file).1 == 0 {
+        if self.next_place(stream, device, file).left == 0 {
             return false;
         }
         let fetched = stream.fetched_on(device);

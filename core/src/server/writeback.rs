@@ -38,6 +38,16 @@ pub(super) struct NextWrite {
     pub is_wanted: bool,
 }
 
+impl NextWrite {
+    /// The end of the write that it would go on.
+    fn begins_at(&self) -> WriteEnd {
+        WriteEnd {
+            file: self.file,
+            offset: self.range.start.0,
+        }
+    }
+}
+
 /// A file with dirty bytes, as its device sees it.
 struct Weighed {
     next: NextWrite,
@@ -289,7 +299,7 @@ impl Server {
                 continue;
             }
             let next = weighed.next;
-            let goes_on = device.visits.write_goes_on == Some((file, next.range.start.0))
+            let goes_on = device.visits.write_end == Some(next.begins_at())
                 && device.visits.write_given < WRITE_VISIT;
             // A wanted write goes first, then the file under way, then one that is due; then the
             // nearest ahead.
@@ -405,8 +415,8 @@ impl Server {
             return None;
         }
         let age = self.policy.write_age;
-        let goes_on = match device.visits.write_goes_on {
-            Some((same, offset)) if same == id => offset,
+        let goes_on = match device.visits.write_end {
+            Some(end) if end.file == id => end.offset,
             _ => 0,
         };
         let is_left = self.is_left(file);
@@ -434,7 +444,7 @@ impl Server {
                 file: id,
                 range,
                 buffered,
-                physical: file.place(range.start.0).0,
+                physical: file.place(range.start.0).physical,
                 due: oldest + age,
                 is_wanted: asked || soon && !has_claim,
             },
@@ -564,7 +574,7 @@ impl Server {
             }
             let oldest = self.oldest_dirty(file)?;
             let place = file.writing.dirty.next_run(0)?.start.0;
-            let claim = self.writing_claim(id, oldest, file.place(place).0)?;
+            let claim = self.writing_claim(id, oldest, file.place(place).physical)?;
             Some(Player {
                 claim,
                 lead: Duration::ZERO,
@@ -585,7 +595,8 @@ impl Server {
             let whole_start = start.div_ceil(PAGE_BYTES) * PAGE_BYTES;
             let whole_end = end / PAGE_BYTES * PAGE_BYTES;
             if whole_start < whole_end {
-                let there = file.place(whole_start).1.max(PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES;
+                let there =
+                    file.place(whole_start).contiguous.max(PAGE_BYTES) / PAGE_BYTES * PAGE_BYTES;
                 let stop = whole_end.min(whole_start.saturating_add(chunk.min(there)));
                 if let Some(free) = without(&file.writing.flights, whole_start, stop) {
                     return Some((free, file.writing.is_direct_refused));
@@ -685,19 +696,23 @@ impl Server {
         device.counts.write_bridged += gathered.bridged;
         device.shares.leave_out(cost);
         if is_claimed {
-            device.visited(Visitor::Writer(next.file), bytes);
+            device.visits.begin(Visitor::Writer(next.file));
+            device.visits.given += bytes;
         } else {
             device.visits.visitor = None;
             device.visits.best_effort_served = now;
             device.turn_taken(true, cost);
         }
-        if device.visits.write_goes_on != Some((next.file, next.range.start.0))
+        if device.visits.write_end != Some(next.begins_at())
             || device.visits.write_given >= WRITE_VISIT
         {
             device.visits.write_given = 0;
         }
         device.visits.write_given += bytes;
-        device.visits.write_goes_on = Some((next.file, next.range.end()));
+        device.visits.write_end = Some(WriteEnd {
+            file: next.file,
+            offset: next.range.end(),
+        });
         self.flight_generation = self.flight_generation.wrapping_add(1);
         let generation = self.flight_generation;
         let key = self.write_flights.insert(WriteFlight {
