@@ -6,9 +6,9 @@ use crate::bytes::descriptors::Descriptors;
 use crate::bytes::lines::Lines;
 use crate::bytes::reads::Finishers;
 use crate::bytes::unsettled::Unsettled;
-use crate::daemon::{DaemonPlace, Engine};
+use crate::daemon::{DaemonPlace, Sessions};
 use crate::kernel::answer::Answer;
-use crate::kernel::session::Notices;
+use crate::kernel::protocol::Notices;
 use crate::kernel::table::{Left, Table};
 use crate::lock::locked;
 use crate::tree::nodes::{Node, Nodes};
@@ -40,7 +40,7 @@ pub(crate) struct Door {
     pub(crate) pool: Arc<Pool>,
     pub(crate) nodes: Nodes,
     pub(crate) descriptors: Descriptors,
-    pub(crate) engine: Arc<Engine>,
+    pub(crate) sessions: Arc<Sessions>,
     pub(crate) finishers: Finishers,
     pub(crate) lines: Arc<Lines>,
     /// The state for the next process. None: there will be none.
@@ -112,9 +112,9 @@ impl Door {
                 );
             }
         }
-        let engine = Arc::new(Engine::start(&pool, place)?);
+        let sessions = Arc::new(Sessions::start(&pool, place)?);
         let lines = Arc::<Lines>::default();
-        descriptors.spares.set_helpers(&pool, &lines, &engine);
+        descriptors.spares.set_helpers(&pool, &lines, &sessions);
         let door = Door {
             table,
             next_handle: AtomicU64::new(1),
@@ -123,7 +123,7 @@ impl Door {
             changed: Mutex::default(),
             nodes,
             descriptors,
-            engine,
+            sessions,
             finishers: Finishers::start()?,
             lines,
             can_pass: AtomicBool::new(false),

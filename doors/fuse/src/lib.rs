@@ -14,7 +14,7 @@ mod upkeep;
 pub use daemon::DaemonPlace;
 pub use daemon::unwritten::{Unwritten, wait_until_members_have_all, wait_until_written};
 pub use kernel::keeper::{Ended, HURRIED, Kept, Replacing, keep};
-pub use kernel::session::Mounted;
+pub use kernel::protocol::Mounted;
 pub use kernel::stopping::Stop;
 
 use rushes_pool::Pool;
@@ -36,7 +36,7 @@ pub fn mount(
     folder: &Path,
 ) -> io::Result<Mounted> {
     ask_of_the_machine();
-    kernel::session::mount(
+    kernel::protocol::mount(
         Arc::new(door::Door::new(pool, daemon, tidy_after, None)?),
         folder,
     )

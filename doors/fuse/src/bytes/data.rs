@@ -183,7 +183,7 @@ impl Door {
                 return Err(Errno::AGAIN);
             }
             let part = &data[..length as usize];
-            match self.engine.write(located.object, &fd, part, start) {
+            match self.sessions.write(located.object, &fd, part, start) {
                 Done::Whole => Ok(length),
                 Done::Failed(error) => Err(error),
                 Done::Plain => {
@@ -301,7 +301,7 @@ impl Door {
             full.ended();
             return true;
         }
-        let may_end = full.may_end(self.engine.serves_any());
+        let may_end = full.may_end(self.sessions.serves_any());
         if may_end {
             std::thread::sleep(LOOK_FOR_ROOM_EVERY);
         }
@@ -375,7 +375,9 @@ impl Door {
         };
         let behind_end = at >= file.size();
         let start = located.object_offset.0;
-        let mut held = self.engine.hold(vec![(located.object, Arc::clone(&fd))])?;
+        let mut held = self
+            .sessions
+            .hold(vec![(located.object, Arc::clone(&fd))])?;
         held.what = Changed::From { offset: start };
         state.note_owed_sync(located.object);
         let length = located.length.0.min(length);
@@ -644,12 +646,12 @@ impl Door {
                     continue;
                 }
                 // No bytes of ours wait for a missing member, unless a daemon has some in memory.
-                Err(PoolError::Missing { .. }) if !self.engine.lacks_any() => continue,
+                Err(PoolError::Missing { .. }) if !self.sessions.lacks_any() => continue,
                 Err(error) => return Err(self.trouble(node, &error)),
             };
             // Of a daemon that vanished, lanes and all, the door cannot know whether its device
             // failed.
-            let synced = match self.engine.sync(object, &fd)? {
+            let synced = match self.sessions.sync(object, &fd)? {
                 Done::Failed(error) => Err(error),
                 done => match state.take_owed_sync(object) || matches!(done, Done::Plain) {
                     true => fdatasync(&*fd),

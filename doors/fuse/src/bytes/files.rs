@@ -9,10 +9,10 @@ use crate::bytes::descriptors::{Opener, Share};
 use crate::bytes::passthrough::{Opened, Way, Ways};
 use crate::bytes::spare::{Asked, Spare};
 use crate::bytes::stored::Stored;
-use crate::daemon::{Changed, Engine, Held, LOOSE_PATIENCE, only_object};
+use crate::daemon::{Changed, Held, LOOSE_PATIENCE, Sessions, only_object};
 use crate::door::Door;
 use crate::kernel::answer::Answer;
-use crate::kernel::session::Backing;
+use crate::kernel::protocol::Backing;
 use crate::kernel::table::{KnownOpen, Place, Unique};
 use crate::lock::locked;
 use crate::tree::attributes::by_descriptor;
@@ -240,7 +240,7 @@ impl State {
     pub(crate) fn close_spare(
         &self,
         object: Object,
-        engine: Option<&Weak<Engine>>,
+        sessions: Option<&Weak<Sessions>>,
         is_asked: bool,
     ) -> Asked {
         let fd = {
@@ -264,8 +264,8 @@ impl State {
             open.fd.take()
         };
         drop(fd);
-        if let Some(engine) = engine.and_then(Weak::upgrade) {
-            engine.closed(object);
+        if let Some(sessions) = sessions.and_then(Weak::upgrade) {
+            sessions.closed(object);
         }
         Asked::Closed
     }
@@ -499,7 +499,7 @@ impl Door {
         let share = || self.descriptors.take_for(opener);
         let open = || self.open_file_with(&node, share);
         let (handle, opened) = self.open_for_kernel(&node, flags, (asked, register), open)?;
-        self.engine.opened_by(number, handle, opener);
+        self.sessions.opened_by(number, handle, opener);
         Ok((handle, opened))
     }
 
@@ -687,7 +687,7 @@ impl Door {
         let Some((way, place)) = known else {
             return Ok(());
         };
-        self.engine.left(number, handle);
+        self.sessions.left(number, handle);
         if let (Some(table), Some(place)) = (&self.table, place) {
             table.free(place);
         }
@@ -743,7 +743,7 @@ impl Door {
                 self.all_gone(node, &state);
             }
             for object in locked(&state.objects).keys() {
-                self.engine.closed(*object);
+                self.sessions.closed(*object);
             }
         }
         if is_last && nameless {
@@ -801,7 +801,7 @@ impl Door {
         let fd = self.with_descriptors(|| self.pool.open_object(layout, object, access))?;
         let fd = Arc::new(fd);
         // Before other threads find it: the first to ask for it makes the daemon learn its name.
-        self.engine.opened(node.number, object, || {
+        self.sessions.opened(node.number, object, || {
             let part = part_of(layout, object)?;
             let path = self.path_of(&state.stub)?;
             // The daemon would see a frame in each object of a frame that lies in several; but not
@@ -983,7 +983,7 @@ impl Door {
                 Err(error) => return Err(self.trouble(node, &error)),
             }
         }
-        self.engine.hold(objects)
+        self.sessions.hold(objects)
     }
 
     /// Returns when the objects have all acknowledged bytes, for a reader that looks at the
@@ -993,7 +993,7 @@ impl Door {
             let objects = state.layout.iter().flat_map(Layout::objects);
             objects
                 .filter_map(|object| self.object(node, state, object, Access::Read).ok())
-                .any(|fd| !self.engine.is_whole(&fd))
+                .any(|fd| !self.sessions.is_whole(&fd))
         };
         if is_known(&file.state()) {
             let state = file.change();
@@ -1018,7 +1018,7 @@ impl Door {
     fn all_gone(&self, node: &Node, state: &State) {
         for object in state.layout.iter().flat_map(Layout::objects) {
             if let Ok(fd) = self.object(node, state, object, Access::Read) {
-                self.engine.gone(object, &fd);
+                self.sessions.gone(object, &fd);
             }
         }
     }
@@ -1030,9 +1030,9 @@ impl Door {
             let is_named = named.contains(object);
             if !is_named {
                 if let Some(fd) = &open.fd {
-                    self.engine.gone(*object, fd);
+                    self.sessions.gone(*object, fd);
                 }
-                self.engine.closed(*object);
+                self.sessions.closed(*object);
             }
             is_named
         });

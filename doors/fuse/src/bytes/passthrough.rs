@@ -18,7 +18,7 @@ use crate::bytes::stored::Stored;
 use crate::daemon::Changed;
 use crate::door::Door;
 use crate::kernel::answer::Answer;
-use crate::kernel::session::Backing;
+use crate::kernel::protocol::Backing;
 use crate::lock::locked;
 use crate::tree::nodes::Node;
 use rushes_pool::{Access, ByteOffset, MemberNumber, Object, PoolError};
@@ -300,7 +300,7 @@ impl Door {
         let fd = self.object(node, state, object, Access::Read).ok()?;
         // A move of bytes off a draining member would have to wait for their readers.
         let stays = self.pool.takes_bytes(object.member);
-        (stays && self.engine.may_pass(object, &fd)).then_some(object)
+        (stays && self.sessions.may_pass(object, &fd)).then_some(object)
     }
 
     /// Whether a program may read the file's object without the door. When no such open is left,
@@ -364,7 +364,9 @@ impl Door {
         let fd = fd.map_err(|error| self.trouble(node, &error))?;
         let length = fstat(&*fd)?.st_size as u64;
         if length < size {
-            let mut held = self.engine.hold(vec![(located.object, Arc::clone(&fd))])?;
+            let mut held = self
+                .sessions
+                .hold(vec![(located.object, Arc::clone(&fd))])?;
             ftruncate(&*fd, size)?;
             held.what = Changed::Bytes {
                 offset: length,

@@ -224,13 +224,13 @@ impl Reading {
         let piece = self.pieces[index];
         // The daemon does not know enough of a file that programs read, or store to by a mapping,
         // without the door.
-        if self.file.may_be_passed() || !self.door.engine.serves(piece.object) {
+        if self.file.may_be_passed() || !self.door.sessions.serves(piece.object) {
             return self.brought(index, Arc::clone(fd), Served::Plain, may_stay);
         }
         let door = Arc::clone(&self.door);
         let own = Arc::clone(fd);
         let waiter = Waiter::new(move |served| self.brought(index, own, served, false));
-        door.engine
+        door.sessions
             .read(piece.object, fd, piece.length, piece.start, waiter);
     }
 
@@ -241,15 +241,15 @@ impl Reading {
         let bytes = match served {
             Served::Bytes(bytes) if bytes.len() >= piece.length => Ok(bytes),
             Served::Bytes(bytes) => return self.read_rest(index, fd, bytes, may_stay),
-            Served::Plain if self.door.engine.is_whole(&fd) => {
+            Served::Plain if self.door.sessions.is_whole(&fd) => {
                 return self.read_rest(index, fd, Vec::new(), may_stay);
             }
             Served::Plain => {
                 let door = Arc::clone(&self.door);
-                let until = door.engine.patience();
+                let until = door.sessions.patience();
                 let work = move || {
-                    let engine = &self.door.engine;
-                    let served = engine
+                    let sessions = &self.door.sessions;
+                    let served = sessions
                         .read_when_known((piece.object, &fd), piece.length, piece.start, until)
                         .unwrap_or_else(Served::Failed);
                     match served {
@@ -365,7 +365,7 @@ impl Door {
         // While another thread changes the file, the daemon learns of it by the first read.
         let state = file.shared_state_now()?;
         let object = state.layout.as_ref().and_then(only_object)?;
-        if file.may_be_passed() || !self.engine.serves(object) {
+        if file.may_be_passed() || !self.sessions.serves(object) {
             return None;
         }
         Some(Opened {
@@ -380,7 +380,7 @@ impl Door {
     pub(crate) fn tell_of_open(self: &Arc<Door>, opened: Opened) {
         let object = opened.object;
         if let Some(fd) = opened.state.known(object) {
-            return self.engine.tell_of(object, fd);
+            return self.sessions.tell_of(object, fd);
         }
         let door = Arc::clone(self);
         self.lines.put(Line::Disk(object.member), move || {
@@ -389,7 +389,7 @@ impl Door {
             } = opened;
             // If the object cannot be opened, a program that reads it gets the error.
             if let Ok(fd) = door.object(&node, &state, object, Access::Read) {
-                door.engine.tell_of(object, fd);
+                door.sessions.tell_of(object, fd);
             }
             drop((state, file));
         });

@@ -15,7 +15,7 @@
 
 use crate::bytes::files::State;
 use crate::bytes::lines::{Line, Lines};
-use crate::daemon::Engine;
+use crate::daemon::Sessions;
 use crate::lock::locked;
 use parking_lot::RwLock;
 use rushes_pool::{MemberNumber, Object, Pool};
@@ -55,7 +55,7 @@ struct Helpers {
     pool: Weak<Pool>,
     lines: Weak<Lines>,
     /// It may have such descriptors, too.
-    engine: Weak<Engine>,
+    sessions: Weak<Sessions>,
 }
 
 /// All descriptors beside the first of each file.
@@ -118,14 +118,19 @@ enum Need {
 }
 
 impl Spares {
-    /// Sets the pool, the lines in which threads wait for disks, and the daemon's engine, which
+    /// Sets the pool, the lines in which threads wait for disks, and the sessions with the daemon, which
     /// learns of each one that is closed.
-    pub(crate) fn set_helpers(&self, pool: &Arc<Pool>, lines: &Arc<Lines>, engine: &Arc<Engine>) {
+    pub(crate) fn set_helpers(
+        &self,
+        pool: &Arc<Pool>,
+        lines: &Arc<Lines>,
+        sessions: &Arc<Sessions>,
+    ) {
         // Once, when the door is made.
         let _ = self.helpers.set(Helpers {
             pool: Arc::downgrade(pool),
             lines: Arc::downgrade(lines),
-            engine: Arc::downgrade(engine),
+            sessions: Arc::downgrade(sessions),
         });
     }
 
@@ -221,11 +226,11 @@ impl Spares {
         let Some(state) = entry.state.upgrade() else {
             return Asked::None;
         };
-        let engine = self.helpers.get().map(|helpers| &helpers.engine);
+        let sessions = self.helpers.get().map(|helpers| &helpers.sessions);
         // A thread that reads or writes the file holds the lock; so does the caller, for its own
         // file.
         match state.try_write() {
-            Some(state) => state.close_spare(entry.object, engine, is_asked),
+            Some(state) => state.close_spare(entry.object, sessions, is_asked),
             None => Asked::Stays,
         }
     }

@@ -11,8 +11,8 @@
 //! none begins to serve meanwhile. Writes through lanes share the lock.
 
 mod finder;
-mod lead;
 pub(crate) mod loads;
+mod member_thread;
 mod queue;
 mod session;
 mod stations;
@@ -25,7 +25,7 @@ use crate::bytes::descriptors::Opener;
 use crate::kernel::answer::Answer;
 use crate::lock::locked;
 use finder::{Finder, Queues};
-use lead::{Daemons, Lead};
+use member_thread::{Daemons, MemberThread};
 use queue::{Hold, Job, Plain, Queue, TRY_EVERY};
 use rushes_control::{ShareStatus, Status};
 use rushes_core::units::FilePart;
@@ -64,17 +64,17 @@ pub struct DaemonPlace {
     pub recover_after: Duration,
 }
 
-/// The daemon, as a pool's door sees it.
-pub(crate) struct Engine {
+/// The sessions of a pool's mount with the daemon, one for each member.
+pub(crate) struct Sessions {
     members: Arc<Queues>,
     threads: Mutex<Vec<JoinHandle<()>>>,
     /// None: the door uses no daemon.
     daemons: Option<Arc<Daemons>>,
 }
 
-impl Engine {
+impl Sessions {
     /// Starts a thread for each member; none without a place to look for a daemon.
-    pub(crate) fn start(pool: &Arc<Pool>, place: Option<&DaemonPlace>) -> io::Result<Engine> {
+    pub(crate) fn start(pool: &Arc<Pool>, place: Option<&DaemonPlace>) -> io::Result<Sessions> {
         let members: Arc<Queues> = Arc::default();
         let begin = |place: &DaemonPlace| {
             let daemons = Daemons {
@@ -92,13 +92,13 @@ impl Engine {
             Ok::<_, io::Error>(Arc::new(daemons))
         };
         let daemons = place.map(begin).transpose()?;
-        let engine = Engine {
+        let sessions = Sessions {
             members,
             threads: Mutex::default(),
             daemons,
         };
-        engine.follow(pool)?;
-        Ok(engine)
+        sessions.follow(pool)?;
+        Ok(sessions)
     }
 
     /// The pool has other members now: starts a thread for each new one, ends those of members that
@@ -122,7 +122,7 @@ impl Engine {
                 continue;
             }
             let queue = Arc::new(Queue::new()?);
-            let lead = Lead {
+            let thread = MemberThread {
                 queue: Arc::clone(&queue),
                 daemons: Arc::clone(daemons),
                 member: member.path().to_path_buf(),
@@ -130,7 +130,7 @@ impl Engine {
             };
             let thread = std::thread::Builder::new()
                 .name(format!("member-{}", member.number().0))
-                .spawn(move || lead.run())?;
+                .spawn(move || thread.run())?;
             members.insert(member.number(), queue);
             threads.push(thread);
         }
@@ -374,7 +374,7 @@ impl Engine {
     /// other's members might wait for ever.
     fn try_hold(&self, objects: &[(Object, Arc<OwnedFd>)]) -> Answer<Option<Held<'_>>> {
         let mut held = Held {
-            engine: self,
+            sessions: self,
             objects: Vec::new(),
             plain: Vec::new(),
             // Until all are held nothing is changed.
@@ -518,7 +518,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for Sessions {
     fn drop(&mut self) {
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         for queue in members.values() {
@@ -552,7 +552,7 @@ fn is_known(facts: &FactsView, device: u64, inode: u64) -> bool {
 /// Objects that the caller may change itself until this is dropped. Then the daemon gets a message,
 /// so that a program that reads from then on sees the new bytes.
 pub(crate) struct Held<'a> {
-    engine: &'a Engine,
+    sessions: &'a Sessions,
     objects: Vec<(Object, Arc<OwnedFd>)>,
     plain: Vec<Plain>,
     /// The part of each object that is changed.
@@ -563,7 +563,7 @@ impl Drop for Held<'_> {
     fn drop(&mut self) {
         // First: the message of the change may wait for a session that waits for these to end.
         self.plain.clear();
-        self.engine.changed(&self.objects, self.what);
+        self.sessions.changed(&self.objects, self.what);
     }
 }
 

@@ -10,7 +10,7 @@
 
 use crate::daemon::DaemonPlace;
 use crate::door::Door;
-use crate::kernel::session::{self, Mounted};
+use crate::kernel::protocol::{self, Mounted};
 use crate::kernel::table::{self, Table};
 use crate::lock::locked;
 use rushes_pool::Pool;
@@ -323,12 +323,12 @@ impl Kept {
         let door = Arc::new(Door::new(pool, daemon, tidy_after, Some(kept))?);
         match self.device {
             Some(device) => {
-                let mounted = session::go_on(door, &device)?;
+                let mounted = protocol::go_on(door, &device)?;
                 send(&self.keeper, &[&[1]], &[])?;
                 Ok(mounted)
             }
             None => {
-                let (mounted, device, asks_again) = session::mount_kept(door, folder)?;
+                let (mounted, device, asks_again) = protocol::mount_kept(door, folder)?;
                 if !asks_again {
                     tracing::warn!(
                         "this kernel cannot repeat requests (Linux 6.9 can): if the mount's process dies, the mount is dead"

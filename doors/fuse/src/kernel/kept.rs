@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! A connection to the kernel that outlives its serving process: the messages on the device beside
-//! requests and answers, and the start of a session on a running connection.
+//! requests and answers, and the start of threads on a running connection.
 //!
 //! The device has one open file, which the keeper holds, too (docs/decisions/0032). There are no
 //! clones of it: the close of a clone ends, with errors, the requests that were read through it.

@@ -7,6 +7,6 @@ pub(crate) mod crew;
 pub(crate) mod keeper;
 pub(crate) mod kept;
 pub(crate) mod mounting;
-pub(crate) mod session;
+pub(crate) mod protocol;
 pub(crate) mod stopping;
 pub(crate) mod table;

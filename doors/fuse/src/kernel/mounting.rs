@@ -7,7 +7,7 @@
 //! who wants no gap, and no writes there while the pool is not mounted at all, has the folder made
 //! immutable ([`protect`]).
 //!
-//! fuser could do both. But when its session ends it unmounts any mount on the folder, also when
+//! fuser could do both. But when its connection ends it unmounts any mount on the folder, also when
 //! ours went by `umount` and the next process already serves the folder (0.18.0 takes the mark of
 //! an ended connection for that of a running one). So fuser gets a descriptor, and knows no folder.
 

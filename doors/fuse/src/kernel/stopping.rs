@@ -10,7 +10,7 @@
 use crate::door::Door;
 use crate::kernel::keeper::Replacing;
 use crate::kernel::mounting::{mounts_of, unmount_lazily};
-use crate::kernel::session::Mounted;
+use crate::kernel::protocol::Mounted;
 use crate::lock::locked;
 use rushes_sys::descriptor::replace;
 use rustix::fs::{Mode, OFlags, open, readlink, sync};

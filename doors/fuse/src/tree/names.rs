@@ -9,7 +9,7 @@ use crate::bytes::descriptors::Opener;
 use crate::bytes::passthrough::Opened;
 use crate::door::Door;
 use crate::kernel::answer::{Answer, errno};
-use crate::kernel::session::Backing;
+use crate::kernel::protocol::Backing;
 use crate::kernel::table::{State, Unique};
 use crate::lock::locked;
 use crate::tree::attributes::Attributes;
@@ -313,7 +313,7 @@ impl Door {
                 let open = || self.open_new_file(&entry.node, made, share);
                 let (handle, opened) =
                     self.open_for_kernel(&entry.node, flags, (asked, register), open)?;
-                self.engine.opened_by(entry.node.number, handle, opener);
+                self.sessions.opened_by(entry.node.number, handle, opener);
                 Ok((entry, handle, opened))
             }
         }

@@ -338,7 +338,7 @@ impl Door {
     }
 
     fn members_changed(&self) {
-        if let Err(error) = self.engine.follow(&self.pool) {
+        if let Err(error) = self.sessions.follow(&self.pool) {
             tracing::warn!("a new member is used without the daemon: {error}");
         }
         self.names.members_changed();

@@ -138,7 +138,7 @@ impl Daemons {
 }
 
 /// A member's thread.
-pub(super) struct Lead {
+pub(super) struct MemberThread {
     pub(super) queue: Arc<Queue>,
     pub(super) daemons: Arc<Daemons>,
     pub(super) member: PathBuf,
@@ -154,7 +154,7 @@ enum Unserved {
     NotLetIn(String),
 }
 
-impl Lead {
+impl MemberThread {
     pub(super) fn run(mut self) {
         let begun = Instant::now();
         while !self.queue.is_closing() {

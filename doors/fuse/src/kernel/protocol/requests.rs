@@ -1,341 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The protocol: requests of the kernel in, the door's answers out. All code that knows the crate
-//! `fuser` is here.
-//!
-//! Its API breaks between releases. This file avoids two of its faults (0.18.0): it never asks for
-//! SETXATTR_EXT, and [`Mounting`] does the mount itself. It undoes a third: the form of times
-//! before 1970.
+//! The requests of the kernel, one function each.
 
-use crate::bytes::descriptors::Opener;
-use crate::bytes::passthrough::{Opened, Way};
-use crate::door::{Door, raise_read_ahead};
+use super::replies::{
+    ATTRIBUTES_LIVE, add_plain, decoded, file_type, flags, live, maker, number, opener,
+    reply_attributes, reply_data, reply_empty, reply_entry, reply_value, reply_written, timestamp,
+    translated, unique,
+};
+use super::{BACKGROUND_MAX, Backing, NOBODY, REQUEST_BYTES_MAX, THREAD_COUNT};
+use crate::door::Door;
 use crate::kernel::answer::Answer;
 use crate::kernel::crew::Crew;
-use crate::kernel::keeper::is_unmounted;
-use crate::kernel::kept::{self, Latch};
-use crate::kernel::mounting::Mounting;
-use crate::kernel::table::{Table, Unique};
+use crate::kernel::kept::Latch;
 use crate::lock::locked;
-use crate::tree::attributes::{Attributes, Changes};
+use crate::tree::attributes::Changes;
 use crate::tree::listing::Listing;
-use crate::tree::names::{Entry, Maker};
-use crate::tree::nodes::{S_IFDIR, S_IFLNK, S_IFMT, S_IFREG};
-use crate::upkeep::control;
 use fuser::{
-    AccessFlags, BsdFileFlags, Config, CopyFileRangeFlags, Errno, FileAttr, FileHandle, FileType,
-    Filesystem, FopenFlags, Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner,
-    OpenFlags, RenameFlags, ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus,
-    ReplyEmpty, ReplyEntry, ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr,
-    Request, SessionACL, TimeOrNow, WriteFlags,
+    AccessFlags, BsdFileFlags, CopyFileRangeFlags, Errno, FileHandle, Filesystem, FopenFlags,
+    Generation, INodeNo, InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenFlags, RenameFlags,
+    ReplyAttr, ReplyCreate, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyStatfs, ReplyWrite, ReplyXattr, Request, TimeOrNow,
+    WriteFlags,
 };
-use rushes_sys::descriptor::replace;
-use rushes_sys::thread::Identity;
-use rustix::fs::{Timespec, Timestamps, UTIME_NOW, UTIME_OMIT, major, makedev, minor};
+use rustix::fs::Timestamps;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
-/// Longest request that the kernel sends; the default of `fs.fuse.max_pages_limit`. Units: bytes.
-const REQUEST_BYTES_MAX: u32 = 1 << 20;
-
-/// Threads that take requests. None of them waits for a read through the daemon (reads.rs), and few
-/// for a member's disk (lines.rs); a program that writes faster than its disk occupies one.
-const THREAD_COUNT: usize = 128;
-
-/// Background requests that the kernel may have under way: all its read-ahead. Beyond this number
-/// it holds back requests of all readers, so that waiting readers, with eight requests each, would
-/// keep others from their contracts.
-const BACKGROUND_MAX: u16 = 4096;
-
-/// How long the kernel may use names: only this mount changes the tree while it is mounted.
-const NAMES_LIVE: Duration = Duration::from_secs(3600);
-
-/// How long it may use attributes. A program's stores through a mapping change them without its
-/// knowledge.
-const ATTRIBUTES_LIVE: Duration = Duration::from_secs(1);
-
-/// An object's registration with the kernel, which reads it itself. Dropped when no open needs it
-/// any more.
-#[derive(Debug)]
-pub(crate) struct Backing(fuser::BackingId);
-
-/// Messages that the door sends to the kernel unasked.
-pub(crate) struct Notices(fuser::Notifier);
-
-impl Notices {
-    /// Makes the kernel forget the inode's attributes.
-    pub(crate) fn forget_attributes(&self, number: u64) {
-        // An error: it has none.
-        let _ = self.0.inval_inode(INodeNo(number), -1, 0);
-    }
-}
-
-/// The node of requests that do not come from the kernel: see [`take_over`].
-const NOBODY: u64 = u64::MAX;
-
-/// A mounted pool; dropping it unmounts.
-pub struct Mounted {
-    session: fuser::BackgroundSession,
-    /// None: the mount outlives this process.
-    mounting: Option<Mounting>,
-    door: Arc<Door>,
-    /// Threads that work in the background until the door closes.
-    helpers: Vec<JoinHandle<()>>,
-}
-
-impl Mounted {
-    pub(crate) fn door(&self) -> &Arc<Door> {
-        &self.door
-    }
-
-    /// Waits until it is unmounted.
-    pub fn wait(self) -> io::Result<()> {
-        let ended = match self.session.join() {
-            // A thread had just taken a request when the connection ended.
-            Err(error)
-                if error.raw_os_error() == Some(rustix::io::Errno::CONNABORTED.raw_os_error()) =>
-            {
-                Ok(())
-            }
-            ended => ended,
-        };
-        drop(self.mounting);
-        self.door.closing.store(true, Ordering::Release);
-        for helper in &self.helpers {
-            helper.thread().unpark();
-        }
-        self.door.follow_all_at_last();
-        // Before waiting for threads that a disk may block; and once more afterwards, with the
-        // files that they settled.
-        self.door.log_names_at_last();
-        for helper in self.helpers {
-            let _ = helper.join();
-        }
-        self.door.log_names_at_last();
-        ended
-    }
-}
-
-fn config() -> Config {
-    let mut config = Config::default();
-    config.acl = SessionACL::All;
-    config.n_threads = Some(THREAD_COUNT);
-    config
-}
-
-/// Mounts it on `folder`; threads of its own answer requests.
-pub(crate) fn mount(door: Arc<Door>, folder: &Path) -> io::Result<Mounted> {
-    let mut config = config();
-    config.clone_fd = true;
-    let (mounting, connection) = mounting(&door, folder)?;
-    let filesystem = KernelSession::new(&door);
-    let crew = Arc::clone(&filesystem.crew);
-    let session = fuser::Session::from_fd(filesystem, connection, config.acl, config)?;
-    let device = session.as_fd().try_clone_to_owned()?;
-    let session = session.spawn()?;
-    raise_read_ahead_on(folder);
-    served(door, session, (crew, device), Some(mounting))
-}
-
-fn mounting(door: &Door, folder: &Path) -> io::Result<(Mounting, OwnedFd)> {
-    // The source by which `rushes pool where` finds the pool of a mount.
-    let source = door.pool.catalogue().path().canonicalize()?;
-    Mounting::new(&source, folder, REQUEST_BYTES_MAX)
-}
-
-fn raise_read_ahead_on(folder: &Path) {
-    if let Err(error) = raise_read_ahead(folder) {
-        tracing::warn!("cannot raise the kernel's read-ahead: {error}");
-    }
-}
-
-/// Like [`mount`], in a process that the keeper replaces by another one when it dies.
-///
-/// Returns  the mount, and whether the kernel can send again the requests that a dying process has
-/// not answered (Linux 6.9)
-pub(crate) fn mount_kept(door: Arc<Door>, folder: &Path) -> io::Result<(Mounted, OwnedFd, bool)> {
-    let (mounting, device) = mounting(&door, folder)?;
-    let (mounted, asks_again) = begin(door, &device, folder)?;
-    // From now on it outlives this process.
-    mounting.leave();
-    Ok((mounted, device, asks_again))
-}
-
-fn begin(door: Arc<Door>, device: &OwnedFd, folder: &Path) -> io::Result<(Mounted, bool)> {
-    let init = kept::read_init(device)?;
-    let (session, answer) = handshake(&door, &init)?;
-    let crew = Arc::clone(&session.crew);
-    // In this order: each later process knows the agreement with the kernel.
-    table(&door)?.agree(&init, &answer)?;
-    let (session, asks_again) = take_over(session, device, || {
-        rustix::io::write(device, &answer)?;
-        kept::ask_again(device)
-    })?;
-    raise_read_ahead_on(folder);
-    let mounted = served(door, session, (crew, device.try_clone()?), None)?;
-    Ok((mounted, asks_again))
-}
-
-/// Goes on where a process died.
-///
-/// Does not look at the place of the mount: by now that may be another folder, or the look would be
-/// a request that this process would have to answer.
-/// Errors   InvalidData if the kernel has agreed to other terms than this version needs
-pub(crate) fn go_on(door: Arc<Door>, device: &OwnedFd) -> io::Result<Mounted> {
-    let Some((init, agreed)) = table(&door)?.agreed()? else {
-        return Err(io::Error::other(
-            "the former process died before it had mounted the pool; expected a mount to continue: \
-             mount the pool again",
-        ));
-    };
-    let (session, answer) = handshake(&door, &init)?;
-    if answer != agreed {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidData,
-            "this version needs other kernel features than the version that mounted the pool; \
-             expected the same. Unmount the pool and mount it again",
-        ));
-    }
-    let crew = Arc::clone(&session.crew);
-    let (session, _) = take_over(session, device, || kept::ask_again(device))?;
-    served(door, session, (crew, device.try_clone()?), None)
-}
-
-fn table(door: &Door) -> io::Result<&Table> {
-    let table = door.table.as_deref();
-    table.ok_or_else(|| io::Error::other("a mount that is kept has a table"))
-}
-
-/// A session that has answered this INIT, over a socket instead of the device: fuser begins each
-/// session with one, the kernel each mount.
-fn handshake(door: &Arc<Door>, init: &[u8]) -> io::Result<(Handshaken, Vec<u8>)> {
-    let (ours, its) = kept::socket_pair(REQUEST_BYTES_MAX as usize + HEAD_BYTES)?;
-    rustix::io::write(&ours, init)?;
-    let session = KernelSession::new(door);
-    let (latch, crew) = (Arc::clone(&session.latch), Arc::clone(&session.crew));
-    let session = fuser::Session::from_fd(session, its, SessionACL::All, config())?;
-    let mut answer = vec![0; 512];
-    let length = rustix::io::read(&ours, &mut answer)?;
-    answer.truncate(length);
-    Ok((
-        Handshaken {
-            session,
-            latch,
-            crew,
-            ours,
-        },
-        answer,
-    ))
-}
-
-struct Handshaken {
-    session: fuser::Session<KernelSession>,
-    latch: Arc<Latch>,
-    crew: Arc<Crew>,
-    ours: OwnedFd,
-}
-
-/// Longer than the head before the bytes of any request. Units: bytes.
-const HEAD_BYTES: usize = 8192;
-
-/// The session's threads go on with the device in place of the socket. First each of them gets one
-/// message as long as the longest request, so that its buffer is in memory: if a process is killed
-/// while the kernel copies a request to a page that is not there yet, that request ends with EIO.
-///
-/// `ready`: called while no thread takes requests yet
-fn take_over<T>(
-    handshaken: Handshaken,
-    device: &OwnedFd,
-    ready: impl FnOnce() -> io::Result<T>,
-) -> io::Result<(fuser::BackgroundSession, T)> {
-    let Handshaken {
-        session,
-        latch,
-        ours,
-        ..
-    } = handshaken;
-    let (number, socket) = {
-        let its = session.as_fd();
-        (its.as_raw_fd(), its.try_clone_to_owned()?)
-    };
-    let session = session.spawn()?;
-    let length = REQUEST_BYTES_MAX as usize + HEAD_BYTES;
-    kept::send_nothing(&ours, NOBODY, THREAD_COUNT, length)?;
-    latch.wait_for(THREAD_COUNT)?;
-    replace(number, &socket, device)?;
-    let done = ready()?;
-    latch.open();
-    Ok((session, done))
-}
-
-/// Time between two looks whether the mount has ended. Units: ms.
-const LOOK_MS: u64 = 50;
-
-/// Tells threads at home that the mount has ended, which those that wait for a request learn from
-/// the kernel.
-fn close_at_end(crew: &Crew, device: &OwnedFd, closing: &AtomicBool) {
-    let has_ended = || is_unmounted(device, Duration::ZERO).unwrap_or(false);
-    while !closing.load(Ordering::Acquire) && !has_ended() {
-        // Each request would wake a thread that waits for the end in poll(2).
-        std::thread::park_timeout(Duration::from_millis(LOOK_MS));
-    }
-    crew.close();
-}
-
-/// With the background threads.
-fn served(
-    door: Arc<Door>,
-    session: fuser::BackgroundSession,
-    (crew, device): (Arc<Crew>, OwnedFd),
-    mounting: Option<Mounting>,
-) -> io::Result<Mounted> {
-    let _ = door.notices.set(Notices(session.notifier()));
-    let helper = |name: &str, work: fn(&Door)| {
-        let door = Arc::clone(&door);
-        std::thread::Builder::new()
-            .name(name.to_owned())
-            .spawn(move || work(&door))
-    };
-    let mut helpers = vec![
-        helper("burier", Door::bury_now_and_then)?,
-        helper("names", Door::log_names_now_and_then)?,
-        helper("loads", Door::ask_loads_now_and_then)?,
-        helper("tidier", Door::tidy_now_and_then)?,
-        helper("settler", Door::settle_now_and_then)?,
-        helper("failing", Door::look_after_failing)?,
-    ];
-    helpers.extend(control::start(&door));
-    helpers.push({
-        let door = Arc::clone(&door);
-        std::thread::Builder::new()
-            .name(String::from("crew"))
-            .spawn(move || close_at_end(&crew, &device, &door.closing))?
-    });
-    Ok(Mounted {
-        session,
-        mounting,
-        helpers,
-        door,
-    })
-}
-
-struct KernelSession {
+/// Answers the requests of the kernel.
+pub(super) struct Requests {
     door: Arc<Door>,
     listings: Mutex<HashMap<u64, Arc<Listing>>>,
     /// Threads that may not take requests yet wait here.
-    latch: Arc<Latch>,
-    crew: Arc<Crew>,
+    pub(super) latch: Arc<Latch>,
+    pub(super) crew: Arc<Crew>,
 }
 
-impl KernelSession {
-    fn new(door: &Arc<Door>) -> KernelSession {
-        KernelSession {
+impl Requests {
+    pub(super) fn new(door: &Arc<Door>) -> Requests {
+        Requests {
             door: Arc::clone(door),
             listings: Mutex::default(),
             latch: Arc::default(),
@@ -358,171 +65,6 @@ impl KernelSession {
     }
 }
 
-fn unique(request: &Request) -> Unique {
-    Unique::of(request.unique().0)
-}
-
-fn opener(request: &Request) -> Opener {
-    Opener {
-        user: request.uid(),
-        process: request.pid(),
-    }
-}
-
-fn number(error: rustix::io::Errno) -> Errno {
-    match error {
-        // It is not the caller that has too many open.
-        rustix::io::Errno::MFILE => Errno::ENFILE,
-        error => Errno::from_i32(error.raw_os_error()),
-    }
-}
-
-fn file_type(mode: u32) -> FileType {
-    match mode & S_IFMT {
-        S_IFDIR => FileType::Directory,
-        S_IFREG => FileType::RegularFile,
-        S_IFLNK => FileType::Symlink,
-        0o020_000 => FileType::CharDevice,
-        0o060_000 => FileType::BlockDevice,
-        0o010_000 => FileType::NamedPipe,
-        _ => FileType::Socket,
-    }
-}
-
-/// Device numbers in the form of the protocol: the kernel's new_encode_dev().
-fn encoded(device: u64) -> u32 {
-    let (major, minor) = (major(device), minor(device));
-    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
-}
-
-fn decoded(device: u32) -> u64 {
-    makedev(
-        (device >> 8) & 0xfff,
-        (device & 0xff) | ((device >> 12) & 0xfff00),
-    )
-}
-
-/// How long the kernel may use these attributes.
-fn live(attributes: &Attributes) -> &'static Duration {
-    match attributes.may_be_stored {
-        true => &Duration::ZERO,
-        false => &ATTRIBUTES_LIVE,
-    }
-}
-
-fn translated(attributes: &Attributes) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(attributes.number),
-        size: attributes.size,
-        blocks: attributes.blocks,
-        atime: attributes.accessed,
-        mtime: attributes.modified,
-        ctime: attributes.changed,
-        crtime: UNIX_EPOCH,
-        kind: file_type(attributes.mode),
-        perm: (attributes.mode & 0o7777) as u16,
-        nlink: attributes.link_count,
-        uid: attributes.user,
-        gid: attributes.group,
-        rdev: encoded(attributes.device),
-        blksize: attributes.block_bytes,
-        flags: 0,
-    }
-}
-
-fn timestamp(time: Option<TimeOrNow>) -> Timespec {
-    let (tv_sec, tv_nsec) = match time {
-        None => (0, UTIME_OMIT),
-        Some(TimeOrNow::Now) => (0, UTIME_NOW),
-        Some(TimeOrNow::SpecificTime(time)) => match time.duration_since(UNIX_EPOCH) {
-            Ok(after) => (after.as_secs() as i64, i64::from(after.subsec_nanos())),
-            // fuser takes both seconds and nanoseconds off for a time before 1970, whereas the
-            // kernel's nanoseconds always count up.
-            Err(before) => {
-                let before = before.duration();
-                (-(before.as_secs() as i64), i64::from(before.subsec_nanos()))
-            }
-        },
-    };
-    Timespec { tv_sec, tv_nsec }
-}
-
-fn maker(request: &Request, umask: u32) -> Maker {
-    Maker {
-        identity: Identity {
-            user: request.uid(),
-            group: request.gid(),
-        },
-        umask,
-    }
-}
-
-fn reply_entry(reply: ReplyEntry, entry: Answer<Entry>) {
-    match entry {
-        Ok(entry) => reply.entry_with_ttls(
-            live(&entry.attributes),
-            &NAMES_LIVE,
-            &translated(&entry.attributes),
-            Generation(u64::from(entry.node.generation)),
-        ),
-        Err(error) => reply.error(number(error)),
-    }
-}
-
-fn reply_empty(reply: ReplyEmpty, done: Answer<()>) {
-    match done {
-        Ok(()) => reply.ok(),
-        Err(error) => reply.error(number(error)),
-    }
-}
-
-fn reply_attributes(reply: ReplyAttr, attributes: Answer<Attributes>) {
-    match attributes {
-        Ok(attributes) => reply.attr(live(&attributes), &translated(&attributes)),
-        Err(error) => reply.error(number(error)),
-    }
-}
-
-fn reply_data(reply: ReplyData, data: Answer<Vec<u8>>) {
-    match data {
-        Ok(data) => reply.data(&data),
-        Err(error) => reply.error(number(error)),
-    }
-}
-
-fn reply_written(reply: ReplyWrite, written: Answer<usize>) {
-    match written {
-        Ok(written) => reply.written(written as u32),
-        Err(error) => reply.error(number(error)),
-    }
-}
-
-/// Replies with the length of a value, or with the value within `room`.
-fn reply_value(reply: ReplyXattr, room: u32, value: Answer<(usize, Vec<u8>)>) {
-    match value {
-        Ok((length, _)) if room == 0 => reply.size(length as u32),
-        Ok((length, _)) if length > room as usize => reply.error(Errno::ERANGE),
-        Ok((_, value)) => reply.data(&value),
-        Err(error) => reply.error(number(error)),
-    }
-}
-
-/// Data stays in the kernel's cache between opens, since it changes only through this mount. At a
-/// close no data waits for a write, so close(2) need not send a request.
-const CACHED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_NOFLUSH);
-
-/// While a file is open by passthrough, the kernel's cache has none of it, and must have none.
-const PASSED: FopenFlags = FopenFlags::FOPEN_NOFLUSH;
-
-fn flags(opened: &Opened) -> FopenFlags {
-    match (opened.way, &opened.backing) {
-        (Way::Direct, _) => CACHED | FopenFlags::FOPEN_DIRECT_IO,
-        (_, None) => CACHED,
-        (_, Some((_, true))) => PASSED,
-        (_, Some((_, false))) => PASSED | FopenFlags::FOPEN_DIRECT_IO,
-    }
-}
-
 /// The flags that this door asks of the kernel beside the crate's own.
 const WANTED: [InitFlags; 8] = [
     InitFlags::FUSE_DONT_MASK,
@@ -535,7 +77,7 @@ const WANTED: [InitFlags; 8] = [
     InitFlags::FUSE_CACHE_SYMLINKS,
 ];
 
-impl Filesystem for KernelSession {
+impl Filesystem for Requests {
     fn init(&mut self, _request: &Request, config: &mut KernelConfig) -> io::Result<()> {
         for flag in WANTED {
             config.add_capabilities(flag).map_err(|_| {
@@ -1115,33 +657,4 @@ impl Filesystem for KernelSession {
             .copy((ino_in.0, offset_in), (ino_out.0, offset_out), len, by_user);
         reply_written(reply, copied);
     }
-}
-
-/// `.` and `..`: the kernel takes the number and counts no lookup.
-fn add_plain(reply: &mut ReplyDirectoryPlus, number: u64, next: u64, name: &OsStr) -> bool {
-    let attributes = FileAttr {
-        ino: INodeNo(number),
-        size: 0,
-        blocks: 0,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: FileType::Directory,
-        perm: 0,
-        nlink: 0,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 0,
-        flags: 0,
-    };
-    reply.add(
-        INodeNo(number),
-        next,
-        name,
-        &Duration::ZERO,
-        &attributes,
-        Generation(0),
-    )
 }
