@@ -175,7 +175,7 @@ fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let stop = hear(args, Ear::Server)?;
     let mounted = rushes_fuse::mount(pool, Some(&daemon(args)?), args.tidy_after, &args.folder);
     let mounted = mounted.map_err(|error| failed(&args.folder, &error))?;
-    stop.serves(&mounted);
+    stop.set_mounted(&mounted);
     report(args, false)?;
     until_unmounted(args, mounted, &stop)
 }
@@ -252,7 +252,7 @@ fn serve_kept(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let stop = hear(args, Ear::Server)?;
     let mounted = kept.mount(pool, Some(&daemon(args)?), args.tidy_after, &args.folder);
     let mounted = mounted.map_err(|error| failed(&error))?;
-    stop.serves(&mounted);
+    stop.set_mounted(&mounted);
     if goes_on {
         tracing::info!("{}: the mount goes on", args.folder.display());
     } else {

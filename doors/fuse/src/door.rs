@@ -104,7 +104,7 @@ impl Door {
         let descriptors = Descriptors::new();
         let nodes = Nodes::new(pool.catalogue().tree(), table.clone(), &descriptors)?;
         if let Some(place) = place {
-            crate::daemon::unwritten::may_go_by(&pool, place)?;
+            crate::daemon::unwritten::wait_for_last_daemon(&pool, place)?;
             if let Err(error) = crate::daemon::unwritten::leave_place(&pool, place) {
                 tracing::warn!(
                     "{}: commands will not find this mount's daemon: {error}",
@@ -222,7 +222,7 @@ impl Door {
         let mut lag = Lag::default();
         while !self.closing.load(Ordering::Acquire) {
             let is_well = self.names.write(&self.pool, || self.take_changed());
-            if lag.is_to_be_told(Instant::now(), is_well) {
+            if lag.note(Instant::now(), is_well) {
                 tracing::warn!(
                     "the log of names has been late, or on fewer members than it should be, for {} s; a lost catalogue cannot be rebuilt without it",
                     TOLD_AFTER.as_secs()
@@ -263,8 +263,8 @@ struct Lag {
 }
 
 impl Lag {
-    /// True once for each bad period.
-    fn is_to_be_told(&mut self, now: Instant, is_well: bool) -> bool {
+    /// Notes the present state. Returns whether to tell of it: once for each bad period.
+    fn note(&mut self, now: Instant, is_well: bool) -> bool {
         if is_well {
             *self = Lag::default();
             return false;
@@ -295,9 +295,8 @@ mod tests {
     fn lag_is_told_once_it_lasts_and_once_each_time() {
         let begin = Instant::now();
         let mut lag = Lag::default();
-        let mut told = |second: u64, is_well: bool| {
-            lag.is_to_be_told(begin + Duration::from_secs(second), is_well)
-        };
+        let mut told =
+            |second: u64, is_well: bool| lag.note(begin + Duration::from_secs(second), is_well);
         // Ordinary load: behind for a while, again and again.
         let ordinary = (0..600).filter(|second| told(*second, second % 40 == 0));
         assert_eq!(ordinary.count(), 0);

@@ -484,7 +484,7 @@ impl Door {
         let Some(mut layout) = state.layout.clone() else {
             return;
         };
-        let is_passed = self.is_passed(node, file, &state);
+        let is_passed = self.check_passed(node, file, &state);
         // The daemon first writes all it has of the file, and afterwards looks up its blocks again.
         let Ok(held) = self.hold(node, &state, |_| true) else {
             return;

@@ -905,7 +905,7 @@ impl Door {
         if why.is_none() {
             held.what = Changed::Size;
         }
-        let readers = match self.is_passed(node, file, &state) {
+        let readers = match self.check_passed(node, file, &state) {
             true => Readers::Passthrough,
             false => Readers::None,
         };
@@ -1088,7 +1088,7 @@ impl Door {
         }
         // A program that reads the object without the door must see that no bytes are left, and
         // later the bytes that come next.
-        let is_passed = self.is_passed(node, file, state);
+        let is_passed = self.check_passed(node, file, state);
         let kept = ByteCount(size.max(u64::from(is_passed)));
         let done = self.pool.cut(file.stub.as_fd(), &mut layout, kept);
         if done.is_ok()

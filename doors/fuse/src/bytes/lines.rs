@@ -87,12 +87,12 @@ impl Lines {
             .name(line.name())
             .spawn(move || walk(&lines, line));
         if let Err(error) = started {
-            self.lacks_thread(line, &error);
+            self.go_without_thread(line, &error);
         }
     }
 
     /// A thread did not start: the line's other threads do its work, or else this one does.
-    fn lacks_thread(&self, line: Line, error: &std::io::Error) {
+    fn go_without_thread(&self, line: Line, error: &std::io::Error) {
         let mut all = locked(&self.all);
         let Some(waiting) = all.get_mut(&line) else {
             return;

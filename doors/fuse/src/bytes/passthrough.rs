@@ -159,7 +159,7 @@ impl Door {
         let is_mapped_at_most = locked(&file.ways).is_mapped_at_most();
         if is_mapped_at_most {
             // Perhaps the last mapping is gone.
-            self.is_passed(node, file, &file.change());
+            self.check_passed(node, file, &file.change());
         }
         // A thread that changes the layout locks the state alone: it comes before this, or sees it.
         let state = file.state();
@@ -167,7 +167,7 @@ impl Door {
         let is_first = ways.object.is_none();
         if is_first {
             let object = match access == OFlags::RDONLY && !flags.contains(OFlags::DIRECT) {
-                true if ways.cached + ways.direct == 0 => self.may_pass(node, file, &state),
+                true if ways.cached + ways.direct == 0 => self.passable_object(node, file, &state),
                 _ => None,
             };
             file.pass(&mut ways, object);
@@ -217,10 +217,10 @@ impl Door {
             Err(error) => return Err(error),
         };
         let is_whole =
-            access == OFlags::RDONLY && self.is_whole(node, file, &state) == Some(object);
+            access == OFlags::RDONLY && self.whole_object(node, file, &state) == Some(object);
         let writes = access != OFlags::RDONLY;
         if writes && !is_lost {
-            self.may_be_stored(node, file, &state, object)?;
+            self.begin_stores(node, file, &state, object)?;
         }
         ways.backing = Some(Arc::clone(&backing));
         let way = ways.add(Way::Passed { writes });
@@ -231,8 +231,8 @@ impl Door {
         })
     }
 
-    /// The opener may map the object and store there.
-    fn may_be_stored(
+    /// Begins to follow stores: the opener may map the object and store there.
+    fn begin_stores(
         &self,
         node: &Node,
         file: &OpenFile,
@@ -279,7 +279,7 @@ impl Door {
     }
 
     /// The object that has all bytes of the file, byte for byte, and no more.
-    fn is_whole(&self, node: &Node, file: &OpenFile, state: &State) -> Option<Object> {
+    fn whole_object(&self, node: &Node, file: &OpenFile, state: &State) -> Option<Object> {
         let [segment] = state.layout.as_ref()?.segments() else {
             return None;
         };
@@ -292,22 +292,22 @@ impl Door {
     }
 
     /// The object that the kernel may read itself. None: the door must see the reads.
-    fn may_pass(&self, node: &Node, file: &OpenFile, state: &State) -> Option<Object> {
+    fn passable_object(&self, node: &Node, file: &OpenFile, state: &State) -> Option<Object> {
         if !self.can_pass.load(Ordering::Acquire) || file.size() == 0 {
             return None;
         }
-        let object = self.is_whole(node, file, state)?;
+        let object = self.whole_object(node, file, state)?;
         let fd = self.object(node, state, object, Access::Read).ok()?;
         // A move of bytes off a draining member would have to wait for their readers.
         let stays = self.pool.takes_bytes(object.member);
         (stays && self.sessions.may_pass(object, &fd)).then_some(object)
     }
 
-    /// Whether a program may read the file's object without the door. When no such open is left,
-    /// this asks the kernel for mappings and remembers the answer.
+    /// Checks whether a program may read the file's object without the door. When no such open is
+    /// left, this asks the kernel for mappings and remembers the answer.
     ///
     /// Assumes  `state`: locked alone
-    pub(crate) fn is_passed(&self, node: &Node, file: &OpenFile, state: &State) -> bool {
+    pub(crate) fn check_passed(&self, node: &Node, file: &OpenFile, state: &State) -> bool {
         let mut ways = locked(&file.ways);
         let Some(object) = ways.object else {
             return false;
@@ -349,7 +349,7 @@ impl Door {
         let Some(last) = size.checked_sub(1) else {
             return Ok(());
         };
-        if !self.is_passed(node, file, state) {
+        if !self.check_passed(node, file, state) {
             return Ok(());
         }
         let passed = locked(&file.ways).object;

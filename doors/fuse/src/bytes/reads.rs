@@ -355,7 +355,7 @@ impl Door {
     /// Call it before the kernel is told that the file is open: a program that finds all its reads
     /// in the kernel's cache closes the file a moment later, and here it stays open until the
     /// daemon knows of it ([`Door::tell_of_open`]).
-    pub(crate) fn is_opened_to_be_read(&self, number: u64, flags: i32) -> Option<Opened> {
+    pub(crate) fn opened_to_read(&self, number: u64, flags: i32) -> Option<Opened> {
         let flags = OFlags::from_bits_retain(flags as u32);
         if flags & OFlags::ACCMODE == OFlags::WRONLY {
             return None;

@@ -258,9 +258,9 @@ impl MemberThread {
     fn serve(&self, mut session: Session) {
         self.daemons.look_at_facts();
         self.daemons.forget_loss();
-        self.takes_writes(&session);
+        self.set_takes_writes(&session);
         self.queue.begin_to_serve();
-        while !self.queue.is_closing() && self.goes_on(&mut session) {
+        while !self.queue.is_closing() && self.carry_on(&mut session) {
             for job in self.queue.take() {
                 session.begin(job, &self.queue);
             }
@@ -278,17 +278,17 @@ impl MemberThread {
         self.refuse_all();
     }
 
-    fn takes_writes(&self, session: &Session) {
+    fn set_takes_writes(&self, session: &Session) {
         let takes_writes = session.takes_writes();
         self.queue
             .takes_writes
             .store(takes_writes, Ordering::Release);
     }
 
-    /// Whether the session goes on, with this daemon or the next one. False: the objects have all
-    /// that the last one acknowledged.
-    fn goes_on(&self, session: &mut Session) -> bool {
-        let has_daemon = session.has_daemon();
+    /// Carries on the session, with this daemon or the next one. False: it has ended, and the
+    /// objects have all that the last daemon acknowledged.
+    fn carry_on(&self, session: &mut Session) -> bool {
+        let has_daemon = session.check_daemon();
         let is_lost = !has_daemon && session.is_lost();
         self.queue.is_lost.store(is_lost, Ordering::Release);
         if has_daemon {
@@ -297,7 +297,7 @@ impl MemberThread {
         if !is_lost {
             return false;
         }
-        if !session.may_look_again(AGAIN_EVERY) {
+        if !session.begin_look(AGAIN_EVERY) {
             return true;
         }
         // A daemon that begins to serve must not find an object half changed.
@@ -307,7 +307,7 @@ impl MemberThread {
             tracing::info!("{}: a daemon has started", self.member.display());
             self.daemons.look_at_facts();
             self.daemons.forget_loss();
-            self.takes_writes(session);
+            self.set_takes_writes(session);
             return true;
         }
         if session.is_recovered() {

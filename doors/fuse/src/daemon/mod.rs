@@ -471,7 +471,7 @@ impl Sessions {
         name: impl FnOnce() -> Option<(PathBuf, FilePart)>,
     ) {
         if let Some(daemons) = &self.daemons {
-            daemons.stations.has(number, object);
+            daemons.stations.add_object(number, object);
             if let Some(name) = name() {
                 daemons.names.set(object.id, name);
             }

@@ -130,8 +130,9 @@ impl Session {
         self.client.client().is_recovered()
     }
 
-    /// Whether the daemon runs, and its heart beats if a request waits for it.
-    pub(super) fn has_daemon(&mut self) -> bool {
+    /// Looks whether the daemon runs, and its heart beats if a request waits for it. Gives up a
+    /// daemon that hangs.
+    pub(super) fn check_daemon(&mut self) -> bool {
         let beat = self.client.client().heartbeat();
         if beat != self.beat.0 || !self.client.is_busy() {
             self.beat = (beat, Instant::now());
@@ -144,8 +145,8 @@ impl Session {
         self.client.client().alive()
     }
 
-    /// Whether the last look for a daemon is so long ago.
-    pub(super) fn may_look_again(&mut self, pause: Duration) -> bool {
+    /// Begins a look for a daemon, if the last one is so long ago. Returns whether.
+    pub(super) fn begin_look(&mut self, pause: Duration) -> bool {
         let may = self.looked.is_none_or(|looked| looked.elapsed() >= pause);
         if may {
             self.looked = Some(Instant::now());

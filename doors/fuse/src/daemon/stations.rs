@@ -199,7 +199,7 @@ impl Stations {
     }
 
     /// The object has bytes of the file.
-    pub(super) fn has(&self, number: u64, object: Object) {
+    pub(super) fn add_object(&self, number: u64, object: Object) {
         let mut known = locked(&self.known);
         known
             .files
@@ -543,7 +543,7 @@ mod tests {
             process: 0,
         };
         stations.opened(9, 1, opener);
-        stations.has(9, object);
+        stations.add_object(9, object);
         assert_eq!(stations.of(object.id), None);
         assert_eq!(look(&[(1, "anna")]), [object]);
         assert_eq!(

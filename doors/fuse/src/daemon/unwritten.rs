@@ -76,10 +76,11 @@ pub(crate) fn leave_place(pool: &Pool, place: &DaemonPlace) -> io::Result<()> {
     fs::rename(new, catalogue.join(PLACE))
 }
 
-/// A mount with another daemon than the last one would not see the bytes that the last one has.
+/// Waits until the last daemon has written its bytes, if the next mount uses another one, which
+/// would not see them.
 ///
 /// Errors   the last daemon has bytes that the members lack
-pub(crate) fn may_go_by(pool: &Pool, next: &DaemonPlace) -> io::Result<()> {
+pub(crate) fn wait_for_last_daemon(pool: &Pool, next: &DaemonPlace) -> io::Result<()> {
     match place(pool.catalogue().path())? {
         Some(last) if last != next.runtime_dir => {
             let say = |unwritten: &Unwritten| {

@@ -69,7 +69,7 @@ impl Stop {
     }
 
     /// The mount is there, and this process serves it.
-    pub fn serves(&self, mounted: &Mounted) {
+    pub fn set_mounted(&self, mounted: &Mounted) {
         *locked(&self.door) = Some(Arc::downgrade(mounted.door()));
     }
 

@@ -98,8 +98,8 @@ impl Reader {
         Ok(read > 0)
     }
 
-    /// Whether there is a name that was not sent yet.
-    fn has_next(&mut self) -> Answer<bool> {
+    /// Finds a name that was not sent yet; reads on if there is none. Returns whether there is one.
+    fn find_next(&mut self) -> Answer<bool> {
         if self.told < self.entries.len() {
             return Ok(true);
         }
@@ -159,7 +159,7 @@ impl Door {
     ) -> Answer<()> {
         let mut reader = locked(&listing.reader);
         reader.go_to(offset)?;
-        while reader.has_next()? {
+        while reader.find_next()? {
             let Some((entry, length)) = first_entry(&reader.entries[reader.told..]) else {
                 break;
             };

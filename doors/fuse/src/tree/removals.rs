@@ -143,7 +143,7 @@ impl Kept {
     /// however often it was tried.
     ///
     /// Returns  whether it is worth another try
-    fn is_due(&mut self, there: &BTreeSet<MemberNumber>) -> bool {
+    fn begin_try(&mut self, there: &BTreeSet<MemberNumber>) -> bool {
         if self.waits_for.is_empty() && !self.is_otherwise {
             return false;
         }
@@ -193,8 +193,9 @@ impl Burials {
         locked(&self.counts).is_wanted
     }
 
-    /// Whether there are files to bury now. `has_rested`: long enough after the last time.
-    fn is_due(&self, has_rested: bool) -> bool {
+    /// Takes the wish for room. Returns whether there are files to bury now. `has_rested`: long
+    /// enough after the last time.
+    fn take_due(&self, has_rested: bool) -> bool {
         let mut counts = locked(&self.counts);
         let is_wanted = std::mem::take(&mut counts.is_wanted);
         (has_rested || is_wanted) && counts.removed > counts.buried
@@ -385,11 +386,11 @@ impl Door {
             // They may hang: no lock is held meanwhile.
             let mut there = locked(&self.burials.kept).looked_for_next();
             there.retain(|&member| self.pool.can_bury_on(member));
-            if has_rested && locked(&self.burials.kept).is_due(&there) {
+            if has_rested && locked(&self.burials.kept).begin_try(&there) {
                 self.something_removed();
             }
             let waits = !self.burials.is_wanted();
-            if self.burials.is_due(has_rested) {
+            if self.burials.take_due(has_rested) {
                 self.bury_removed(waits);
                 last = Some(Instant::now());
             }
@@ -441,7 +442,7 @@ mod tests {
         assert!(!burials.wait(soon()), "nothing was removed");
         burials.one_more();
         assert!(!burials.wait(Instant::now()), "nobody buries it");
-        assert!(burials.is_due(false), "somebody wanted it");
+        assert!(burials.take_due(false), "somebody wanted it");
         assert!(!burials.wait(soon()), "it was waited for in vain");
         burials.end(burials.begin());
         burials.one_more();
@@ -452,7 +453,7 @@ mod tests {
             waiting.join().expect("it ends")
         });
         assert!(!burials.wait(soon()), "all of it was buried");
-        assert!(!burials.is_due(true));
+        assert!(!burials.take_due(true));
     }
 
     #[test]
@@ -471,34 +472,34 @@ mod tests {
         };
         let ago = |time| Instant::now().checked_sub(time);
         let mut kept = Kept::default();
-        assert!(!kept.is_due(&some), "nothing is kept");
+        assert!(!kept.begin_try(&some), "nothing is kept");
         kept.note(&[away, read_only]);
         assert!(kept.looked_for_next().is_empty(), "it was tried just now");
         (kept.looked, kept.tried) = (ago(REST), ago(REST));
         assert_eq!(kept.looked_for_next(), BTreeSet::from([one, two]));
-        assert!(!kept.is_due(&none), "they are away");
+        assert!(!kept.begin_try(&none), "they are away");
         assert!(
             kept.looked_for_next().is_empty(),
             "and were just looked for"
         );
-        assert!(kept.is_due(&some), "one is there");
+        assert!(kept.begin_try(&some), "one is there");
         kept.note(&[]);
         assert_eq!(kept.tries, 0);
 
         // If nothing shows when it would succeed, the tries become less frequent.
         kept.note(&[PoolError::NoRoom]);
-        assert!(!kept.is_due(&none));
+        assert!(!kept.begin_try(&none));
         kept.tried = ago(TRY_AGAIN);
-        assert!(kept.is_due(&none));
+        assert!(kept.begin_try(&none));
         kept.note(&[PoolError::NoRoom]);
         kept.tried = ago(TRY_AGAIN);
-        assert!(!kept.is_due(&none));
+        assert!(!kept.begin_try(&none));
         kept.tried = ago(TRY_AGAIN * 2);
-        assert!(kept.is_due(&none));
+        assert!(kept.begin_try(&none));
         for _ in 0..40 {
             kept.note(&[PoolError::NoRoom]);
             kept.tried = ago(TRY_AGAIN_MAX);
-            assert!(kept.is_due(&none), "it is never given up");
+            assert!(kept.begin_try(&none), "it is never given up");
         }
     }
 
@@ -509,9 +510,9 @@ mod tests {
         let begun = burials.begin();
         burials.one_more();
         burials.end(begun);
-        assert!(burials.is_due(true), "the second one is to be buried");
+        assert!(burials.take_due(true), "the second one is to be buried");
         assert!(!burials.wait(Instant::now()));
         burials.end(burials.begin());
-        assert!(!burials.is_due(true));
+        assert!(!burials.take_due(true));
     }
 }

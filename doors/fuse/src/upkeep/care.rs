@@ -444,7 +444,7 @@ impl Door {
             return Ok(None);
         };
         // A program may have opened it by passthrough since this file was looked at.
-        if one.source(&layout).is_none() || self.is_passed(node, file, &state) {
+        if one.source(&layout).is_none() || self.check_passed(node, file, &state) {
             return Ok(None);
         }
         // The daemon first writes all it has of the file, and then has none of it in its cache.
@@ -475,7 +475,7 @@ impl Door {
         let Some(layout) = &state.layout else {
             return;
         };
-        if self.pool.reserved_bytes(layout) == 0 || self.is_passed(node, file, &state) {
+        if self.pool.reserved_bytes(layout) == 0 || self.check_passed(node, file, &state) {
             return;
         }
         // The daemon first writes all it has of the file, and afterwards looks up its blocks again.
@@ -546,11 +546,11 @@ struct MovedFile<'a> {
 
 impl MovedFile<'_> {
     /// Whether a program reads its object without the door: it must stay where it is.
-    fn is_passed(&self) -> bool {
+    fn check_passed(&self) -> bool {
         self.file.may_be_passed()
             && self
                 .door
-                .is_passed(&self.node, &self.file, &self.file.change())
+                .check_passed(&self.node, &self.file, &self.file.change())
     }
 
     /// Whether a program has it open, too.
@@ -814,7 +814,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         if spare_open && held.has_others() {
             return Ok(true);
         }
-        if held.is_passed() {
+        if held.check_passed() {
             self.passed = Some(path.to_path_buf());
             return Ok(true);
         }

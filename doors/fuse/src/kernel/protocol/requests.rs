@@ -274,7 +274,7 @@ impl Filesystem for Requests {
                 Ok((handle, opened)) => (FileHandle(handle), opened),
                 Err(error) => return reply.error(number(error)),
             };
-            let to_tell = door.is_opened_to_be_read(ino.0, open_flags.0);
+            let to_tell = door.opened_to_read(ino.0, open_flags.0);
             match &opened.backing {
                 Some((backing, _)) => reply.opened_passthrough(handle, flags(&opened), &backing.0),
                 None => reply.opened(handle, flags(&opened)),
