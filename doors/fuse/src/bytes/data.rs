@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Writes bytes to the objects that the layout names, piece by piece. Also here: allocation, holes,
+//! Writes bytes to the objects that the layout names, part by part. Also here: allocation, holes,
 //! copies, searches for holes, and syncs. Reads: reads.rs.
 //!
 //! No program gets "no space" while a member has room: bytes that do not fit go elsewhere, in the
@@ -64,14 +64,14 @@ impl Full {
 /// The change of the object that other doors learn of after an operation.
 #[derive(Clone, Copy, Debug)]
 enum Known {
-    /// The object reaches at least to the end of the piece.
+    /// The object reaches at least to the end of the part.
     Written,
     /// Nothing: a reservation behind its end leaves it as long as it was.
     Nothing,
 }
 
-/// The outcome of one piece of a write or an allocation.
-enum Piece {
+/// The outcome of one part of a write or an allocation.
+enum PartOutcome {
     /// The number of bytes that are done.
     Done(u64),
     /// The byte needs a place, or another one.
@@ -99,10 +99,10 @@ fn less_and_less(start: u64, length: u64, mut act: impl FnMut(u64) -> Answer<u64
 }
 
 /// An operation behind the end goes to another member when its member cannot do it.
-fn piece_of(done: Answer<u64>, located: &Located, behind_end: bool) -> Answer<Piece> {
-    let moved = |reason| Ok(Piece::NoPlace(Some((located.object, reason))));
+fn part_outcome(done: Answer<u64>, located: &Located, behind_end: bool) -> Answer<PartOutcome> {
+    let moved = |reason| Ok(PartOutcome::NoPlace(Some((located.object, reason))));
     match done {
-        Ok(count) => Ok(Piece::Done(count)),
+        Ok(count) => Ok(PartOutcome::Done(count)),
         Err(Errno::NOSPC) => moved(SpillReason::Full),
         Err(Errno::DQUOT) => moved(SpillReason::OverQuota),
         Err(Errno::ROFS) if behind_end => moved(SpillReason::Unwritable),
@@ -147,8 +147,8 @@ impl Door {
             self.widen(node, file);
         }
         let (done, result) =
-            self.piece_by_piece(node, file, (offset, data.len() as u64), |done, rest| {
-                self.write_piece(
+            self.part_by_part(node, file, (offset, data.len() as u64), |done, rest| {
+                self.write_part(
                     node,
                     file,
                     offset + done,
@@ -169,7 +169,13 @@ impl Door {
     }
 
     /// Writes through the daemon's lane, else to the object itself.
-    fn write_piece(&self, node: &Node, file: &OpenFile, at: u64, data: &[u8]) -> Answer<Piece> {
+    fn write_part(
+        &self,
+        node: &Node,
+        file: &OpenFile,
+        at: u64,
+        data: &[u8],
+    ) -> Answer<PartOutcome> {
         let state = file.state();
         let (located, fd) = match self.place_of(node, file, &state, at)? {
             Ok(place) => place,
@@ -195,7 +201,7 @@ impl Door {
         file.was_taken(!is_plain);
         if is_plain {
             drop(state);
-            return self.change_piece(
+            return self.change_part(
                 node,
                 file,
                 (at, length),
@@ -213,7 +219,7 @@ impl Door {
         // The error may be of bytes that the daemon took before. Their writer must get it, so these
         // bytes do not silently go to another member.
         self.note_failure(located.object, "write to an object", &done);
-        piece_of(done, &located, at >= file.size())
+        part_outcome(done, &located, at >= file.size())
     }
 
     /// Looks at the result of an operation on an object. The error may show that its member fails.
@@ -231,27 +237,27 @@ impl Door {
         file: &OpenFile,
         state: &State,
         at: u64,
-    ) -> Answer<Result<(Located, Arc<OwnedFd>), Piece>> {
+    ) -> Answer<Result<(Located, Arc<OwnedFd>), PartOutcome>> {
         let Some(located) = state
             .layout
             .as_ref()
             .and_then(|layout| layout.locate(ByteOffset(at)))
         else {
-            return Ok(Err(Piece::NoPlace(None)));
+            return Ok(Err(PartOutcome::NoPlace(None)));
         };
         // A draining member takes no new bytes, not even of files that it has already. It counts as
         // full.
         let number = located.object.member;
         if at >= file.size() && !self.pool.takes_bytes(number) && !self.pool.is_lost(number) {
             let why = (located.object, SpillReason::Full);
-            return Ok(Err(Piece::NoPlace(Some(why))));
+            return Ok(Err(PartOutcome::NoPlace(Some(why))));
         }
         match self.object(node, state, located.object, Access::Write) {
             Ok(fd) if at >= file.size() => match self.pool.growth(&located, &fd) {
                 Growth::Until(length) => Ok(Ok((Located { length, ..located }, fd))),
                 Growth::Refused => {
                     let why = (located.object, SpillReason::Full);
-                    Ok(Err(Piece::NoPlace(Some(why))))
+                    Ok(Err(PartOutcome::NoPlace(Some(why))))
                 }
             },
             Ok(fd) => Ok(Ok((located, fd))),
@@ -259,11 +265,11 @@ impl Door {
                 PoolError::Missing { .. } | PoolError::Lost { .. } | PoolError::ReadOnly { .. },
             ) if at >= file.size() => {
                 let why = (located.object, SpillReason::Unwritable);
-                Ok(Err(Piece::NoPlace(Some(why))))
+                Ok(Err(PartOutcome::NoPlace(Some(why))))
             }
             Err(PoolError::Failing { .. }) if at >= file.size() => {
                 let why = (located.object, SpillReason::Failing);
-                Ok(Err(Piece::NoPlace(Some(why))))
+                Ok(Err(PartOutcome::NoPlace(Some(why))))
             }
             Err(error) => Err(self.trouble(node, &error)),
         }
@@ -312,12 +318,12 @@ impl Door {
     /// they are needed.
     ///
     /// Returns  how much is done from the start on, and the error that ended it
-    fn piece_by_piece(
+    fn part_by_part(
         &self,
         node: &Node,
         file: &OpenFile,
         (offset, total): (u64, u64),
-        mut act: impl FnMut(u64, u64) -> Answer<Piece>,
+        mut act: impl FnMut(u64, u64) -> Answer<PartOutcome>,
     ) -> (u64, Answer<()>) {
         let mut done = 0;
         let mut sought = RoomSought::default();
@@ -327,13 +333,13 @@ impl Door {
         let mut tries = 0;
         while done < total {
             let went_on = match act(done, total - done) {
-                Ok(Piece::Done(count)) => {
+                Ok(PartOutcome::Done(count)) => {
                     done += count;
                     tries = 0;
                     Ok(())
                 }
-                Ok(Piece::NoPlace(why)) if tries >= tries_max => Err(refused_with(why)),
-                Ok(Piece::NoPlace(why)) => {
+                Ok(PartOutcome::NoPlace(why)) if tries >= tries_max => Err(refused_with(why)),
+                Ok(PartOutcome::NoPlace(why)) => {
                     tries += 1;
                     match self.make_place(node, file, range(offset + done, total - done), why) {
                         Err(Errno::NOSPC | Errno::DQUOT)
@@ -359,15 +365,15 @@ impl Door {
         (done, Ok(()))
     }
 
-    /// Changes one piece on the object itself. No other thread reads or writes the file meanwhile.
-    fn change_piece(
+    /// Changes one part on the object itself. No other thread reads or writes the file meanwhile.
+    fn change_part(
         &self,
         node: &Node,
         file: &OpenFile,
         (at, length): (u64, u64),
         known: Known,
         mut act: impl FnMut(&OwnedFd, u64, u64) -> Answer<u64>,
-    ) -> Answer<Piece> {
+    ) -> Answer<PartOutcome> {
         let state = file.change();
         let (located, fd) = match self.place_of(node, file, &state, at)? {
             Ok(place) => place,
@@ -392,9 +398,9 @@ impl Door {
         drop(held);
         if self.note_failure(located.object, "write to an object", &done) && behind_end {
             let why = (located.object, SpillReason::Failing);
-            return Ok(Piece::NoPlace(Some(why)));
+            return Ok(PartOutcome::NoPlace(Some(why)));
         }
-        piece_of(done, &located, behind_end)
+        part_outcome(done, &located, behind_end)
     }
 
     pub(crate) fn allocate(
@@ -437,9 +443,9 @@ impl Door {
             self.changed(&node);
             return Err(error);
         }
-        let (_, result) = self.piece_by_piece(&node, &file, (offset, length), |done, rest| {
-            let piece = (offset + done, rest);
-            self.change_piece(&node, &file, piece, Known::Nothing, |fd, start, length| {
+        let (_, result) = self.part_by_part(&node, &file, (offset, length), |done, rest| {
+            let part = (offset + done, rest);
+            self.change_part(&node, &file, part, Known::Nothing, |fd, start, length| {
                 fallocate(fd, action, start, length).map(|()| length)
             })
         });

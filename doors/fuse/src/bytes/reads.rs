@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Reads: a thread asks for the pieces, and the thread that gets the last one answers.
+//! Reads: a thread asks for the parts, and the thread that gets the last one answers.
 //!
 //! A reader without a contract may wait for seconds, with all that the kernel reads ahead for it.
-//! So no thread that takes requests waits for the daemon: it asks for the pieces of a read and goes
+//! So no thread that takes requests waits for the daemon: it asks for the parts of a read and goes
 //! on to the next request. Bytes that the daemon does not bring are read from their object in the
 //! line of that member (lines.rs): a disk that is slow, or hangs, delays no request to another one.
 //! Without a daemon, a thread itself reads while few threads do.
@@ -36,7 +36,7 @@ pub(crate) struct Finishers {
 
 /// A part of a read, in one object.
 #[derive(Clone, Copy)]
-struct Piece {
+struct Part {
     object: Object,
     start: u64,
     length: usize,
@@ -51,13 +51,13 @@ pub(crate) struct Opened {
     state: SharedState,
 }
 
-/// A read whose pieces have been asked for.
+/// A read whose parts have been asked for.
 struct Reading {
     door: Arc<Door>,
     node: Arc<Node>,
     file: Arc<OpenFile>,
-    pieces: Vec<Piece>,
-    /// Length of the answer; bytes in no piece are zero. Units: bytes.
+    parts: Vec<Part>,
+    /// Length of the answer; bytes in no part are zero. Units: bytes.
     length: usize,
     gathering: Mutex<Gathering>,
     /// No thread changes the file before the answer. The last field: descriptors go before it.
@@ -66,12 +66,12 @@ struct Reading {
 
 struct Gathering {
     left: usize,
-    /// Of the pieces that have come.
+    /// Of the parts that have come.
     bytes: Vec<Answer<Vec<u8>>>,
     reply: Option<Reply>,
 }
 
-/// A read whose pieces have all come.
+/// A read whose parts have all come.
 struct Gathered {
     reading: Arc<Reading>,
     bytes: Vec<Answer<Vec<u8>>>,
@@ -82,11 +82,11 @@ impl Gathered {
     fn answer(self) {
         let length = self.reading.length;
         let mut bytes = Vec::new();
-        for piece in self.bytes {
-            match piece {
-                // Mostly this piece is the whole read.
-                Ok(piece) if bytes.is_empty() => bytes = piece,
-                Ok(piece) => bytes.extend_from_slice(&piece),
+        for part in self.bytes {
+            match part {
+                // Mostly this part is the whole read.
+                Ok(part) if bytes.is_empty() => bytes = part,
+                Ok(part) => bytes.extend_from_slice(&part),
                 Err(error) => return (self.reply)(Err(error)),
             }
         }
@@ -124,7 +124,7 @@ fn finishing(name: &str, count: usize) -> io::Result<Sender<Gathered>> {
     Ok(sender)
 }
 
-/// The thread that brings a piece.
+/// The thread that brings a part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum By {
     /// A thread that may answer as well.
@@ -133,23 +133,23 @@ enum By {
     Lead,
 }
 
-/// Reads the rest of a piece after these bytes. If the object ends before the file does, the rest
+/// Reads the rest of a part after these bytes. If the object ends before the file does, the rest
 /// is a hole.
-fn read_rest(fd: &OwnedFd, piece: Piece, mut bytes: Vec<u8>) -> Answer<Vec<u8>> {
+fn read_rest(fd: &OwnedFd, part: Part, mut bytes: Vec<u8>) -> Answer<Vec<u8>> {
     // Also if the daemon's answer was short: only the object knows where it ends.
-    bytes.reserve_exact(piece.length - bytes.len().min(piece.length));
-    while bytes.len() < piece.length {
-        let at = piece.start + bytes.len() as u64;
+    bytes.reserve_exact(part.length - bytes.len().min(part.length));
+    while bytes.len() < part.length {
+        let at = part.start + bytes.len() as u64;
         if pread(fd, spare_capacity(&mut bytes), at)? == 0 {
             break;
         }
     }
-    bytes.resize(piece.length, 0);
+    bytes.resize(part.length, 0);
     Ok(bytes)
 }
 
 impl Reading {
-    /// Enters a piece. The last one answers the read.
+    /// Enters a part. The last one answers the read.
     fn came(self: Arc<Self>, index: usize, bytes: Answer<Vec<u8>>, by: By) {
         let mut now = locked(&self.gathering);
         now.bytes[index] = bytes;
@@ -185,7 +185,7 @@ impl Reading {
         act: impl FnOnce(Arc<Self>) + Send + 'static,
     ) {
         let door = Arc::clone(&self.door);
-        let member = self.pieces[index].object.member;
+        let member = self.parts[index].object.member;
         let inside = match may_stay {
             true => door.lines.enter(member),
             false => None,
@@ -196,23 +196,23 @@ impl Reading {
         }
     }
 
-    /// Asks for a piece.
+    /// Asks for a part.
     ///
     /// `may_stay` whether this thread may wait for a disk, if few do
     fn begin(self: Arc<Self>, index: usize, may_stay: bool) {
-        let piece = self.pieces[index];
-        let member = piece.object.member;
+        let part = self.parts[index];
+        let member = part.object.member;
         if self.door.pool.is_lost(member) {
             let error = self.door.trouble(&self.node, &PoolError::Lost { member });
             return self.came(index, Err(error), By::Reader);
         }
-        if let Some(fd) = self.state.known(piece.object) {
+        if let Some(fd) = self.state.known(part.object) {
             return self.begin_with(index, &fd, may_stay);
         }
         self.on_disk(index, may_stay, move |this| {
             let fd = this
                 .door
-                .object(&this.node, &this.state, piece.object, Access::Read);
+                .object(&this.node, &this.state, part.object, Access::Read);
             match fd.map_err(|error| this.door.trouble(&this.node, &error)) {
                 Ok(fd) => this.begin_with(index, &fd, may_stay),
                 Err(error) => this.came(index, Err(error), By::Reader),
@@ -221,25 +221,25 @@ impl Reading {
     }
 
     fn begin_with(self: Arc<Self>, index: usize, fd: &Arc<OwnedFd>, may_stay: bool) {
-        let piece = self.pieces[index];
+        let part = self.parts[index];
         // The daemon does not know enough of a file that programs read, or store to by a mapping,
         // without the door.
-        if self.file.may_be_passed() || !self.door.sessions.serves(piece.object) {
+        if self.file.may_be_passed() || !self.door.sessions.serves(part.object) {
             return self.brought(index, Arc::clone(fd), Served::Plain, may_stay);
         }
         let door = Arc::clone(&self.door);
         let own = Arc::clone(fd);
         let waiter = Waiter::new(move |served| self.brought(index, own, served, false));
         door.sessions
-            .read(piece.object, fd, piece.length, piece.start, waiter);
+            .read(part.object, fd, part.length, part.start, waiter);
     }
 
-    /// Takes the daemon's answer for a piece. The rest comes from the object, unless a daemon has
+    /// Takes the daemon's answer for a part. The rest comes from the object, unless a daemon has
     /// bytes that the object lacks. Does not wait, unless `may_stay`.
     fn brought(self: Arc<Self>, index: usize, fd: Arc<OwnedFd>, served: Served, may_stay: bool) {
-        let piece = self.pieces[index];
+        let part = self.parts[index];
         let bytes = match served {
-            Served::Bytes(bytes) if bytes.len() >= piece.length => Ok(bytes),
+            Served::Bytes(bytes) if bytes.len() >= part.length => Ok(bytes),
             Served::Bytes(bytes) => return self.read_rest(index, fd, bytes, may_stay),
             Served::Plain if self.door.sessions.is_whole(&fd) => {
                 return self.read_rest(index, fd, Vec::new(), may_stay);
@@ -250,14 +250,14 @@ impl Reading {
                 let work = move || {
                     let sessions = &self.door.sessions;
                     let served = sessions
-                        .read_when_known((piece.object, &fd), piece.length, piece.start, until)
+                        .read_when_known((part.object, &fd), part.length, part.start, until)
                         .unwrap_or_else(Served::Failed);
                     match served {
                         Served::Plain => self.read_rest(index, fd, Vec::new(), false),
                         served => self.brought(index, fd, served, false),
                     }
                 };
-                return door.lines.put(Line::Daemon(piece.object.member), work);
+                return door.lines.put(Line::Daemon(part.object.member), work);
             }
             Served::Failed(error) => Err(error),
         };
@@ -268,9 +268,9 @@ impl Reading {
     }
 
     fn read_rest(self: Arc<Self>, index: usize, fd: Arc<OwnedFd>, bytes: Vec<u8>, may_stay: bool) {
-        let piece = self.pieces[index];
+        let part = self.parts[index];
         self.on_disk(index, may_stay, move |this| {
-            let read = read_rest(&fd, piece, bytes);
+            let read = read_rest(&fd, part, bytes);
             drop(fd);
             this.came(index, read, By::Reader);
         });
@@ -307,7 +307,7 @@ impl Door {
         may_stay: bool,
     ) {
         let end = offset.saturating_add(length as u64).min(file.size());
-        let mut pieces = Vec::new();
+        let mut parts = Vec::new();
         let mut at = offset;
         while at < end {
             let layout = state.layout.as_ref();
@@ -315,19 +315,19 @@ impl Door {
                 break;
             };
             let length = located.length.0.min(end - at);
-            pieces.push(Piece {
+            parts.push(Part {
                 object: located.object,
                 start: located.object_offset.0,
                 length: length as usize,
             });
             at += length;
         }
-        let count = pieces.len();
+        let count = parts.len();
         let reading = Arc::new(Reading {
             door: Arc::clone(self),
             node,
             file,
-            pieces,
+            parts,
             length: end.saturating_sub(offset) as usize,
             gathering: Mutex::new(Gathering {
                 left: count,
@@ -339,7 +339,7 @@ impl Door {
         if count == 0 {
             return reading.answer_nothing();
         }
-        // Ask for all pieces before the first has come: those of a stripe are on several disks.
+        // Ask for all parts before the first has come: those of a stripe are on several disks.
         // This thread stays for the last one at most.
         for index in 0..count - 1 {
             Arc::clone(&reading).begin(index, false);
