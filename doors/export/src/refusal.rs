@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //! Requests for an export that are refused: one type for each group, with the facts that its
-//! sentence names. A sentence says what was found, what was expected and what to do, in this order.
+//! sentence names. A sentence has the finding, the expectation and the remedy, in this order.
 
 use crate::error::ExportError;
 use crate::iscsi::{Initiator, SIZE_STEP_BYTES};
@@ -272,7 +272,7 @@ impl fmt::Display for DiskFault {
     }
 }
 
-/// What this machine lacks for an export, or has in use.
+/// Why this machine cannot run an export.
 #[derive(Debug)]
 pub enum MachineRefusal {
     /// A program that is not installed.

@@ -118,8 +118,8 @@ enum Need {
 }
 
 impl Spares {
-    /// Sets the pool, the lines in which threads wait for disks, and the sessions with the daemon, which
-    /// learns of each one that is closed.
+    /// Sets the pool, the lines in which threads wait for disks, and the sessions with the daemon,
+    /// which learns of each one that is closed.
     pub(crate) fn set_helpers(
         &self,
         pool: &Arc<Pool>,
