@@ -2,6 +2,7 @@
 //! `rushes pool export`: NFS and iSCSI from the mount of a pool, by the distribution's servers.
 //! Does not ask the daemon.
 
+use super::error::CommandError;
 use crate::ask::say;
 use crate::export_args::{ExportCommand, ExportIscsiArgs, ExportNfsArgs, SquashArg};
 use rushes_export::{
@@ -38,9 +39,9 @@ fn told(error: ExportError) -> String {
     error.to_string()
 }
 
-fn real(path: &Path) -> Result<PathBuf, String> {
+fn real(path: &Path) -> Result<PathBuf, CommandError> {
     path.canonicalize()
-        .map_err(|error| format!("{}: {error}", path.display()))
+        .map_err(|error| CommandError::at(path, error))
 }
 
 /// The named clients; without names, on a loopback address, this machine.
@@ -181,8 +182,7 @@ fn serve(
     crate::serve::log_to_stderr("info")?;
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&stop))
-            .map_err(|error| format!("cannot take signals: {error}"))?;
+        signal_hook::flag::register(signal, Arc::clone(&stop)).map_err(CommandError::Signals)?;
     }
     let mut said = Ok(());
     let kept = keep(mount, server, &stop, |now| {

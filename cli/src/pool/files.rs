@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! `rushes pool where`: the places of a file's bytes.
 
+use super::error::CommandError;
 use super::standing::{Standing, state_of};
 use super::words::{class_of, shown, told, whole, with_wish};
 use crate::args::PoolWhereArgs;
@@ -77,13 +78,13 @@ pub(crate) fn where_is(args: &PoolWhereArgs) -> Result<ExitCode, String> {
 fn file_report(file: &Path) -> Result<FileReport, String> {
     let place = rushes_pool::find(file).map_err(told)?;
     let pool = Pool::look(&place.catalogue).map_err(told)?;
-    let said = |error: PoolError| format!("{}: {error}", file.display());
+    let said = |error: PoolError| CommandError::at(file, error);
     let stub = pool
         .catalogue()
         .open_file_below(&place.below)
         .map_err(said)?;
     let bytes = rustix::fs::fstat(&stub)
-        .map_err(|error| format!("{}: {error}", file.display()))?
+        .map_err(|error| CommandError::at(file, error))?
         .st_size as u64;
     let layout = pool.layout(stub.as_fd()).map_err(said)?;
     let segments = layout

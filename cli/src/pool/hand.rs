@@ -2,6 +2,7 @@
 //! The program that changes a pool: this one, or, at its request, the mount that has the pool. Also
 //! the words for the progress and the result of that work.
 
+use super::error::CommandError;
 use super::opening::{serve, settled};
 use super::words::told;
 use crate::show;
@@ -24,7 +25,7 @@ impl Hand {
     /// Errors   another process has it that takes no requests
     pub(crate) fn on(catalogue: &Path) -> Result<Hand, String> {
         match serve(catalogue) {
-            Ok(pool) => settled(pool).map(|pool| Hand::Ours(Box::new(pool))),
+            Ok(pool) => Ok(Hand::Ours(Box::new(settled(pool)?))),
             Err(error @ PoolError::Served { .. }) => match Door::of(catalogue) {
                 Some(door) => Ok(Hand::Mount(door)),
                 None => Err(told(error)),
@@ -71,9 +72,11 @@ pub(crate) fn asked(door: Door, request: &Request, bar: &ProgressBar) -> Result<
 
 /// Prints the sentence when SIGINT or SIGTERM ends this program. Its work, its own or the mount's,
 /// may stop at any instant.
-pub(crate) fn say_when_interrupted(bar: &ProgressBar, sentence: String) -> Result<(), String> {
-    let mut signals =
-        Signals::new([SIGINT, SIGTERM]).map_err(|error| format!("cannot take signals: {error}"))?;
+pub(crate) fn say_when_interrupted(
+    bar: &ProgressBar,
+    sentence: String,
+) -> Result<(), CommandError> {
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(CommandError::Signals)?;
     let bar = bar.clone();
     std::thread::spawn(move || {
         if let Some(signal) = signals.forever().next() {

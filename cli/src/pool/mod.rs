@@ -5,6 +5,7 @@
 mod bars;
 mod create;
 mod destroy;
+mod error;
 mod export;
 mod files;
 mod hand;

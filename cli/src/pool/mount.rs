@@ -2,6 +2,7 @@
 //! `rushes pool mount`: serves a pool on a folder until it is unmounted; with a keeper, in a
 //! process that the keeper replaces when it dies.
 
+use super::error::CommandError;
 use super::opening::serve;
 use super::words::{shown, told};
 use crate::args::PoolMountArgs;
@@ -41,10 +42,6 @@ pub(crate) fn mount(args: &PoolMountArgs) -> Result<ExitCode, String> {
     } else {
         serve_alone(args)
     }
-}
-
-fn failed(folder: &Path, error: &dyn Display) -> String {
-    format!("{}: {error}", folder.display())
 }
 
 /// Before the mount. A folder that cannot be protected is no reason to do without the pool.
@@ -113,9 +110,9 @@ fn hear(args: &PoolMountArgs, ear: Ear) -> Result<Arc<Stop>, String> {
         Ear::Keeper(replacing) => (SIGUSR1, Some(Arc::clone(replacing))),
     };
     let stop = Stop::new(&args.catalogue, &args.folder, keeper);
-    let stop = stop.map_err(|error| failed(&args.folder, &error))?;
+    let stop = stop.map_err(|error| CommandError::at(&args.folder, error))?;
     let signals = Signals::new([SIGINT, SIGTERM, more]);
-    let mut signals = signals.map_err(|error| failed(&args.folder, &error))?;
+    let mut signals = signals.map_err(|error| CommandError::at(&args.folder, error))?;
     let heard = Arc::clone(&stop);
     std::thread::spawn(move || {
         for signal in signals.forever() {
@@ -146,7 +143,8 @@ fn report(args: &PoolMountArgs, is_kept: bool) -> Result<(), String> {
         is_kept,
     };
     if args.json {
-        let line = serde_json::to_string(&report).map_err(|error| failed(&args.folder, &error))?;
+        let line = serde_json::to_string(&report)
+            .map_err(|error| CommandError::at(&args.folder, error))?;
         say(&format!("{line}\n"))
     } else {
         say(&format!(
@@ -165,7 +163,7 @@ fn until_unmounted(
     if stop.is_hurried() {
         return Ok(ExitCode::from(HURRIED));
     }
-    ended.map_err(|error| failed(&args.folder, &error))?;
+    ended.map_err(|error| CommandError::at(&args.folder, error))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -174,7 +172,7 @@ fn serve_alone(args: &PoolMountArgs) -> Result<ExitCode, String> {
     protect(args);
     let stop = hear(args, Ear::Server)?;
     let mounted = rushes_fuse::mount(pool, Some(&daemon(args)?), args.tidy_after, &args.folder);
-    let mounted = mounted.map_err(|error| failed(&args.folder, &error))?;
+    let mounted = mounted.map_err(|error| CommandError::at(&args.folder, error))?;
     stop.set_mounted(&mounted);
     report(args, false)?;
     until_unmounted(args, mounted, &stop)
@@ -190,7 +188,7 @@ fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
         .lock()
         .map(|lock| lock.try_clone_to_owned());
     let lock = lock.expect("a pool that is served is locked");
-    let lock = lock.map_err(|error| failed(folder, &error))?;
+    let lock = lock.map_err(|error| CommandError::at(folder, error))?;
     drop(pool);
     protect(args);
     let replacing = Arc::new(Replacing::default());
@@ -205,32 +203,32 @@ fn serve_by_others(args: &PoolMountArgs) -> Result<ExitCode, String> {
         command.env("RUSHES_RUNTIME_DIR", &runtime_dir);
         command
     };
-    match keep(lock, program, &replacing).map_err(|error| failed(folder, &error))? {
+    match keep(lock, program, &replacing).map_err(|error| CommandError::at(folder, error))? {
         Ended::Unmounted => Ok(ExitCode::SUCCESS),
         Ended::Hurried => Ok(ExitCode::from(HURRIED)),
         Ended::NeverMounted(status) => {
             let code = status.code().and_then(|code| u8::try_from(code).ok());
             code.map(ExitCode::from).ok_or_else(|| {
-                failed(
-                    folder,
-                    &format!("the process that was to mount it has ended ({status})"),
-                )
+                let fault = format!("the process that was to mount it has ended ({status})");
+                CommandError::at(folder, fault).into()
             })
         }
-        Ended::NotKept(status) => Err(failed(
-            folder,
-            &format!(
-                "the process that served the mount has ended ({status}), and this kernel cannot go on with another one; expected Linux 6.9 or later for that. \
-                 Programs on it get errors now. Mount the pool again"
-            ),
-        )),
-        Ended::GivenUp(status) => Err(failed(
-            folder,
-            &format!(
-                "the processes that serve the mount die as soon as they begin (the last: {status}; the log says more), so it is given up; expected one to \
-                 live. Programs on it get errors now. Mount the pool again"
-            ),
-        )),
+        Ended::NotKept(status) => {
+            let fault = format!(
+                "the process that served the mount has ended ({status}), and this kernel cannot go \
+                 on with another one; expected Linux 6.9 or later for that. Programs on it get \
+                 errors now. Mount the pool again"
+            );
+            Err(CommandError::at(folder, fault).into())
+        }
+        Ended::GivenUp(status) => {
+            let fault = format!(
+                "the processes that serve the mount die as soon as they begin (the last: {status}; \
+                 the log says more), so it is given up; expected one to live. Programs on it get \
+                 errors now. Mount the pool again"
+            );
+            Err(CommandError::at(folder, fault).into())
+        }
     }
 }
 
@@ -245,7 +243,7 @@ fn installed() -> Option<PathBuf> {
 
 /// The serving process's part.
 fn serve_kept(args: &PoolMountArgs) -> Result<ExitCode, String> {
-    let failed = |error: &dyn Display| failed(&args.folder, error);
+    let failed = |error: &dyn Display| CommandError::at(&args.folder, error);
     let (kept, lock) = Kept::receive(std::io::stdin()).map_err(|error| failed(&error))?;
     let goes_on = kept.goes_on();
     let pool = Pool::serve_on(&args.catalogue, lock).map_err(told)?;

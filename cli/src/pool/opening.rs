@@ -2,6 +2,7 @@
 //! A pool, opened: to look at it, or for this process alone, once its objects have all acknowledged
 //! bytes.
 
+use super::error::CommandError;
 use super::words::told;
 use rushes_fuse::Unwritten;
 use rushes_pool::{Pool, PoolError};
@@ -70,22 +71,21 @@ fn with_keeper(error: PoolError) -> PoolError {
 }
 
 /// A pool that is not mounted, once its objects have all acknowledged bytes.
-pub(crate) fn settled(pool: Pool) -> Result<Pool, String> {
+pub(crate) fn settled(pool: Pool) -> Result<Pool, CommandError> {
     wait_until_written(&pool)?;
     Ok(pool)
 }
 
 /// Waits until no daemon has acknowledged bytes that its objects lack.
-pub(crate) fn wait_until_written(pool: &Pool) -> Result<(), String> {
-    rushes_fuse::wait_until_written(pool, WRITTEN_PATIENCE, &say_that_it_waits).map_err(
-        |unwritten| {
-            format!(
-                "{}: {unwritten}; expected all of them in their objects: {}, then repeat this",
-                pool.catalogue().path().display(),
-                how_to_write(&unwritten)
-            )
-        },
-    )
+pub(crate) fn wait_until_written(pool: &Pool) -> Result<(), CommandError> {
+    let waited = rushes_fuse::wait_until_written(pool, WRITTEN_PATIENCE, &say_that_it_waits);
+    waited.map_err(|unwritten| {
+        let catalogue = Some(pool.catalogue().path().to_path_buf());
+        CommandError::NotWritten {
+            catalogue,
+            unwritten,
+        }
+    })
 }
 
 /// A message to the terminal: the command has not begun its work.
@@ -98,16 +98,4 @@ pub(crate) fn say_that_it_waits(unwritten: &Unwritten) {
         },
         WRITTEN_PATIENCE.as_secs()
     );
-}
-
-/// How to get the bytes into their objects.
-pub(crate) fn how_to_write(unwritten: &Unwritten) -> &'static str {
-    match unwritten.is_daemon_there {
-        true => {
-            "see the log of that daemon, or of the `rushes recover` that runs there (`journalctl -u rushes`)"
-        }
-        false => {
-            "start that daemon (`systemctl start rushes`), or write them with `rushes recover`"
-        }
-    }
 }

@@ -2,6 +2,7 @@
 //! `rushes pool policy`: shows or sets where files of a pool go, by the policy of the pool, a rule,
 //! a folder or a file. Does not ask the daemon, and moves nothing.
 
+use super::error::CommandError;
 use super::opening::serve;
 use super::words::{class_of, shown, told};
 use crate::args::PoolPolicyArgs;
@@ -51,7 +52,7 @@ pub(crate) fn policy(args: &PoolPolicyArgs) -> Result<ExitCode, String> {
     let path = args
         .path
         .canonicalize()
-        .map_err(|error| failed(&args.path, error))?;
+        .map_err(|error| CommandError::at(&args.path, error))?;
     let (report, sentence) = if path == place.catalogue {
         of_pool(args, &place.catalogue)?
     } else {
@@ -66,10 +67,6 @@ pub(crate) fn policy(args: &PoolPolicyArgs) -> Result<ExitCode, String> {
         }
     }
     Ok(ExitCode::SUCCESS)
-}
-
-fn failed(path: &Path, error: impl std::fmt::Display) -> String {
-    format!("{}: {error}", path.display())
 }
 
 /// Returns the report after the change, and a sentence on the files to which a change applies
@@ -164,20 +161,22 @@ fn of_path(
             place.catalogue.display()
         ));
     }
-    let kind = path.metadata().map_err(|error| failed(path, error))?;
+    let kind = path
+        .metadata()
+        .map_err(|error| CommandError::at(path, error))?;
     if !kind.is_file() && !kind.is_dir() {
-        return Err(failed(
+        return Err(CommandError::at(
             path,
             "it is neither a file nor a folder; expected one of these, since nothing else has \
              bytes on members",
-        ));
+        )
+        .into());
     }
     if let Some(wish) = args.wish() {
         if path.starts_with(&place.catalogue) && pool.catalogue().is_served().map_err(told)? {
-            return Err(failed(
-                path,
+            return Err(CommandError::at(path,
                 "it is in the catalogue of a pool that is in use; expected its path below the mount",
-            ));
+            ).into());
         }
         if let Some(lacked) = pool.cannot_meet(&wish) {
             return Err(lacked.to_string());
@@ -200,7 +199,7 @@ fn of_path(
     Ok((report, sentence))
 }
 
-fn set_own(path: &Path, wish: &Wish) -> Result<(), String> {
+fn set_own(path: &Path, wish: &Wish) -> Result<(), CommandError> {
     let done = if *wish == Wish::default() {
         match removexattr(path, WISH_ATTRIBUTE) {
             Err(Errno::NODATA) => Ok(()),
@@ -210,17 +209,17 @@ fn set_own(path: &Path, wish: &Wish) -> Result<(), String> {
         let value = wish.to_string();
         setxattr(path, WISH_ATTRIBUTE, value.as_bytes(), XattrFlags::empty())
     };
-    done.map_err(|error| failed(path, format!("{WISH_ATTRIBUTE} cannot be set: {error}")))
+    done.map_err(|error| CommandError::at(path, format!("{WISH_ATTRIBUTE} cannot be set: {error}")))
 }
 
 /// The policy of a file or folder itself. None: it has none.
-fn own(path: &Path) -> Result<Option<String>, String> {
+fn own(path: &Path) -> Result<Option<String>, CommandError> {
     let mut value = [0; WISH_BYTES_MAX];
     match getxattr(path, WISH_ATTRIBUTE, &mut value[..]) {
         Ok(length) => Ok(Some(String::from_utf8_lossy(&value[..length]).into_owned())),
         Err(Errno::NODATA) => Ok(None),
         Err(Errno::RANGE) => Ok(Some(String::from("…"))),
-        Err(error) => Err(failed(path, error)),
+        Err(error) => Err(CommandError::at(path, error)),
     }
 }
 

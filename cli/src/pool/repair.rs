@@ -3,7 +3,8 @@
 //! the daemon.
 
 use super::bars::counter;
-use super::opening::{WRITTEN_PATIENCE, how_to_write, say_that_it_waits, serve, settled};
+use super::error::CommandError;
+use super::opening::{WRITTEN_PATIENCE, say_that_it_waits, serve, settled};
 use super::words::{shown, told};
 use crate::args::{PoolFsckArgs, PoolRescueArgs};
 use crate::ask::{print_json, runtime_dir, say};
@@ -88,10 +89,11 @@ fn members_have_all(args: &PoolRescueArgs) -> Result<(), String> {
         &say_that_it_waits,
     );
     waited.map_err(|unwritten| {
-        format!(
-            "{unwritten}; expected all of them in their objects: {}, then repeat this",
-            how_to_write(&unwritten)
-        )
+        let error = CommandError::NotWritten {
+            catalogue: None,
+            unwritten,
+        };
+        error.into()
     })
 }
 
