@@ -80,53 +80,13 @@ fn unescape(text: &str) -> PathBuf {
     PathBuf::from(OsString::from_vec(bytes))
 }
 
-/// An awk program: of the mountinfo on its input, the mount points of other tests, of other rooms
-/// of the lab and of its disks, deepest first. Arguments: real paths of folders.
-///
-/// A mount stays that lies below such a folder, or on which such a folder lies. So does every mount
-/// that is neither of a test nor of the lab. A test's folder is called `rushes-tests.PID.SERIAL`, a
-/// room of the lab `rushes-lab.PID-SERIAL`, wherever they lie. The mounts of the lab's disks are in
-/// one place; a file system on such a disk needs the loop device alone.
-///
-/// In awk, since the decision is made inside the new mount namespace: a mount that another program
-/// makes while the namespace is copied would be missing from a list that was made before.
-const OTHERS: &str = r#"
-BEGIN {
-    for (i = 1; i < ARGC; i++)
-        keeps[i] = ARGV[i] "/"
-    keep_count = ARGC - 1
-    ARGC = 1
-}
-{
-    place = $5
-    gsub(/\\040/, " ", place)
-    is_other = place ~ /\/rushes-tests\.[0-9]+\.[0-9]+(\/|$)/ ||
-        place ~ /\/rushes-lab\.[0-9]+-[0-9]+(\/|$)/ ||
-        place ~ /^\/run\/rushes-lab\/disks\/./
-    for (i = 1; i <= keep_count; i++)
-        if (index(place "/", keeps[i]) == 1 || index(keeps[i], place "/") == 1)
-            is_other = 0
-    if (is_other)
-        others[++count] = place
-}
-END {
-    for (i = count; i > 0; i--)
-        print others[i]
-}
-"#;
+/// A program for `/bin/sh`: unmounts the mounts of other tests and of other rooms of the lab, but
+/// those at the folders of its arguments, and becomes the command behind `--`. Shell scripts run
+/// the same file.
+const LET_GO: &str = include_str!("let-go.sh");
 
-/// Arguments: the awk program, two folders whose mounts stay, the folder of modules to show and the
-/// one to show it over (both empty: none), then the command to become.
-///
-/// The list is complete before the first mount goes: it is read from a file that the kernel makes
-/// while it is read.
-const SCRIPT: &str = r#"
-others=$(awk "$1" "$2" "$3" </proc/self/mountinfo)
-printf '%s\n' "$others" | while IFS= read -r other; do umount -l "$other"; done 2>/dev/null
-[ -z "$4" ] || mount --bind "$4" "$5" || exit 1
-shift 5
-exec "$@"
-"#;
+/// Arguments: a folder, the one to show it over, then the command to become.
+const SHOW_OVER: &str = r#"mount --bind "$1" "$2" || exit 1; shift 2; exec "$@""#;
 
 /// Arguments for the program `unshare`: the program whose name and arguments follow gets a mount
 /// namespace of its own, without the mounts of other tests and of other rooms of the lab, which
@@ -136,35 +96,44 @@ exec "$@"
 /// `over`    a folder, and the folder that it is mounted over in there
 pub fn in_own_namespace<'a>(
     unshare: &'a mut Command,
-    keeps: [&Path; 2],
+    keeps: &[&Path],
     over: Option<(&Path, &Path)>,
 ) -> &'a mut Command {
     // mountinfo has real paths.
-    let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let (ours, theirs) = over.unwrap_or((Path::new(""), Path::new("")));
+    let real = |path: &&Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     unshare
         .args(["--mount", "--propagation", "private", "/bin/sh", "-c"])
-        .args([SCRIPT, "sh", OTHERS])
-        .args(keeps.map(real))
-        .args([ours, theirs])
+        .args([LET_GO, "let-go.sh"])
+        .args(keeps.iter().map(real))
+        .arg("--");
+    if let Some((ours, theirs)) = over {
+        unshare
+            .args(["/bin/sh", "-c", SHOW_OVER, "sh"])
+            .args([ours, theirs]);
+    }
+    unshare
 }
 
 /// The mount points of this mountinfo that a program of [`in_own_namespace`] lets go of.
 ///
-/// Errors   awk cannot be run
+/// Errors   a shell or awk cannot be run
 pub fn others(mountinfo: &str, keeps: &[&Path]) -> Result<Vec<PathBuf>> {
-    let mut awk = Command::new("awk")
-        .arg(OTHERS)
+    let mut shell = Command::new("/bin/sh")
+        .args(["-c", LET_GO, "let-go.sh", "--list"])
         .args(keeps)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .context("awk cannot be run")?;
-    if let Some(mut input) = awk.stdin.take() {
+        .context("/bin/sh cannot be run")?;
+    if let Some(mut input) = shell.stdin.take() {
         input.write_all(mountinfo.as_bytes())?;
     }
-    let output = awk.wait_with_output()?;
-    ensure!(output.status.success(), "awk ended with {}", output.status);
+    let output = shell.wait_with_output()?;
+    ensure!(
+        output.status.success(),
+        "let-go.sh ended with {}",
+        output.status
+    );
     let text = String::from_utf8_lossy(&output.stdout);
     Ok(text.lines().map(PathBuf::from).collect())
 }

@@ -256,7 +256,7 @@ fn spawn(folder: &Path, conf: &Path, spec: &Spec, mut unshare: Command) -> Resul
         None => Default::default(),
     };
     let over = (!theirs.as_os_str().is_empty()).then_some((&*ours, &*theirs));
-    in_own_namespace(&mut unshare, [&spec.home, &spec.share_path], over)
+    in_own_namespace(&mut unshare, &[&spec.home, &spec.share_path], over)
         .arg(&spec.smbd)
         .args(["--foreground", "--no-process-group", "-s"])
         .arg(conf)

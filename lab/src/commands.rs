@@ -443,7 +443,7 @@ fn with_own_mounts() -> Result<()> {
     // The rooms and disks of this run are made in there.
     let folder = std::env::current_dir()?;
     let mut unshare = std::process::Command::new("unshare");
-    let error = rushes_kit::mounts::in_own_namespace(&mut unshare, [&folder, &folder], None)
+    let error = rushes_kit::mounts::in_own_namespace(&mut unshare, &[&folder], None)
         .arg(std::env::current_exe()?)
         .args(std::env::args_os().skip(1))
         .env(OWN_MOUNTS, "1")

@@ -37,7 +37,7 @@ if [[ ${1:-} == --inside ]]; then
 	shift
 	cargo_home=$1 rustup_home=$2
 	shift 2
-	"$root/tests/smb/lib/let-go.sh"
+	"$root/kit/src/let-go.sh"
 	# Its root is a mount, so that namespaces can be made in it.
 	mount --bind "$chroot" "$chroot"
 	mount -t proc proc "$chroot/proc"

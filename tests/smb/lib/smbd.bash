@@ -130,9 +130,9 @@ smbd_start() {
 		pdbedit -s "$folder/smb.conf" -a -t -u "$user" >/dev/null 2>"$folder/pdbedit.log" ||
 		die "pdbedit: $(cat "$folder/pdbedit.log")"
 	# shellcheck disable=SC2016 # $1 is for the inner shell
-	setsid unshare --mount --propagation private /bin/sh -c \
-		'"$1" && mount --bind "$2" "$3" && shift 3 && exec "$@"' sh \
-		"$root/tests/smb/lib/let-go.sh" "$folder/vfs" "$modules" \
+	setsid unshare --mount --propagation private \
+		"$root/kit/src/let-go.sh" -- /bin/sh -c \
+		'mount --bind "$1" "$2" && shift 2 && exec "$@"' sh "$folder/vfs" "$modules" \
 		smbd --foreground --no-process-group -s "$folder/smb.conf" \
 		-l "$folder/log" </dev/null >"$folder/output" 2>&1 &
 	group_pids+=("$!")
