@@ -46,6 +46,13 @@ pub struct PoolWorld {
     pub scratch: Scratch,
 }
 
+/// A test that kills serving processes lets each live so long. A keeper counts deaths that come
+/// sooner after a process began to serve, and gives the mount up after ten of them in a row.
+///
+/// How soon is a private constant of the product, because no user sets it: `QUICK` in
+/// doors/fuse/src/kernel/keeper.rs. A test below holds this one above it.
+pub const SERVES_AT_LEAST: Duration = Duration::from_millis(300);
+
 /// A mount that is busy, for instance because the test itself has a file open, never ends.
 const END_PATIENCE: Duration = Duration::from_secs(300);
 
@@ -555,4 +562,23 @@ fn file_system(scratch: &Scratch, name: &str, (mkfs, mib): Made) {
         .arg(&image)
         .arg(&folder));
     fs::create_dir(folder.join("pool")).expect("our own file system");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_serving_process_of_a_test_lives_longer_than_a_quick_death() {
+        let path = crate::tree::root().join("doors/fuse/src/kernel/keeper.rs");
+        let source = fs::read_to_string(&path).expect("the keeper's source");
+        let quick: u64 = source
+            .split_once("const QUICK: Duration = Duration::from_millis(")
+            .and_then(|(_, rest)| rest.split_once(");"))
+            .and_then(|(number, _)| number.replace('_', "").parse().ok())
+            .expect("QUICK in milliseconds; without it, say anew how long a test has to wait");
+        // Half as long again: the test counts from a little before the process serves.
+        let least = Duration::from_millis(quick + quick / 2);
+        assert!(SERVES_AT_LEAST >= least, "{SERVES_AT_LEAST:?} {least:?}");
+    }
 }

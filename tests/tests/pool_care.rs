@@ -4,6 +4,7 @@
 
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check, killed_at, put};
+use rustix::fs::XattrFlags;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -68,7 +69,15 @@ fn a_drain_may_be_killed_at_every_step_and_no_byte_is_lost() {
         put(&world.path(format!("f{seed}")), seed as u64, length).expect("there is room");
     }
     fs::hard_link(world.path("f3"), world.path("also")).expect("linked");
-    // A file with a hole, and longer than a member.
+    // A file over two members, of which a drain moves one part.
+    let over_two = world.path("two");
+    fs::create_dir(&over_two).expect("made");
+    let words = b"striped=2 unit=64KiB";
+    rustix::fs::setxattr(&over_two, "user.rushes.policy", words, XattrFlags::empty())
+        .expect("a policy");
+    put(&over_two.join("f"), 7, 4 * MIB + 17).expect("there is room");
+    assert_eq!(world.members_of("two/f").len(), 2);
+    // A file longer than a member, nearly all of it a hole.
     let hole = File::create(world.path("hole")).expect("made");
     std::os::unix::fs::FileExt::write_all_at(&hole, b"end", 50 << 20).expect("written");
     hole.sync_all().expect("synced");
@@ -99,6 +108,7 @@ fn a_drain_may_be_killed_at_every_step_and_no_byte_is_lost() {
             check(&world.path(format!("f{seed}")), seed as u64, length);
         }
         check(&world.path("also"), 3, sizes[3]);
+        check(&world.path("two/f"), 7, 4 * MIB + 17);
         let mut bytes = Vec::new();
         File::open(world.path("hole"))
             .and_then(|mut file| file.read_to_end(&mut bytes))
@@ -367,7 +377,7 @@ fn mending_may_be_killed_at_every_step_and_is_finished_by_repeating_it() {
         let name = "trusted.rushes.layout";
         rustix::fs::getxattr(&stub, name, &mut record[..]).expect("it has one");
         record[21] ^= 1;
-        let none = rustix::fs::XattrFlags::empty();
+        let none = XattrFlags::empty();
         rustix::fs::setxattr(&stub, name, &record, none).expect("our own disk");
         let empty = format!("pool/objects/00/00{round:014x}");
         fs::write(world.member(0).join(empty), "").expect("our own disk");

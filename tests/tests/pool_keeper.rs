@@ -9,7 +9,7 @@ use rushes_tests::local::Model;
 use rushes_tests::needs;
 use rushes_tests::nfs4::Nfs4;
 use rushes_tests::pattern;
-use rushes_tests::pool::{EXT4, Made, PoolWorld, XFS, check, put};
+use rushes_tests::pool::{EXT4, Made, PoolWorld, SERVES_AT_LEAST, XFS, check, put};
 use rushes_tests::random::Random;
 use rustix::fs::{
     CWD, FlockOperation, RenameFlags, XattrFlags, flock, getxattr, removexattr, renameat_with,
@@ -28,9 +28,6 @@ use std::time::{Duration, Instant};
 const MIB: usize = 1 << 20;
 const ATTRIBUTE: &str = "user.note";
 const ENOTCONN: i32 = 107;
-
-/// Longer than the life up to which the keeper counts a death as quick. Units: ms.
-const SERVES_AT_LEAST_MS: u64 = 250;
 
 fn wish(folder: &Path, words: &str) {
     let name = "user.rushes.policy";
@@ -81,7 +78,7 @@ impl Programs<'_> {
             let waits: Vec<usize> = (0..before.len())
                 .filter(|one| self.rounds[*one].load(Ordering::Relaxed) <= before[*one] + 1)
                 .collect();
-            let is_long = begun.elapsed() >= Duration::from_millis(SERVES_AT_LEAST_MS);
+            let is_long = begun.elapsed() >= SERVES_AT_LEAST;
             if self.stop.load(Ordering::Relaxed) || (waits.is_empty() && is_long) {
                 return;
             }
@@ -96,7 +93,7 @@ impl Programs<'_> {
 
 /// Kills a serving process that has lived for a while.
 fn kill_after_a_while(world: &PoolWorld) {
-    std::thread::sleep(Duration::from_millis(SERVES_AT_LEAST_MS));
+    std::thread::sleep(SERVES_AT_LEAST);
     world.kill_serving();
 }
 

@@ -9,7 +9,7 @@ use rushes_tests::fsx::{self, Plan};
 use rushes_tests::initiator::{Blocks, Disk};
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
-use rushes_tests::pool::{EXT4, PoolWorld, XFS};
+use rushes_tests::pool::{EXT4, PoolWorld, SERVES_AT_LEAST, XFS};
 use rushes_tests::smb2::{self, Connection, Disposition};
 use rushes_tests::smbd::{self, SHARE, Smbd, SmbdSpec};
 use std::fs::{self, File};
@@ -23,8 +23,6 @@ const BLOCK: usize = 65_536;
 const DISK_BLOCKS: u64 = 256;
 const TAKE_BLOCKS: u64 = 160;
 const KILLS: usize = 15;
-/// Longer than the life up to which the keeper counts a death as quick. Units: ms.
-const SERVES_AT_LEAST_MS: u64 = 300;
 /// Each client goes on within this time.
 const PATIENCE: Duration = Duration::from_secs(90);
 
@@ -58,7 +56,7 @@ impl Clients {
     /// Waits until each has got three more answers, and the serving process has lived for a while.
     fn wait_for_all(&self, world: &PoolWorld) {
         let (before, begun) = (self.answers(), Instant::now());
-        std::thread::sleep(Duration::from_millis(SERVES_AT_LEAST_MS));
+        std::thread::sleep(SERVES_AT_LEAST);
         loop {
             let now = self.answers();
             let all = before.iter().zip(now).all(|(before, now)| now > before + 2);

@@ -152,21 +152,32 @@ fn a_long_folder_that_changes_is_listed_whole_and_without_doubles() {
     let root = nfs.root("media").expect("exported");
     let handle = nfs.lookup(&root, b"d").expect("there");
     for bytes_max in [2000, 32_768] {
-        let mut serial = 0;
+        let (mut serial, mut page_count) = (0u64, 0);
+        let at = |what: &str, serial: u64| folder.join(format!("{what} {serial}"));
         let names = nfs
             .list(&handle, bytes_max, || {
-                // Make and remove files between two pages, so that every page meets another folder.
+                // Make, rename and remove files between two pages, so that every page meets another
+                // folder.
+                page_count += 1;
                 for _ in 0..20 {
                     serial += 1;
-                    let name = folder.join(format!("comes {serial}"));
-                    File::create(&name).expect("made");
+                    File::create(at("comes", serial)).expect("made");
+                    if serial > 20 {
+                        let (old, new) = (at("comes", serial - 20), at("renamed", serial - 20));
+                        fs::rename(old, new).expect("renamed");
+                    }
                     if serial > 40 {
-                        fs::remove_file(folder.join(format!("comes {}", serial - 40)))
-                            .expect("removed");
+                        fs::remove_file(at("renamed", serial - 40)).expect("removed");
                     }
                 }
             })
             .expect("listed");
+        assert!(page_count > 9, "only {page_count} pages");
+        // The folder was empty of them at first: a later page has met the changes before it.
+        for what in [&b"comes "[..], b"renamed "] {
+            let is_met = names.iter().any(|name| name.starts_with(what));
+            assert!(is_met, "{page_count} pages show no change: {what:?}");
+        }
         let mut counts: BTreeMap<&[u8], u32> = BTreeMap::new();
         for name in &names {
             *counts.entry(name).or_default() += 1;
@@ -179,7 +190,12 @@ fn a_long_folder_that_changes_is_listed_whole_and_without_doubles() {
             .collect();
         assert!(missing.is_empty(), "not listed: {missing:?}");
         for left in serial - 39..=serial {
-            fs::remove_file(folder.join(format!("comes {left}"))).expect("removed");
+            let what = if left > serial - 20 {
+                "comes"
+            } else {
+                "renamed"
+            };
+            fs::remove_file(at(what, left)).expect("removed");
         }
     }
     // A cookie is valid after a restart of Ganesha and the mount, too.

@@ -6,7 +6,7 @@ use rushes_tests::mapper::{Mapper, hex};
 use rushes_tests::needs::{self, Need};
 use rushes_tests::pattern;
 use rushes_tests::pool::{BTRFS, EXT4, PoolWorld, XFS, check, put};
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, OFlags};
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
@@ -15,6 +15,8 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const MIB: usize = 1 << 20;
+/// Of memory and offsets of a read or a write with O_DIRECT. Units: bytes.
+const DIRECT_ALIGN: usize = 4096;
 /// Bytes that the mount reads for itself meanwhile, at most: layouts, requests.
 const OWN_BYTES: u64 = 64 << 10;
 
@@ -466,12 +468,11 @@ fn writing_past_the_cache_is_as_on_any_disk() {
     });
     let log = fs::read(world.path("log")).expect("read");
     assert_eq!(log.len(), 2 * RECORD_COUNT * RECORD_BYTES);
-    let records = log.chunks(RECORD_BYTES);
-    assert!(
-        records
-            .into_iter()
-            .all(|one| one.iter().all(|byte| *byte == one[0]))
-    );
+    let records: Vec<&[u8]> = log.chunks(RECORD_BYTES).collect();
+    for letter in [b'a', b'b'] {
+        let whole = |record: &&&[u8]| record.iter().all(|byte| *byte == letter);
+        assert_eq!(records.iter().filter(whole).count(), RECORD_COUNT);
+    }
     // Limits and short writes.
     let limited = |folder: &Path| {
         let script =
@@ -510,15 +511,38 @@ fn writing_past_the_cache_is_as_on_any_disk() {
     drop(file);
     assert!(fs::read(world.path("odd")).expect("read") == bytes);
     // With O_SYNC, as databases do.
-    let direct = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .custom_flags(rustix::fs::OFlags::SYNC.bits() as i32)
-        .open(world.path("synced"))
-        .expect("made");
-    direct.write_all_at(&bytes, 0).expect("room");
-    drop(direct);
+    let made_with = |name: &str, flags: OFlags| {
+        File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .custom_flags(flags.bits() as i32)
+            .open(world.path(name))
+            .expect("made")
+    };
+    let synced = made_with("synced", OFlags::SYNC);
+    synced.write_all_at(&bytes, 0).expect("room");
+    drop(synced);
     assert!(fs::read(world.path("synced")).expect("read") == bytes);
+    // With O_DIRECT, as recorders do: from aligned memory, in another order than that of the file,
+    // and over bytes that a read has left in the kernel's cache.
+    let direct = made_with("direct", OFlags::DIRECT);
+    let mut memory = vec![0; 2 * MIB + DIRECT_ALIGN];
+    let start = memory.as_ptr().align_offset(DIRECT_ALIGN);
+    let aligned = &mut memory[start..start + 2 * MIB];
+    for seed in [7, 8] {
+        aligned.copy_from_slice(&pattern::bytes(seed, 0, 2 * MIB));
+        for at in [MIB, 0] {
+            direct
+                .write_all_at(&aligned[at..at + MIB], at as u64)
+                .expect("room");
+        }
+        aligned.fill(0);
+        direct.read_exact_at(aligned, 0).expect("it is as long");
+        pattern::check(seed, 0, aligned, "by the descriptor that wrote it");
+        check(&world.path("direct"), seed, 2 * MIB);
+    }
+    drop(direct);
+    check(&world.path("direct"), 8, 2 * MIB);
     world.end_and_assert_sound();
 }

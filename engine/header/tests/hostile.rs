@@ -274,8 +274,12 @@ fn avi_beyond_its_first_riff() {
     let riff = (1250, 1_000_000_000);
     expect(avi((1000, 800_000_000), &[]), 40.0, 20_000_000);
     expect(avi(riff, &[riff; 3]), 200.0, 20_000_000);
-    // More RIFFs than the probe steps over: the first one gives the rate.
-    expect(avi(riff, &[riff; 60]), 50.0, 20_000_000);
+    // Those behind the first have another rate: the whole file gives the rate as long as the probe
+    // steps over all of them, and the first one in a file with more.
+    let slower = (1250, 500_000_000);
+    expect(avi(riff, &[slower; 32]), 1650.0, 10_303_030);
+    expect(avi(riff, &[slower; 33]), 50.0, 20_000_000);
+    expect(avi(riff, &[slower; 60]), 50.0, 20_000_000);
     // Being copied in.
     expect(cut(avi(riff, &[riff; 3]), 700_000_000), 50.0, 20_000_000);
     expect(cut(avi(riff, &[riff; 3]), 2_700_000_000), 50.0, 20_000_000);
