@@ -7,8 +7,9 @@
 
 use crate::cli::{
     CompareArgs, CopyInArgs, DemoArgs, FillArgs, GroundArgs, MetadataArgs, MixedArgs, MostArgs,
-    OthersArgs, PlayArgs, PowerArgs, PrerollArgs, RecordArgs, ScatterArgs, StageArgs, StrokesArgs,
-    ThroughputArgs, TrialArgs, default_players, no_others, plan_of, play_of,
+    OthersArgs, PlayArgs, PlayersArgs, PowerArgs, PrerollArgs, RecordArgs, ScatterArgs, ServerArgs,
+    StageArgs, StrokesArgs, ThroughputArgs, TrialArgs, default_players, no_others, plan_of,
+    play_of,
 };
 use crate::edit;
 use crate::edit::args::EditArgs;
@@ -215,6 +216,22 @@ impl Experiment for MostArgs {
     }
 }
 
+/// The play that a comparison of servers begins with: Rushes, and the largest of these numbers of
+/// streams.
+fn base_of(
+    streams: &[u64],
+    players: &PlayersArgs,
+    others: &OthersArgs,
+    setup: &ServerArgs,
+    seed: u64,
+) -> Result<Play> {
+    let most = *streams
+        .iter()
+        .max()
+        .context("no number of streams was given")?;
+    Ok(play_of(Kind::Rushes, most, players, others, setup, seed))
+}
+
 /// All reports of a comparison, and the folder that has them with their plots.
 #[derive(Debug)]
 pub struct Compared {
@@ -240,19 +257,13 @@ impl Experiment for CompareArgs {
     type Outcome = Compared;
 
     fn run(&self) -> Result<Compared> {
-        let most = *self
-            .streams
-            .iter()
-            .max()
-            .context("no number of streams was given")?;
-        let base = play_of(
-            Kind::Rushes,
-            most,
+        let base = base_of(
+            &self.streams,
             &self.players,
             &self.others,
             &self.setup,
             self.stage.seed,
-        );
+        )?;
         let room = Room::create()?;
         let mut stage = prepare(&room, &base, &self.stage, false)?;
         let results = compare::compare(
@@ -283,19 +294,13 @@ impl Experiment for PrerollArgs {
     type Outcome = Vec<Answer>;
 
     fn run(&self) -> Result<Vec<Answer>> {
-        let most = *self
-            .streams
-            .iter()
-            .max()
-            .context("no number of streams was given")?;
-        let base = play_of(
-            Kind::Rushes,
-            most,
+        let base = base_of(
+            &self.streams,
             &self.players,
             &no_others(),
             &self.setup,
             self.stage.seed,
-        );
+        )?;
         let range = preroll::Range {
             max_ms: self.max.as_millis() as u64,
             step_ms: (self.step.as_millis() as u64).max(1),

@@ -156,6 +156,24 @@ pub struct Job {
     pub arrived: Instant,
 }
 
+impl Job {
+    /// A client's write that goes around the server.
+    pub fn native_write(client: u32, file: FileIndex, range: ByteRange, arrived: Instant) -> Job {
+        Job {
+            owner: Owner::Client {
+                client,
+                life: u32::MAX,
+                serial: 0,
+            },
+            file: Some(file),
+            range,
+            write: true,
+            class: IoClass::BestEffort,
+            arrived,
+        }
+    }
+}
+
 /// The work of a disk so far. Units: as named; times in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct DiskCount {

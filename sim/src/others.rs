@@ -2,10 +2,9 @@
 //! Clients that do not play: copies, random readers, writers, strangers.
 
 use crate::client::{Answer, Hand, Kind, Message, Scene};
-use crate::disk::{Job, Owner};
+use crate::disk::Job;
 use crate::files::FileIndex;
 use crate::world::{Silent, What};
-use rushes_core::server::IoClass;
 use rushes_core::units::*;
 
 /// A copy: a file from its first to its last byte, requests back to back; then the next.
@@ -294,18 +293,7 @@ fn write_to_disk(hand: &Hand, scene: &mut Scene<'_>, file: FileIndex, range: Byt
     if range.length.0 == 0 {
         return;
     }
-    let job = Job {
-        owner: Owner::Client {
-            client: hand.index,
-            life: u32::MAX,
-            serial: 0,
-        },
-        file: Some(file),
-        range,
-        write: true,
-        class: IoClass::BestEffort,
-        arrived: scene.now,
-    };
+    let job = Job::native_write(hand.index, file, range, scene.now);
     let disk = scene.files.get(file).device;
     scene.queue.push(scene.now, What::Job { disk, job });
 }

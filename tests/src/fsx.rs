@@ -53,6 +53,22 @@ pub struct Plan {
     pub steps: Arc<AtomicU64>,
 }
 
+impl Plan {
+    /// Four workers over two connections, silently.
+    pub fn new(seed: u64, operations: u64) -> Plan {
+        Plan {
+            seed,
+            operations,
+            workers: 4,
+            only: None,
+            clients: 2,
+            quiet: true,
+            daemon_dies: false,
+            steps: Default::default(),
+        }
+    }
+}
+
 /// The work of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Report {

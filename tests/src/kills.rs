@@ -6,6 +6,7 @@
 //! over several kills are measured by themselves.
 
 use crate::daemon::Daemon;
+use crate::pattern;
 use crate::random::Random;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -90,6 +91,79 @@ impl Stage {
             several.what,
             several.kills,
         )
+    }
+}
+
+/// Writes over parts of stripes of its own and reads them, while others have the stripes beside.
+#[derive(Debug)]
+pub struct Painter {
+    number: u64,
+    stripe_bytes: u64,
+    /// Where each begins in the file, and the bytes that it must have.
+    stripes: Vec<(u64, Vec<u8>)>,
+    random: Random,
+    step: u64,
+}
+
+/// A request of a [`Painter`].
+#[derive(Debug)]
+pub enum Stroke<'a> {
+    /// Writes these bytes from this offset on.
+    Write(u64, &'a [u8]),
+    /// Reads so many bytes from this offset on.
+    Read(u64, usize),
+}
+
+impl Painter {
+    /// `count`: painters of the file. `seed`: of the file's pattern
+    pub fn new(number: u64, count: u64, file_bytes: u64, stripe_bytes: u64, seed: u64) -> Painter {
+        let own = (number..file_bytes / stripe_bytes).step_by(count as usize);
+        let stripes = own
+            .map(|index| index * stripe_bytes)
+            .map(|at| (at, pattern::bytes(seed, at, stripe_bytes as usize)))
+            .collect();
+        Painter {
+            number,
+            stripe_bytes,
+            stripes,
+            random: Random(number + 11),
+            step: 0,
+        }
+    }
+
+    /// The next request, done by `act`, which returns the bytes of a read.
+    ///
+    /// Panics   when a read gives other bytes than the last writes
+    pub fn stroke(&mut self, context: &str, act: impl FnOnce(Stroke<'_>) -> Vec<u8>) {
+        self.step += 1;
+        let which = self.random.below(self.stripes.len() as u64) as usize;
+        let (at, bytes) = &mut self.stripes[which];
+        let from = self.random.below(self.stripe_bytes);
+        let to = from + 1 + self.random.below(self.stripe_bytes - from);
+        let (offset, part) = (*at + from, from as usize..to as usize);
+        if self.random.below(2) == 0 {
+            let new = pattern::bytes((self.number + 1) << 32 | self.step, offset, part.len());
+            bytes[part].copy_from_slice(&new);
+            act(Stroke::Write(offset, &new));
+            return;
+        }
+        let found = act(Stroke::Read(offset, part.len()));
+        let wrong = found
+            .iter()
+            .zip(&bytes[part.clone()])
+            .position(|(a, b)| a != b);
+        assert_eq!(
+            (found.len(), wrong),
+            (part.len(), None),
+            "{context}, painter {}, step {}, {offset}",
+            self.number,
+            self.step
+        );
+    }
+
+    /// The bytes that its stripes must have, and where each begins.
+    pub fn stripes(self) -> Vec<(u64, Vec<u8>)> {
+        self.stripes
     }
 }
 

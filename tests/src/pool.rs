@@ -305,6 +305,16 @@ impl PoolWorld {
         assert!(status.success(), "{status}: {}", self.log());
     }
 
+    /// Ends the mount, or kills its processes, and mounts it anew.
+    pub fn start_again(&mut self, is_killed: bool) {
+        if is_killed {
+            self.kill();
+        } else {
+            self.end();
+        }
+        self.start();
+    }
+
     /// `rushes pool WORDS…` with the catalogue behind the first word.
     pub fn command(&self, words: &[&str], paths: &[PathBuf]) -> Command {
         let mut command = Command::new(needs::path_of("rushes"));
@@ -444,6 +454,18 @@ impl PoolWorld {
         );
     }
 
+    /// Shape of each segment of a file, and the count of its objects.
+    pub fn shapes_of(&self, name: &str) -> Vec<(String, usize)> {
+        let report = self.where_is(name);
+        let segments = report["segments"].as_array().expect("a list");
+        let shape = |segment: &Value| {
+            let objects = segment["objects"].as_array().expect("a list");
+            let shape = segment["shape"].as_str().expect("text").to_owned();
+            (shape, objects.len())
+        };
+        segments.iter().map(shape).collect()
+    }
+
     /// Numbers of the members that have bytes of a file.
     pub fn members_of(&self, name: &str) -> Vec<u64> {
         let report = self.where_is(name);
@@ -501,6 +523,16 @@ impl Drop for PoolWorld {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// Count of removed objects that a process has open.
+pub fn nameless_open(pid: u32) -> usize {
+    let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("it is there");
+    all.flatten()
+        .filter_map(|entry| fs::read_link(entry.path()).ok())
+        .filter(|to| to.to_string_lossy().contains("/objects/"))
+        .filter(|to| to.to_string_lossy().ends_with(" (deleted)"))
+        .count()
 }
 
 /// A file of a pattern that its seed and every offset tell apart, on stable storage.

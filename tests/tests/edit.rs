@@ -3,11 +3,11 @@
 //! nothing behind. Lateness is measured elsewhere: machines that test are busy.
 
 use rushes_tests::disk::Disk;
-use rushes_tests::needs::{self, Need, all_there};
+use rushes_tests::lab::{self, is_all_there};
 use rushes_tests::scratch::Scratch;
 use serde_json::Value;
 use std::fs;
-use std::process::{Command, Output};
+use std::process::Output;
 
 const SECONDS: u64 = 3;
 /// Synthetic footage.
@@ -27,31 +27,9 @@ fn edit(scratch: &Scratch, disk: &Disk, flags: &[&str]) -> Output {
 
 /// `load`: the rate of the footage, and the memory of the server
 fn edit_at(load: &[&str], scratch: &Scratch, disk: &Disk, flags: &[&str]) -> Output {
-    let module = needs::module().expect("checked before");
-    Command::new(needs::path_of("rushes"))
-        .args(["lab", "edit", "--json"])
-        .args(load)
-        .args(["--seconds", &SECONDS.to_string()])
-        .arg("--disk")
-        .arg(disk.path())
-        .arg("--module")
-        .arg(module)
-        .args(flags)
-        .env("TMPDIR", scratch.folder("rooms"))
-        .current_dir(scratch.path())
-        .output()
-        .expect("rushes starts")
-}
-
-fn report_of(output: &Output) -> Value {
-    assert!(
-        output.status.success(),
-        "{}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let text = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+    let seconds = SECONDS.to_string();
+    let words = [&["edit", "--seconds", &seconds], load, flags].concat();
+    lab::run(scratch, disk, &scratch.folder("rooms"), &words)
 }
 
 fn count(value: &Value, name: &str) -> u64 {
@@ -67,25 +45,16 @@ fn kind<'a>(run: &'a Value, name: &str) -> &'a Value {
         .unwrap_or_else(|| panic!("no {name} in {run:#}"))
 }
 
-fn possible() -> bool {
-    let programs = ["rushes", "rushes-lab", "smbd", "pdbedit", "mkfs.ext4"];
-    let needed: Vec<Need<'_>> = [Need::Root, Need::Module]
-        .into_iter()
-        .chain(programs.map(Need::Program))
-        .collect();
-    all_there(&needed)
-}
-
 #[test]
 fn two_editors_and_a_scrubber_get_their_own_bytes_from_rushes_and_from_stock() {
-    if !possible() {
+    if !is_all_there() {
         return;
     }
     let scratch = Scratch::new();
     let disk = Disk::ext4(&scratch, 512 << 20);
     let flags = ["--server", "rushes,stock", "--mix", "timeline=2,scrub=1"];
     let flags = [&FILES[..], &flags[..]].concat();
-    let report = report_of(&edit(&scratch, &disk, &flags));
+    let report = lab::report_of(&edit(&scratch, &disk, &flags), &[]);
     assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
     let runs = report["runs"].as_array().expect("runs");
     let servers: Vec<&Value> = runs.iter().map(|run| &run["server"]).collect();
@@ -115,14 +84,14 @@ fn two_editors_and_a_scrubber_get_their_own_bytes_from_rushes_and_from_stock() {
 
 #[test]
 fn what_is_recorded_and_rendered_meanwhile_is_right_too() {
-    if !possible() {
+    if !is_all_there() {
         return;
     }
     let scratch = Scratch::new();
     let disk = Disk::ext4(&scratch, 512 << 20);
     let flags = ["--server", "rushes", "--mix", "grow=1,render=1,op-atom=1"];
     let flags = [&FILES[..], &flags[..]].concat();
-    let report = report_of(&edit(&scratch, &disk, &flags));
+    let report = lab::report_of(&edit(&scratch, &disk, &flags), &[]);
     assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
     let run = &report["runs"][0];
     let frames = SECONDS * 25;
@@ -140,14 +109,14 @@ fn what_is_recorded_and_rendered_meanwhile_is_right_too() {
 
 #[test]
 fn one_who_reads_past_the_kernels_cache_gets_the_right_bytes_beside_an_editor() {
-    if !possible() {
+    if !is_all_there() {
         return;
     }
     let scratch = Scratch::new();
     let disk = Disk::ext4(&scratch, 512 << 20);
     let flags = ["--server", "rushes", "--mix", "timeline=1,direct=1"];
     let flags = [&FILES[..], &flags[..]].concat();
-    let report = report_of(&edit(&scratch, &disk, &flags));
+    let report = lab::report_of(&edit(&scratch, &disk, &flags), &[]);
     assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
     let run = &report["runs"][0];
     assert_eq!(count(kind(run, "timeline"), "frames_done"), SECONDS * 25);
@@ -156,7 +125,7 @@ fn one_who_reads_past_the_kernels_cache_gets_the_right_bytes_beside_an_editor() 
 
 #[test]
 fn a_list_is_played_again_and_each_pass_is_told_apart() {
-    if !possible() {
+    if !is_all_there() {
         return;
     }
     let scratch = Scratch::new();
@@ -177,7 +146,10 @@ fn a_list_is_played_again_and_each_pass_is_told_apart() {
         "--write-buffer",
         "0",
     ];
-    let report = report_of(&edit_at(&memory, &scratch, &disk, flags.as_flattened()));
+    let report = lab::report_of(
+        &edit_at(&memory, &scratch, &disk, flags.as_flattened()),
+        &[],
+    );
     assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
     // A busy machine may leave out frames at the end of a pass.
     let passes = &kind(&report["runs"][0], "timeline")["passes"];
@@ -194,7 +166,7 @@ fn a_list_is_played_again_and_each_pass_is_told_apart() {
 
 #[test]
 fn a_list_of_cuts_that_is_none_is_refused_before_anything_is_set_up() {
-    if !possible() {
+    if !is_all_there() {
         return;
     }
     let scratch = Scratch::new();
@@ -217,7 +189,7 @@ fn a_list_of_cuts_that_is_none_is_refused_before_anything_is_set_up() {
 
 #[test]
 fn the_clips_of_a_list_are_real_files_and_one_that_is_missing_is_named() {
-    if !possible() {
+    if !is_all_there() {
         return;
     }
     let scratch = Scratch::new();
@@ -248,7 +220,7 @@ fn the_clips_of_a_list_are_real_files_and_one_that_is_missing_is_named() {
     }
 
     file("A002.mov", 99);
-    let report = report_of(&edit(&scratch, &disk, &flags));
+    let report = lab::report_of(&edit(&scratch, &disk, &flags), &[]);
     assert_eq!(count(&report, "bytes_wrong"), 0, "{report:#}");
     assert_eq!(count(&report, "files"), 2);
     let editors = kind(&report["runs"][0], "timeline");

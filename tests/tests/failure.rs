@@ -29,6 +29,16 @@ fn slow_world() -> Option<World> {
     Some(world)
 }
 
+/// With a file, and a socket that nobody has made.
+fn without_daemon() -> Option<World> {
+    let world = World::build(&Setup {
+        daemon: false,
+        ..Setup::default()
+    })?;
+    world.put("clip.mov", 1, LENGTH);
+    Some(world)
+}
+
 /// Major and minor number of the device below.
 fn device_of(path: &std::path::Path) -> String {
     use std::os::unix::fs::MetadataExt;
@@ -249,13 +259,9 @@ fn a_daemon_that_hangs_does_not_hold_up_a_new_client() {
 
 #[test]
 fn something_else_on_the_socket_means_plain_io() {
-    let Some(world) = World::build(&Setup {
-        daemon: false,
-        ..Setup::default()
-    }) else {
+    let Some(world) = without_daemon() else {
         return;
     };
-    world.put("clip.mov", 1, LENGTH);
     let socket = rushes_tests::daemon::Daemon::session_socket(&world.scratch);
     // The module connects to a socket of packets: this one is a stream, the next a plain file.
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
@@ -376,13 +382,9 @@ fn newer_daemon(socket: &Path) -> Receiver<()> {
 
 #[test]
 fn a_daemon_of_another_version_means_plain_io_with_one_line_in_the_log() {
-    let Some(world) = World::build(&Setup {
-        daemon: false,
-        ..Setup::default()
-    }) else {
+    let Some(world) = without_daemon() else {
         return;
     };
-    world.put("clip.mov", 1, LENGTH);
     // The first connection pays for loading libraries; no daemon listens yet.
     first_bytes(&world);
     let socket = rushes_tests::daemon::Daemon::session_socket(&world.scratch);

@@ -7,14 +7,9 @@ use rushes_tests::world::{Setup, World};
 
 fn plan(seed: u64, operations: u64, clients: usize) -> Plan {
     Plan {
-        seed,
-        operations,
         workers: 8,
-        only: None,
         clients,
-        quiet: true,
-        daemon_dies: false,
-        steps: Default::default(),
+        ..Plan::new(seed, operations)
     }
 }
 

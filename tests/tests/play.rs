@@ -3,45 +3,27 @@
 //! leaves nothing behind. Lateness is measured elsewhere: machines that test are busy.
 
 use rushes_tests::disk::Disk;
-use rushes_tests::needs::{self, Need, all_there};
+use rushes_tests::lab::{self, is_all_there};
 use rushes_tests::scratch::Scratch;
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Output;
 
 const STREAMS: u64 = 2;
 const SECONDS: u64 = 3;
 const CACHE_BYTES: u64 = 64 << 20;
 
 fn play(scratch: &Scratch, disk: &Disk, rooms: &Path, flags: &[&str]) -> Value {
-    let output = played(scratch, disk, rooms, flags);
-    assert!(
-        output.status.success(),
-        "{flags:?}: {}\n{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let text = String::from_utf8_lossy(&output.stdout);
-    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{flags:?}: {error} in {text}"))
+    lab::report_of(&played(scratch, disk, rooms, flags), flags)
 }
 
 fn played(scratch: &Scratch, disk: &Disk, rooms: &Path, flags: &[&str]) -> Output {
-    let module = needs::module().expect("checked before");
-    Command::new(needs::path_of("rushes"))
-        .args(["lab", "play", "--json", "--bitrate", "20M"])
-        .args(["--streams", &STREAMS.to_string()])
-        .args(["--seconds", &SECONDS.to_string()])
-        .args(["--cache", &CACHE_BYTES.to_string()])
-        .arg("--disk")
-        .arg(disk.path())
-        .arg("--module")
-        .arg(module)
-        .args(flags)
-        .env("TMPDIR", rooms)
-        .current_dir(scratch.path())
-        .output()
-        .expect("rushes starts")
+    let [streams, seconds, cache] = [STREAMS, SECONDS, CACHE_BYTES].map(|it| it.to_string());
+    let footage = ["play", "--bitrate", "20M", "--streams", &streams];
+    let words = ["--seconds", &seconds, "--cache", &cache];
+    let words = [&footage[..], &words[..], flags].concat();
+    lab::run(scratch, disk, rooms, &words)
 }
 
 /// Checks the fields by which runs are compared: present, of their type, and possible.
@@ -92,16 +74,6 @@ fn left_in(folder: &Path) -> Vec<String> {
         .chain(mounts.map(str::to_owned))
         .chain(entries(&name).map(|entry| entry.path().display().to_string()))
         .collect()
-}
-
-/// Whether the machine has all that these tests need.
-fn is_all_there() -> bool {
-    let programs = ["rushes", "rushes-lab", "smbd", "pdbedit", "mkfs.ext4"];
-    let needed: Vec<Need<'_>> = [Need::Root, Need::Module]
-        .into_iter()
-        .chain(programs.map(Need::Program))
-        .collect();
-    all_there(&needed)
 }
 
 #[test]

@@ -180,12 +180,7 @@ fn acls_outlive_renames_the_mount_and_a_lost_catalogue() {
     assert_eq!(getfacl(&world.path("out")), inner);
     let before = all_of(&world.path(""));
     for killed in [true, false] {
-        if killed {
-            world.kill();
-        } else {
-            world.end();
-        }
-        world.start();
+        world.start_again(killed);
         assert_eq!(all_of(&world.path("")), before, "killed: {killed}");
     }
     // The log of names is a second behind at most.

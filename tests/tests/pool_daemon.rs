@@ -4,7 +4,7 @@
 
 use rushes_tests::daemon::{Daemon, DaemonSpec};
 use rushes_tests::pattern;
-use rushes_tests::pool::{EXT4, PoolWorld, XFS};
+use rushes_tests::pool::{EXT4, PoolWorld, XFS, nameless_open};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -166,16 +166,6 @@ fn what_is_removed_gives_its_room_back_though_the_daemon_had_it_open() {
         assert!(Instant::now() < end, "the room does not come back");
         std::thread::sleep(Duration::from_millis(50));
     }
-}
-
-/// Count of removed objects that a process has open.
-fn nameless_open(pid: u32) -> usize {
-    let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("it is there");
-    all.flatten()
-        .filter_map(|entry| fs::read_link(entry.path()).ok())
-        .filter(|to| to.to_string_lossy().contains("/objects/"))
-        .filter(|to| to.to_string_lossy().ends_with(" (deleted)"))
-        .count()
 }
 
 #[test]

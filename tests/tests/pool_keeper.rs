@@ -11,6 +11,7 @@ use rushes_tests::nfs4::Nfs4;
 use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, Made, PoolWorld, SERVES_AT_LEAST, XFS, check, put};
 use rushes_tests::random::Random;
+use rushes_tests::stop::StopAtEnd;
 use rustix::fs::{
     CWD, FlockOperation, RenameFlags, XattrFlags, flock, getxattr, removexattr, renameat_with,
     setxattr,
@@ -95,15 +96,6 @@ impl Programs<'_> {
 fn kill_after_a_while(world: &PoolWorld) {
     std::thread::sleep(SERVES_AT_LEAST);
     world.kill_serving();
-}
-
-/// Sets the flag when it is dropped, so that the others stop when one has failed.
-struct StopAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for StopAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 /// Makes, changes and removes names, and checks every answer.

@@ -12,6 +12,7 @@ use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, SERVES_AT_LEAST, XFS};
 use rushes_tests::smb2::{self, Connection, Disposition};
 use rushes_tests::smbd::{self, SHARE, Smbd, SmbdSpec};
+use rushes_tests::stop::StopAtEnd;
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
@@ -33,15 +34,6 @@ struct Clients {
     recorder: AtomicU64,
     disk: AtomicU64,
     anything: Arc<AtomicU64>,
-}
-
-/// Sets the flag when it is dropped, so that the others stop when one has failed.
-struct StopAtEnd<'a>(&'a AtomicBool);
-
-impl Drop for StopAtEnd<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 impl Clients {
@@ -131,14 +123,9 @@ impl Clients {
                 return;
             }
             let plan = Plan {
-                seed,
-                operations: 150,
                 workers: 3,
-                only: None,
-                clients: 2,
-                quiet: true,
-                daemon_dies: false,
                 steps: Arc::clone(&self.anything),
+                ..Plan::new(seed, 150)
             };
             fsx::run(port, &folder, &plan).unwrap_or_else(|divergence| panic!("{divergence}"));
             // The next round uses the same names.

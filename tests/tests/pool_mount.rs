@@ -67,12 +67,7 @@ fn a_tree_is_as_it_was_after_its_mount_was_killed_and_after_it_ended() {
     let before = fs::metadata(world.path("clip0.mov")).expect("known");
     assert_eq!(before.nlink(), 2);
     for killed in [true, false] {
-        if killed {
-            world.kill();
-        } else {
-            world.end();
-        }
-        world.start();
+        world.start_again(killed);
         for seed in 0..6 {
             check(&world, &format!("clip{seed}.mov"), seed, 3 * MIB + 17);
         }

@@ -460,16 +460,7 @@ fn random_operations_by_smb_beside_drains_are_what_a_model_says() {
         global: vec![String::from(smb2::GLOBAL)],
     };
     let smbd = smbd::start(&world.scratch, &spec);
-    let plan = fsx::Plan {
-        seed: 29,
-        operations: 2400,
-        workers: 4,
-        only: None,
-        clients: 2,
-        quiet: true,
-        daemon_dies: false,
-        steps: Default::default(),
-    };
+    let plan = fsx::Plan::new(29, 2400);
     let is_done = AtomicBool::new(false);
     let drains = std::thread::scope(|scope| {
         let (world, is_done) = (&world, &is_done);

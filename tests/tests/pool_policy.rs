@@ -11,6 +11,7 @@ use rushes_tests::pattern;
 use rushes_tests::pool::{EXT4, PoolWorld, check};
 use rushes_tests::smb2::{self, Connection, Disposition};
 use rushes_tests::smbd::{self, SHARE, SmbdSpec};
+use rushes_tests::stop::StopAtEnd;
 use rustix::fs::{
     CWD, FileType, Mode, OFlags, XattrFlags, getxattr, mknodat, removexattr, setxattr,
 };
@@ -275,14 +276,7 @@ fn new_files_avoid_the_device_that_plays() {
 
     let is_enough = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Stops the player also when something here fails.
-        struct Stop<'a>(&'a AtomicBool);
-        impl Drop for Stop<'_> {
-            fn drop(&mut self) {
-                self.0.store(true, Ordering::Release);
-            }
-        }
-        let stop = Stop(&is_enough);
+        let stop = StopAtEnd(&is_enough);
         let (world, is_enough) = (&world, &is_enough);
         scope.spawn(move || {
             // Past the kernel's cache, so that each read is the daemon's.
@@ -746,6 +740,13 @@ fn a_new_disk_gets_its_class_while_the_pool_is_in_use_and_brings_room_to_it() {
         assert!(output.status.success(), "{words:?}: {output:?}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
+    let stays = |world: &PoolWorld, why: &str| {
+        let drain = world.command(&["drain", "0"], &[]).output();
+        let said = drain.expect("it starts").stdout;
+        let said = String::from_utf8_lossy(&said);
+        assert!(said.contains(why), "{said}");
+        done(world, &["drain", "0", "--cancel"], &[]);
+    };
     done(
         &world,
         &[
@@ -764,16 +765,10 @@ fn a_new_disk_gets_its_class_while_the_pool_is_in_use_and_brings_room_to_it() {
     let log = world.log();
     let line = "\"full\": no member of the class raid that is there has room left";
     assert_eq!(log.matches(line).count(), 1, "{log}");
-    let output = world
-        .command(&["drain", "0"], &[])
-        .output()
-        .expect("it starts");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        said.contains("full: the file is bound to members of the class raid"),
-        "{said}"
+    stays(
+        &world,
+        "full: the file is bound to members of the class raid",
     );
-    done(&world, &["drain", "0", "--cancel"], &[]);
 
     let disks = ["third", "fourth"].map(|name| world.disk(name, (EXT4, 20)));
     let said = done(&world, &["add"], &disks[..1]);
@@ -791,16 +786,10 @@ fn a_new_disk_gets_its_class_while_the_pool_is_in_use_and_brings_room_to_it() {
         [Value::Null, Value::from("raid")]
     );
     // Two members of the class; the other one is too small for the file.
-    let output = world
-        .command(&["drain", "0"], &[])
-        .output()
-        .expect("it starts");
-    let said = String::from_utf8_lossy(&output.stdout);
-    assert!(
-        said.contains("no member of the class raid that is there has room left"),
-        "{said}"
+    stays(
+        &world,
+        "no member of the class raid that is there has room left",
     );
-    done(&world, &["drain", "0", "--cancel"], &[]);
     let refused = world
         .command(&["policy", "--class", "0=,3="], &[])
         .output()

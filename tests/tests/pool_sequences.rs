@@ -4,7 +4,7 @@
 
 use rushes_tests::daemon::Daemon;
 use rushes_tests::pattern;
-use rushes_tests::pool::{EXT4, PoolWorld, XFS, put};
+use rushes_tests::pool::{EXT4, PoolWorld, XFS, nameless_open, put};
 use serde_json::Value;
 use std::fs::{self, File};
 use std::io::Read;
@@ -74,16 +74,6 @@ fn sequences(status: &Value, shot: usize) -> Vec<Value> {
 
 fn count(stream: &Value, name: &str) -> u64 {
     stream[name].as_u64().expect("a count")
-}
-
-/// Count of removed objects that a process has open.
-fn nameless_open(pid: u32) -> usize {
-    let all = fs::read_dir(format!("/proc/{pid}/fd")).expect("it is there");
-    all.flatten()
-        .filter_map(|entry| fs::read_link(entry.path()).ok())
-        .filter(|to| to.to_string_lossy().contains("/objects/"))
-        .filter(|to| to.to_string_lossy().ends_with(" (deleted)"))
-        .count()
 }
 
 #[test]

@@ -73,16 +73,7 @@ fn files_are_what_a_model_says(modules: Option<&str>, seed: u64) {
     let Some((world, _daemon, smbd)) = shared(modules, None) else {
         return;
     };
-    let plan = fsx::Plan {
-        seed,
-        operations: 1500,
-        workers: 4,
-        only: None,
-        clients: 2,
-        quiet: true,
-        daemon_dies: false,
-        steps: Default::default(),
-    };
+    let plan = fsx::Plan::new(seed, 1500);
     let report = fsx::run(smbd.port(), &world.path(""), &plan);
     let report = report.unwrap_or_else(|divergence| panic!("{divergence}"));
     assert_eq!(report.operations, 1500);
@@ -105,14 +96,8 @@ fn files_are_what_a_model_of_them_is_whichever_daemons_die() {
         return;
     };
     let plan = fsx::Plan {
-        seed: 23,
-        operations: 3000,
-        workers: 4,
-        only: None,
-        clients: 2,
-        quiet: true,
         daemon_dies: true,
-        steps: Default::default(),
+        ..fsx::Plan::new(23, 3000)
     };
     let (port, folder) = (smbd.port(), world.path(""));
     let report = std::thread::scope(|scope| {

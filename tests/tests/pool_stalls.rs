@@ -62,6 +62,26 @@ fn stalled(number: usize) -> String {
     format!("stalled{number}.bin")
 }
 
+/// Reads a file of another member piece by piece, and does `beside` after each.
+///
+/// Returns  the longest time that one of these rounds took
+fn slowest_round(file: &File, mut beside: impl FnMut(usize)) -> Duration {
+    let mut slowest = Duration::ZERO;
+    for round in 0..QUICK_BYTES / MIB {
+        let begun = Instant::now();
+        let at = (round * MIB) as u64;
+        let mut bytes = vec![0; MIB];
+        file.read_exact_at(&mut bytes, at).expect("read");
+        pattern::check(QUICK_SEED, at, &bytes, "a file elsewhere");
+        beside(round);
+        slowest = slowest.max(begun.elapsed());
+        if slowest > AT_ONCE {
+            break;
+        }
+    }
+    slowest
+}
+
 fn others_go_on(served: Served) {
     if !needs::all_there(&[Need::Program("rushes-lab")]) {
         return;
@@ -120,20 +140,10 @@ fn others_go_on(served: Served) {
         }
         // Until all of them wait.
         std::thread::sleep(Duration::from_millis(500));
-        let mut slowest = Duration::ZERO;
-        for round in 0..QUICK_BYTES / MIB {
-            let begun = Instant::now();
-            let at = (round * MIB) as u64;
-            let mut bytes = vec![0; MIB];
-            quick_file.read_exact_at(&mut bytes, at).expect("read");
-            pattern::check(QUICK_SEED, at, &bytes, "a file elsewhere");
+        let slowest = slowest_round(&quick_file, |round| {
             assert!(fs::metadata(world.path(format!("none{round}"))).is_err());
             fs::metadata(world.path(stalled(round))).expect("known");
-            slowest = slowest.max(begun.elapsed());
-            if slowest > AT_ONCE {
-                break;
-            }
-        }
+        });
         let waiting = 4 * FILE_COUNT - answered.load(Ordering::Relaxed);
         world.slow_disk().tell("clear");
         world.slow_disk().tell("timing off");
@@ -198,19 +208,9 @@ fn who_waits_for_a_file_on_its_way_to_a_stalled_member_keeps_nobody_from_others(
             });
         }
         std::thread::sleep(Duration::from_millis(500));
-        let mut slowest = Duration::ZERO;
-        for round in 0..QUICK_BYTES / MIB {
-            let begun = Instant::now();
-            let at = (round * MIB) as u64;
-            let mut bytes = vec![0; MIB];
-            other.read_exact_at(&mut bytes, at).expect("read");
-            pattern::check(QUICK_SEED, at, &bytes, "other.bin");
+        let slowest = slowest_round(&other, |_| {
             fs::metadata(world.path("moved.bin")).expect("known");
-            slowest = slowest.max(begun.elapsed());
-            if slowest > AT_ONCE {
-                break;
-            }
-        }
+        });
         let count = answered.load(Ordering::Relaxed);
         world.slow_disk().tell("clear");
         world.slow_disk().tell("timing off");

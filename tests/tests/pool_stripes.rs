@@ -31,18 +31,6 @@ fn wish(folder: &Path, words: &str) {
     .expect("a wish");
 }
 
-/// Shapes of a file's segments, and how many objects each has.
-fn shapes(world: &PoolWorld, name: &str) -> Vec<(String, usize)> {
-    let report = world.where_is(name);
-    let segments = report["segments"].as_array().expect("a list");
-    let shape = |segment: &Value| {
-        let objects = segment["objects"].as_array().expect("a list");
-        let shape = segment["shape"].as_str().expect("text").to_owned();
-        (shape, objects.len())
-    };
-    segments.iter().map(shape).collect()
-}
-
 /// Mounts anew, so that reads come from the members' disks.
 fn again(world: &mut PoolWorld) {
     world.end();
@@ -74,14 +62,14 @@ fn a_striped_file_is_spread_evenly_and_its_members_have_their_shares() {
     put(&world.path("two/b.mov"), 2, length).expect("room");
     put(&world.path("plain.mov"), 3, length).expect("room");
     assert_eq!(
-        shapes(&world, "reels/day/a.mov"),
+        world.shapes_of("reels/day/a.mov"),
         [(String::from("striped"), 3)]
     );
     assert_eq!(
-        shapes(&world, "two/b.mov"),
+        world.shapes_of("two/b.mov"),
         [(String::from("striped_twice"), 4)]
     );
-    assert_eq!(shapes(&world, "plain.mov"), [(String::from("single"), 1)]);
+    assert_eq!(world.shapes_of("plain.mov"), [(String::from("single"), 1)]);
     assert_eq!(world.members_of("reels/day/a.mov").len(), 3);
     assert_eq!(world.members_of("two/b.mov").len(), 4);
     for (name, count) in [("reels/day/a.mov", 3), ("two/b.mov", 4)] {
@@ -207,7 +195,7 @@ fn whatever_is_done_to_a_striped_file_reads_back() {
         }
         drop(file);
         again(&mut world);
-        let found = shapes(&world, &format!("d{round}/f"));
+        let found = world.shapes_of(&format!("d{round}/f"));
         assert_eq!(found, [(shape.0.to_owned(), shape.1)], "{words}");
         assert!(
             fs::read(folder.join("f")).expect("read") == model,
@@ -253,7 +241,7 @@ fn a_stripe_goes_on_over_the_members_that_have_room() {
     let (file, length) = world.fill("long.mov", 3, 500 << 20);
     file.sync_all().expect("what was written fits");
     drop(file);
-    let shapes = shapes(&world, "long.mov");
+    let shapes = world.shapes_of("long.mov");
     assert_eq!(shapes[0], (String::from("striped"), 3), "{shapes:?}");
     assert!(shapes.len() > 1, "{shapes:?}");
     for number in 0..3 {
@@ -436,7 +424,7 @@ fn a_damaged_record_and_a_lost_catalogue_cost_no_byte_of_a_stripe() {
     for seed in 0..4 {
         check(&world.path(format!("f{seed}")), seed, length);
         assert_eq!(
-            shapes(&world, &format!("f{seed}")),
+            world.shapes_of(&format!("f{seed}")),
             [(String::from("striped"), 3)]
         );
     }
@@ -519,7 +507,7 @@ fn a_mount_that_is_killed_while_it_stripes_leaves_nothing_that_cannot_be_mended(
             check(&world.path(format!("f{seed}")), seed, length);
             if length > 0 {
                 let shape = (String::from("striped"), 3);
-                assert_eq!(shapes(&world, &format!("f{seed}")), [shape]);
+                assert_eq!(world.shapes_of(&format!("f{seed}")), [shape]);
             }
         }
         // Make room for the next round.

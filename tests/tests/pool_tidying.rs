@@ -129,11 +129,35 @@ fn kill_at_steps(world: &PoolWorld, words: &[&str], counts: &[usize]) -> usize {
     kill_count
 }
 
+/// One defrag after the other is killed, at each of these calls.
+fn dies_at(world: &PoolWorld, steps: &[(&str, usize)]) {
+    for &(call, count) in steps {
+        let context = format!("killed at {call} {count}");
+        let is_killed = killed_at(&world.command(&["defrag"], &[]), call, count);
+        assert!(is_killed, "{context}");
+        mended(world, &context);
+    }
+}
+
 /// A defrag has a file to write anew: its first step is to reserve room.
 fn reserves(world: &PoolWorld) {
     let is_killed = killed_at(&world.command(&["defrag"], &[]), "fallocate", 1);
     assert!(is_killed, "nothing is scattered");
     mended(world, "killed before there is room");
+}
+
+/// Ends the mount, kills a defrag at its steps, lets one run to its end, and mounts the pool again:
+/// files that were scattered have at most `extents_max` extents.
+fn defrag_despite_kills(world: &mut PoolWorld, counts: &[usize], extents_max: u64) {
+    world.end();
+    reserves(world);
+    let kill_count = kill_at_steps(world, &["defrag"], counts);
+    assert!(kill_count > 6, "only {kill_count} kills");
+    let report = defragged(world, &[]);
+    let extents = number(&report, &["after", "extent_count"]);
+    assert!(extents <= extents_max, "{report}");
+    mended(world, "at last");
+    world.start();
 }
 
 #[test]
@@ -174,15 +198,7 @@ fn a_scattered_file_is_written_anew_also_when_that_is_killed() {
     scattered(&world, 1, || {
         put(&world.path("scattered"), 1, length).expect("there is room");
     });
-    world.end();
-    reserves(&world);
-    let kill_count = kill_at_steps(&world, &["defrag"], &[1, 2, 3]);
-    assert!(kill_count > 6, "only {kill_count} kills");
-    let report = defragged(&world, &[]);
-    let extents = number(&report, &["after", "extent_count"]);
-    assert!(extents <= 6, "{report}");
-    mended(&world, "at last");
-    world.start();
+    defrag_despite_kills(&mut world, &[1, 2, 3], 6);
     check(&world.path("scattered"), 1, length);
     check(&world.path("whole"), 2, 4 * MIB);
 }
@@ -199,17 +215,9 @@ fn a_scattered_stripe_is_written_anew_on_its_members_also_when_that_is_killed() 
         put(&world.path("reels/f"), 1, length).expect("there is room");
     });
     let striped = [(String::from("striped"), 2)];
-    assert_eq!(stripes(&world, "reels/f"), striped);
-    world.end();
-    reserves(&world);
-    let kill_count = kill_at_steps(&world, &["defrag"], &[1, 2, 5]);
-    assert!(kill_count > 6, "only {kill_count} kills");
-    let report = defragged(&world, &[]);
-    let extents = number(&report, &["after", "extent_count"]);
-    assert!(extents <= 10, "{report}");
-    mended(&world, "at last");
-    world.start();
-    assert_eq!(stripes(&world, "reels/f"), striped);
+    assert_eq!(world.shapes_of("reels/f"), striped);
+    defrag_despite_kills(&mut world, &[1, 2, 5], 10);
+    assert_eq!(world.shapes_of("reels/f"), striped);
     check(&world.path("reels/f"), 1, length);
 }
 
@@ -254,30 +262,17 @@ fn a_file_that_comes_together_where_nothing_of_it_was_is_begun_afresh_when_that_
         ("fsync", 3),
         ("fsetxattr", 2),
     ];
-    for (call, count) in begins {
-        let context = format!("killed at {call} {count}");
-        assert!(
-            killed_at(&world.command(&["defrag"], &[]), call, count),
-            "{context}"
-        );
-        mended(&world, &context);
-    }
+    dies_at(&world, &begins);
     world.start();
     assert_eq!(world.members_of("s0"), [0, 1], "nothing of it is moved yet");
     world.end();
-    for (call, count) in [
+    let continues = [
         ("fsetxattr", 3),
         ("pwrite64", 3),
         ("fallocate", 1),
         ("fsync", 1),
-    ] {
-        let context = format!("killed on its way at {call} {count}");
-        assert!(
-            killed_at(&world.command(&["defrag"], &[]), call, count),
-            "{context}"
-        );
-        mended(&world, &context);
-    }
+    ];
+    dies_at(&world, &continues);
     world.start();
     assert_eq!(world.members_of("s0"), [0, 1, 2], "it is on its way");
     check(&world.path("s0"), 0, length);
@@ -489,7 +484,7 @@ fn what_is_left_in_objects_of_a_stripe_that_are_named_is_given_back() {
     assert_eq!(code, Some(0), "{report}");
     mended(&world, "at last");
     world.start();
-    assert_eq!(stripes(&world, "reels/f"), [twice(6)]);
+    assert_eq!(world.shapes_of("reels/f"), [twice(6)]);
     check(&world.path("reels/f"), 1, length);
 }
 
@@ -636,18 +631,6 @@ fn wish(world: &PoolWorld, name: &str, words: &str) {
     setxattr(path, "user.rushes.policy", words, XattrFlags::empty()).expect("a wish");
 }
 
-/// Shape of each segment of a file, and the count of its members.
-fn stripes(world: &PoolWorld, name: &str) -> Vec<(String, usize)> {
-    let report = world.where_is(name);
-    let segments = report["segments"].as_array().expect("a list");
-    let shape = |segment: &Value| {
-        let objects = segment["objects"].as_array().expect("a list");
-        let shape = segment["shape"].as_str().expect("text").to_owned();
-        (shape, objects.len())
-    };
-    segments.iter().map(shape).collect()
-}
-
 /// Two groups of two members, a folder whose files go over up to three groups, and disks for the
 /// third one.
 fn two_groups_of_three() -> Option<(PoolWorld, [PathBuf; 2])> {
@@ -670,7 +653,7 @@ fn stripes_become_wider_by_a_group_also_when_that_is_killed() {
     let lengths = [5 * MIB + 17, 20 * MIB + 4099, 300, 19 * MIB];
     for (seed, &length) in lengths.iter().enumerate() {
         put(&world.path(format!("reels/f{seed}")), seed as u64, length).expect("room");
-        assert_eq!(stripes(&world, &format!("reels/f{seed}")), [twice(4)]);
+        assert_eq!(world.shapes_of(&format!("reels/f{seed}")), [twice(4)]);
     }
     // A file with a hole longer than a piece, and bytes behind it.
     let hole = File::create(world.path("reels/hole")).expect("made");
@@ -690,14 +673,14 @@ fn stripes_become_wider_by_a_group_also_when_that_is_killed() {
     world.start();
     for (seed, &length) in lengths.iter().enumerate() {
         let name = format!("reels/f{seed}");
-        assert_eq!(stripes(&world, &name), [twice(6)], "{name}");
+        assert_eq!(world.shapes_of(&name), [twice(6)], "{name}");
         check(&world.path(name), seed as u64, length);
     }
     let bytes = fs::read(world.path("reels/hole")).expect("read");
     assert!(bytes.len() == (70 << 20) + 3 && bytes.starts_with(b"start\0"));
     assert!(bytes.ends_with(b"\0end") && bytes[5..70 << 20].iter().all(|&byte| byte == 0));
     let blocks = fs::metadata(world.path("reels/hole")).expect("there");
-    assert_eq!(stripes(&world, "reels/hole"), [twice(6)], "{blocks:?}");
+    assert_eq!(world.shapes_of("reels/hole"), [twice(6)], "{blocks:?}");
 }
 
 /// Waits until `status` is so; otherwise the test fails with it.
@@ -1136,15 +1119,15 @@ fn a_stripe_that_is_written_and_read_goes_on_over_a_group_that_comes_and_is_spre
             }
         };
         grown(8 << 20);
-        assert_eq!(stripes(world, "reels/f"), [twice(4)]);
+        assert_eq!(world.shapes_of("reels/f"), [twice(4)]);
         let (report, code) = world.json(&["add"], &third);
         assert_eq!(code, Some(0), "{report}");
         grown(2 << 20);
-        assert_eq!(stripes(world, "reels/f"), [twice(4), twice(6)]);
+        assert_eq!(world.shapes_of("reels/f"), [twice(4), twice(6)]);
         let (report, code) = world.json(&["rebalance"], &[]);
         assert_eq!(code, Some(0), "{report}");
         assert!(number(&report, &["moved_bytes"]) >= 8 << 20, "{report}");
-        assert_eq!(stripes(world, "reels/f"), [twice(6), twice(6)]);
+        assert_eq!(world.shapes_of("reels/f"), [twice(6), twice(6)]);
         is_done.store(true, Ordering::Release);
         writer.join().expect("written");
         reader.join().expect("every byte is right");
@@ -1187,7 +1170,7 @@ fn a_mount_that_is_killed_while_it_makes_stripes_wider_loses_no_byte() {
     world.start();
     for (seed, &length) in lengths.iter().enumerate() {
         let name = format!("reels/f{seed}");
-        assert_eq!(stripes(&world, &name), [twice(6)], "{name}");
+        assert_eq!(world.shapes_of(&name), [twice(6)], "{name}");
         check(&world.path(name), seed as u64, length);
     }
 }
@@ -1325,7 +1308,7 @@ fn random_operations_beside_tidying_are_what_a_model_says() {
     assert!(widened >= 3, "only {widened} were made wider");
     let ended: Vec<(PathBuf, Vec<u8>)> = models.into_iter().map(Model::end).collect();
     for file in 0..2 {
-        let shapes = stripes(&world, &format!("f{file}"));
+        let shapes = world.shapes_of(&format!("f{file}"));
         let is_wide = shapes.iter().any(|(_, members)| *members == 5);
         assert!(is_wide || shapes.is_empty(), "{shapes:?}");
     }

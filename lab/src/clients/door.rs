@@ -114,6 +114,15 @@ pub struct Served<'a> {
     file: File,
 }
 
+/// Creates or empties a file and opens it for writing.
+fn new_by_smb<'a>(client: &'a SmbClient, path: &str) -> pavao::SmbResult<SmbFile<'a>> {
+    let options = SmbOpenOptions::default()
+        .write(true)
+        .create(true)
+        .truncate(true);
+    client.open_with(format!("/{path}"), options)
+}
+
 impl Served<'_> {
     fn read_at(&mut self, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
         if let Some(handle) = self.handle {
@@ -259,13 +268,7 @@ impl Door {
         let describe = || format!("{path} cannot be created");
         match self {
             Door::Smb(client) => {
-                let options = SmbOpenOptions::default()
-                    .write(true)
-                    .create(true)
-                    .truncate(true);
-                let file = client
-                    .open_with(format!("/{path}"), options)
-                    .with_context(describe)?;
+                let file = new_by_smb(client, path).with_context(describe)?;
                 Ok(Opened::Smb { file, position: 0 })
             }
             Door::Local(root) => {
@@ -286,13 +289,7 @@ impl Door {
         let describe = || format!("{path} cannot be created");
         match self {
             Door::Smb(client) => {
-                let options = SmbOpenOptions::default()
-                    .write(true)
-                    .create(true)
-                    .truncate(true);
-                let mut file = client
-                    .open_with(format!("/{path}"), options)
-                    .with_context(describe)?;
+                let mut file = new_by_smb(client, path).with_context(describe)?;
                 file.write_all(content).with_context(describe)
             }
             Door::Nfs(_) => bail!("over NFS the lab only plays and records"),

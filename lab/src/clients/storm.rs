@@ -2,13 +2,13 @@
 //! A metadata storm: clients that list a folder of 100,000 entries and look entries up at a stated
 //! rate, as render farms, browsers and backup programs do beside players.
 
+use crate::clients::client;
 use crate::clients::door::{Address, Door};
 use crate::clients::player::{now_ns, sleep_until_ns};
 use crate::stage::Plan;
 use crate::stage::footage::Dice;
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, Write};
 
 /// The work of a storm client; one line of JSON on its standard input.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -45,16 +45,7 @@ pub struct Done {
 /// The hidden subcommand: reads a [`Job`], connects, prints `ready`, waits for the instant of its
 /// beginning, works.
 pub fn main() -> Result<()> {
-    let mut lines = std::io::stdin().lock().lines();
-    let job: Job = serde_json::from_str(&lines.next().context("no job was given")??)?;
-    let door = Door::connect(&job.address)?;
-    println!("ready");
-    std::io::stdout().flush()?;
-    let begin: u64 = lines
-        .next()
-        .context("no instant to begin at was given")??
-        .trim()
-        .parse()?;
+    let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     sleep_until_ns(begin);
     let mut done = Done::default();
     if let Err(error) = storm(&door, &job, begin, &mut done) {

@@ -5,12 +5,12 @@
 //! It compares every byte read with the stage's content or its own last write: pages that it
 //! overwrote carry a generation of their own. A [`Load::Pass`] compares one page of each block.
 
+use crate::clients::client;
 use crate::clients::door::{Address, Door, Opened};
 use crate::clients::player::{now_ns, sleep_until_ns};
 use crate::stage::footage::{Clip, Dice, PAGE_BYTES, mix};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, Write};
 
 const PAGE: u64 = PAGE_BYTES as u64;
 /// Distance of generations in clip numbers, so large that no other clip has them.
@@ -160,16 +160,7 @@ pub struct Done {
 /// The hidden subcommand: reads a [`Job`], connects, prints `ready`, waits for the instant of its
 /// beginning, works.
 pub fn main() -> Result<()> {
-    let mut lines = std::io::stdin().lock().lines();
-    let job: Job = serde_json::from_str(&lines.next().context("no job was given")??)?;
-    let door = Door::connect(&job.address)?;
-    println!("ready");
-    std::io::stdout().flush()?;
-    let begin: u64 = lines
-        .next()
-        .context("no instant to begin at was given")??
-        .trim()
-        .parse()?;
+    let (job, door, begin) = client::take_job(|job: &Job| &job.address)?;
     sleep_until_ns(begin);
     let mut worker = Worker::new(&job);
     let start = now_ns();

@@ -27,7 +27,7 @@ use crate::reports::head::Head;
 use crate::reports::outcome::Outcome;
 use crate::reports::report::{Processors, environment};
 use crate::servers::server::{self, Kind, Server, Way};
-use crate::stage::room::{Room, go_on, interrupted, pause};
+use crate::stage::room::{Room, go_on, pause};
 use crate::stage::{MATERIAL, Plan, Stage};
 use anyhow::{Context, Result, bail, ensure};
 use editor::{Edited, Job};
@@ -298,19 +298,9 @@ impl Edit {
             ..self.server.clone()
         };
         let server = Server::start(room, "server", stage, &spec)?;
-        let performed = self
-            .perform(room, stage, &server, &parts, mix)
-            .map_err(|error| match interrupted() {
-                true => error,
-                false => error.context(format!(
-                    "the last output of {}:\n{}",
-                    contender.kind,
-                    server.log_tail()
-                )),
-            });
-        stage.timing(false)?;
-        server.stop(stage)?;
-        let (mut run, mut edited, t0, tally) = performed?;
+        let performed = self.perform(room, stage, &server, &parts, mix);
+        let performed = server.stop_after(stage, spec.kind, performed)?;
+        let (mut run, mut edited, t0, tally) = performed;
         if mix.writes() {
             stage.cool()?;
             check_written(stage, &parts, &mut edited)?;

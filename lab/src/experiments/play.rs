@@ -12,7 +12,7 @@ use crate::experiments::tidy::Tidy;
 use crate::reports::head::Head;
 use crate::reports::report::{self, Played, Report, StreamRow, Timeline};
 use crate::servers::server::{self, Kind, Server, Way};
-use crate::stage::room::{Room, interrupted, pause};
+use crate::stage::room::{Room, pause};
 use crate::stage::{Plan, Stage};
 use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -165,19 +165,8 @@ impl Play {
             fill.prepare(stage)?;
         }
         let server = Server::start(room, "server", stage, &self.server)?;
-        let report =
-            self.perform(room, stage, &server, quiet)
-                .map_err(|error| match interrupted() {
-                    true => error,
-                    false => error.context(format!(
-                        "the last output of {}:\n{}",
-                        self.server.kind,
-                        server.log_tail()
-                    )),
-                });
-        stage.timing(false)?;
-        server.stop(stage)?;
-        let performance = report?;
+        let performance = self.perform(room, stage, &server, quiet);
+        let performance = server.stop_after(stage, self.server.kind, performance)?;
         let mut report = performance.report;
         if let Some(fill) = &self.fill {
             let filled = fill.judge(stage, &performance.filled, performance.fill_ns)?;

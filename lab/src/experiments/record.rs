@@ -19,7 +19,7 @@ use crate::reports::written::{FileRow, WriteReport, lateness_ms};
 use crate::servers::server::{self, Kind, Server, Way};
 use crate::stage::blocks::BlockStatistics;
 use crate::stage::footage::mix;
-use crate::stage::room::{Room, go_on, interrupted, pause};
+use crate::stage::room::{Room, go_on, pause};
 use crate::stage::take::Take;
 use crate::stage::{Stage, fragments};
 use anyhow::{Context, Result, bail, ensure};
@@ -205,19 +205,9 @@ impl Record {
         stage.cool()?;
         self.prepare(stage, spec)?;
         let server = Server::start(room, "server", stage, spec)?;
-        let performed = self
-            .perform(stage, &server, quiet)
-            .map_err(|error| match interrupted() {
-                true => error,
-                false => error.context(format!(
-                    "the last output of {}:\n{}",
-                    spec.kind,
-                    server.log_tail()
-                )),
-            });
-        stage.timing(false)?;
-        server.stop(stage)?;
-        let mut report = self.judge(stage, spec, performed?, quiet)?;
+        let performed = self.perform(stage, &server, quiet);
+        let performed = server.stop_after(stage, spec.kind, performed)?;
+        let mut report = self.judge(stage, spec, performed, quiet)?;
         report.environment = report::environment();
         Ok(report)
     }

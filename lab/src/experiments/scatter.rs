@@ -15,7 +15,7 @@ use crate::reports::report::environment;
 use crate::servers::cgroup::Cgroup;
 use crate::servers::server::{self, OWN_BYTES, Server, Way};
 use crate::stage::footage::{Clip, PAGE_BYTES};
-use crate::stage::room::{Room, go_on, interrupted, pause};
+use crate::stage::room::{Room, go_on, pause};
 use crate::stage::{Plan, Stage};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -173,19 +173,9 @@ impl Scatter {
         quiet: bool,
     ) -> Result<ScatterReport> {
         let server = Server::start(room, "server", stage, spec)?;
-        let performed = self
-            .perform(stage, &server)
-            .map_err(|error| match interrupted() {
-                true => error,
-                false => error.context(format!(
-                    "the last output of {}:\n{}",
-                    spec.kind,
-                    server.log_tail()
-                )),
-            });
-        stage.timing(false)?;
-        server.stop(stage)?;
-        let (mut report, done) = performed?;
+        let performed = self.perform(stage, &server);
+        let performed = server.stop_after(stage, spec.kind, performed)?;
+        let (mut report, done) = performed;
         report.head = Head::of("scatter")
             .by(spec.way)
             .with_server(spec.kind.name());

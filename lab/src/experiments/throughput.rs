@@ -15,7 +15,7 @@ use crate::reports::outcome::Outcome;
 use crate::reports::report::{self, environment};
 use crate::servers::server::{self, Kind, Server, Way};
 use crate::stage::footage::Clip;
-use crate::stage::room::{Room, go_on, interrupted, pause};
+use crate::stage::room::{Room, go_on, pause};
 use crate::stage::{Plan, Stage};
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
@@ -155,22 +155,12 @@ impl Throughput {
         stage.look_through()?;
         stage.make_folder_anew(FOLDER)?;
         let server = Server::start(room, "server", stage, spec)?;
-        let performed = self
-            .perform(stage, &server)
-            .map_err(|error| match interrupted() {
-                true => error,
-                false => error.context(format!(
-                    "the last output of {}:\n{}",
-                    spec.kind,
-                    server.log_tail()
-                )),
-            });
-        stage.timing(false)?;
-        server.stop(stage)?;
+        let performed = self.perform(stage, &server);
+        let performed = server.stop_after(stage, spec.kind, performed)?;
         let Performed {
             mut report,
             written,
-        } = performed?;
+        } = performed;
         stage.cool()?;
         for (writer, bytes) in (0..).zip(written) {
             report.bytes_wrong += self.wrong_bytes(stage, writer, bytes)?;

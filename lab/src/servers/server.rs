@@ -15,7 +15,7 @@ use crate::servers::smbd::{self, Smbd};
 use crate::stage::Stage;
 use crate::stage::array::UnionMount;
 use crate::stage::ground::Layout;
-use crate::stage::room::Room;
+use crate::stage::room::{Room, interrupted};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -341,6 +341,20 @@ impl Server {
         )
         .trim()
         .to_owned()
+    }
+
+    /// Stop it after this work, and the timing of the stage's slow disks.
+    ///
+    /// Errors   the work's, with the ends of the logs unless the run was interrupted; or the server
+    /// did not stop
+    pub fn stop_after<T>(self, stage: &Stage, kind: Kind, done: Result<T>) -> Result<T> {
+        let done = done.map_err(|error| match interrupted() {
+            true => error,
+            false => error.context(format!("the last output of {kind}:\n{}", self.log_tail())),
+        });
+        stage.timing(false)?;
+        self.stop(stage)?;
+        done
     }
 
     /// Stop it and put the stage's settings back.

@@ -140,18 +140,7 @@ impl World {
         let disk = it.device;
         self.files.stamp(file, self.now);
         let write = self.checker.written.native_write(file, range);
-        let job = Job {
-            owner: Owner::Client {
-                client,
-                life: u32::MAX,
-                serial: 0,
-            },
-            file: Some(file),
-            range,
-            write: true,
-            class: IoClass::BestEffort,
-            arrived: self.now,
-        };
+        let job = Job::native_write(client, file, range, self.now);
         self.queue.push(self.now, What::Job { disk, job });
         Message::Wrote {
             request,

@@ -12,12 +12,11 @@ use rushes_tests::daemon::Daemon;
 use rushes_tests::export::{Export, ISCSI, NFS};
 use rushes_tests::fsx::{self, Plan};
 use rushes_tests::initiator::{Blocks, Disk};
-use rushes_tests::kills::{self, Finally, OnPanic, Stage};
+use rushes_tests::kills::{self, Finally, OnPanic, Painter, Stage, Stroke};
 use rushes_tests::needs;
 use rushes_tests::nfs4::{Handle as NfsHandle, Nfs4, Open, Status};
 use rushes_tests::pattern;
 use rushes_tests::pool::{self, PoolWorld};
-use rushes_tests::random::Random;
 use rushes_tests::smb2::{self, Connection, Disposition, Handle};
 use rushes_tests::smbd::{SHARE, Smbd};
 use rushes_tests::stand::Stand;
@@ -333,40 +332,19 @@ fn record(worker: &mut Worker, number: u64) -> Left {
 /// Returns  the bytes that its stripes must have
 fn paint(worker: &mut Worker, painter: u64, name: &str, seed: u64) -> Vec<(u64, Vec<u8>)> {
     worker.must("open", |door| door.open(name));
-    let mut stripes: Vec<(u64, Vec<u8>)> = (painter..GRADE_BYTES / STRIPE_BYTES)
-        .step_by(PAINTERS as usize)
-        .map(|index| index * STRIPE_BYTES)
-        .map(|at| (at, pattern::bytes(seed, at, STRIPE_BYTES as usize)))
-        .collect();
-    let mut random = Random(painter + 11);
-    let mut step = 0;
+    let mut all = Painter::new(painter, PAINTERS, GRADE_BYTES, STRIPE_BYTES, seed);
+    let context = format!("{}: {name}", worker.name);
     while worker.stage.goes_on() {
-        step += 1;
-        let which = random.below(stripes.len() as u64) as usize;
-        let (at, bytes) = &mut stripes[which];
-        let from = random.below(STRIPE_BYTES);
-        let to = from + 1 + random.below(STRIPE_BYTES - from);
-        let (offset, part) = (*at + from, from as usize..to as usize);
-        if random.below(2) == 0 {
-            let new = pattern::bytes((painter + 1) << 32 | step, offset, part.len());
-            bytes[part].copy_from_slice(&new);
-            worker.must("overwrite", |door| door.write(offset, &new));
-            continue;
-        }
-        let found = worker.must("read", |door| door.read(offset, part.len()));
-        let wrong = found
-            .iter()
-            .zip(&bytes[part.clone()])
-            .position(|(a, b)| a != b);
-        assert_eq!(
-            (found.len(), wrong),
-            (part.len(), None),
-            "{}: {name}, step {step}, {offset}",
-            worker.name
-        );
+        all.stroke(&context, |stroke| match stroke {
+            Stroke::Write(at, bytes) => {
+                worker.must("overwrite", |door| door.write(at, bytes));
+                Vec::new()
+            }
+            Stroke::Read(at, length) => worker.must("read", |door| door.read(at, length)),
+        });
     }
     worker.must("close", |door| door.close());
-    stripes
+    all.stripes()
 }
 
 /// Writes and reads blocks of the disk, each filled with one byte. Returns  these bytes
@@ -392,14 +370,9 @@ fn anything(stage: &Stage, port: u16, folder: &Path, steps: &Arc<AtomicU64>) {
             return;
         }
         let plan = Plan {
-            seed,
-            operations: 200,
-            workers: 4,
-            only: None,
-            clients: 2,
-            quiet: true,
             daemon_dies: true,
             steps: Arc::clone(steps),
+            ..Plan::new(seed, 200)
         };
         if let Err(divergence) = fsx::run(port, folder, &plan) {
             panic!("{divergence}");

@@ -98,14 +98,9 @@ fn main() -> ExitCode {
 fn read(words: impl Iterator<Item = String>) -> Result<Asked, String> {
     let mut asked = Asked {
         plan: Plan {
-            seed: 1,
-            operations: 1_000_000,
             workers: 16,
-            only: None,
-            clients: 2,
             quiet: false,
-            daemon_dies: false,
-            steps: Default::default(),
+            ..Plan::new(1, 1_000_000)
         },
         setup: fsx::setup("64MiB"),
         kill: None,

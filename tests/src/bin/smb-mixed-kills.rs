@@ -11,9 +11,8 @@
 //! order in which they come.
 
 use rushes_tests::fsx::{self, Plan};
-use rushes_tests::kills::{self, Finally, OnPanic};
+use rushes_tests::kills::{self, Finally, OnPanic, Painter, Stroke};
 use rushes_tests::pattern;
-use rushes_tests::random::Random;
 use rushes_tests::smb2::{Connection, Disposition, Handle, Status};
 use rushes_tests::smbd::SHARE;
 use rushes_tests::words::explained;
@@ -189,40 +188,20 @@ fn grade(worker: &Worker, name: &str, seed: u64) -> Vec<u8> {
             .map(|painter| {
                 scope.spawn(move || {
                     let _all = OnPanic(&worker.stage.kills);
-                    let mut stripes: Vec<(u64, Vec<u8>)> = (painter..GRADE_BYTES / STRIPE_BYTES)
-                        .step_by(DEPTH as usize)
-                        .map(|index| index * STRIPE_BYTES)
-                        .map(|at| (at, pattern::bytes(seed, at, STRIPE_BYTES as usize)))
-                        .collect();
-                    let mut random = Random(painter + 11);
-                    let mut step = 0;
+                    let mut all = Painter::new(painter, DEPTH, GRADE_BYTES, STRIPE_BYTES, seed);
                     while worker.stage.goes_on() {
-                        step += 1;
-                        let which = random.below(stripes.len() as u64) as usize;
-                        let (at, bytes) = &mut stripes[which];
-                        let from = random.below(STRIPE_BYTES);
-                        let to = from + 1 + random.below(STRIPE_BYTES - from);
-                        let (offset, part) = (*at + from, from as usize..to as usize);
-                        if random.below(2) == 0 {
-                            let new =
-                                pattern::bytes((painter + 1) << 32 | step, offset, part.len());
-                            bytes[part].copy_from_slice(&new);
-                            worker.must("overwrite", || worker.client.write(file, offset, &new));
-                            continue;
-                        }
-                        let found =
-                            worker.must("read", || worker.client.read(file, offset, part.len()));
-                        let wrong = found
-                            .iter()
-                            .zip(&bytes[part.clone()])
-                            .position(|(a, b)| a != b);
-                        assert_eq!(
-                            (found.len(), wrong),
-                            (part.len(), None),
-                            "{name}, painter {painter}, step {step}, {offset}"
-                        );
+                        all.stroke(name, |stroke| match stroke {
+                            Stroke::Write(at, bytes) => {
+                                let write = || worker.client.write(file, at, bytes);
+                                worker.must("overwrite", write);
+                                Vec::new()
+                            }
+                            Stroke::Read(at, length) => {
+                                worker.must("read", || worker.client.read(file, at, length))
+                            }
+                        });
                     }
-                    stripes
+                    all.stripes()
                 })
             })
             .collect();
@@ -247,14 +226,9 @@ fn anything(stage: &Stage, world: &World, steps: &Arc<AtomicU64>) {
             return;
         }
         let plan = Plan {
-            seed,
-            operations: 400,
-            workers: 4,
-            only: None,
-            clients: 2,
-            quiet: true,
             daemon_dies: true,
             steps: Arc::clone(steps),
+            ..Plan::new(seed, 400)
         };
         if let Err(divergence) = fsx::run(stage.port, world.disk.path(), &plan) {
             panic!("{divergence}");
