@@ -796,14 +796,14 @@ impl Actions {
 
 // ---- Reports of the server about itself ----
 
-/// Why a stream has the standing it has.
+/// The claim of a stream on its devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     /// Its rate is promised.
     Contract,
-    /// Its rate is known but the device cannot promise it now.
+    /// It has no contract: it asked for one, and a device cannot promise it now.
     Refused,
-    /// Nothing is promised: no rate known.
+    /// It has no contract and asks for none: its rate is not known, or it need not be promised.
     BestEffort,
 }
 
