@@ -227,8 +227,8 @@ impl Server {
         }
     }
 
-    /// The device cannot promise the stream its part: the stream loses a contract that it has, and
-    /// asks again.
+    /// The device cannot promise the stream its portion: the stream loses a contract that it has,
+    /// and asks again.
     fn refuse(&mut self, id: StreamId, device: DeviceId, refusal: Refusal) {
         self.resign(id);
         if let Some(stream) = self.streams.get_mut(id.0) {
@@ -245,7 +245,8 @@ impl Server {
     }
 
     /// Frames of a sequence lie on a device from which it was not fetched before. Under contract
-    /// the server asks that device for its part: a sequence is promised as a whole, or not at all.
+    /// the server asks that device for its portion: a sequence is promised as a whole, or not at
+    /// all.
     pub(super) fn comes_to(&mut self, id: StreamId, device: DeviceId) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
@@ -262,11 +263,11 @@ impl Server {
         if let Some(device) = self.devices.get_mut(&device) {
             device.promise(id);
         }
-        self.part_grows(id, device);
+        self.portion_grows(id, device);
     }
 
     /// A stream under contract needs more of a device than it asked for.
-    pub(super) fn part_grows(&mut self, id: StreamId, device: DeviceId) {
+    pub(super) fn portion_grows(&mut self, id: StreamId, device: DeviceId) {
         if let Err(refusal) = self.admission_on(id, device, self.promised, None) {
             self.refuse(id, device, refusal);
         }
@@ -304,14 +305,14 @@ impl Server {
         };
         let fetched = stream.fetched;
         if stream.standing != Standing::Contract && stream.frames.is_none() {
-            // The count has whole pieces, and bytes that the reader has asked for: those are on
+            // The count has whole runs, and bytes that the reader has asked for: those are on
             // their way to it.
             stream.fetched = stream.consumed.min(fetched);
         }
         fetched
     }
 
-    /// Whether each device that the stream is fetched from can promise its part, in place of the
+    /// Whether each device that the stream is fetched from can promise its portion, in place of the
     /// kept contract `replaced`; else the device that cannot.
     fn admission_of(
         &self,

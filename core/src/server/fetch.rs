@@ -145,11 +145,11 @@ impl Server {
         }
         let is_kept_free = device.queue.is_awaited && device.writers.is_empty();
         device.queue.flight_count == 0
-            || (!is_kept_free && device.queue.batch_bytes < self.piece_bytes(device))
+            || (!is_kept_free && device.queue.batch_bytes < self.request_bytes_max(device))
     }
 
     /// The longest request now.
-    fn piece_bytes(&self, device: &Device) -> u64 {
+    fn request_bytes_max(&self, device: &Device) -> u64 {
         let chunk = self.limits.chunk_bytes_max;
         match device.queue.is_at_ease {
             true => (chunk / EASE_PART).max(self.slot_bytes()).min(chunk),
@@ -441,7 +441,7 @@ impl Server {
 
     // ---- Contracts ----
 
-    /// Fetch a stream's next piece. True: something changed, ask again.
+    /// Fetch the next bytes of a stream. True: something changed, ask again.
     fn fetch_stream(&mut self, device_id: DeviceId, id: StreamId, actions: &mut Actions) -> bool {
         let chunk = self.limits.chunk_bytes_max;
         let preroll = self.policy.preroll;
@@ -458,14 +458,19 @@ impl Server {
         let asked = stream.consumed.saturating_sub(stream.fetched);
         let bytes = match stream.awaits_first_frame() && asked > 0 {
             true => asked.min(chunk),
-            false => self.piece_bytes(device),
+            false => self.request_bytes_max(device),
         };
-        let Some((file, range, pieces_end)) =
-            self.next_piece(stream, device_id, bytes.min(room.max(1)))
-        else {
+        let Some(next) = self.next_fetch(stream, device_id, bytes.min(room.max(1))) else {
             return false;
         };
-        let run = self.fetch_run(file, range, IoClass::RealTime, deadline, Some(id), actions);
+        let run = self.fetch_run(
+            next.file,
+            next.range,
+            IoClass::RealTime,
+            deadline,
+            Some(id),
+            actions,
+        );
         if let Some(device) = self.devices.get_mut(&device_id) {
             device.visits.begin(Visitor::Reader(id));
         }
@@ -475,13 +480,13 @@ impl Server {
         match run {
             Run::Covered(end) | Run::Sent(end) => {
                 let done = match stream.flow {
-                    _ if end >= range.end() => pieces_end,
-                    Flow::Forward | Flow::Frames => end.saturating_sub(range.start.0),
-                    // A piece read downward or a step counts when it is covered whole.
+                    _ if end >= next.range.end() => next.worth,
+                    Flow::Forward | Flow::Frames => end.saturating_sub(next.range.start.0),
+                    // Bytes read downward, or a step, count when they are covered whole.
                     Flow::Reverse | Flow::Strided { .. } => 0,
                 };
                 stream.count_fetched(device_id, done);
-                let bridged = stream.read_over(range, done);
+                let bridged = stream.read_over(next.range, done);
                 if let Some(device) = self.devices.get_mut(&device_id) {
                     device.counts.read_bridged += bridged;
                     device.visits.given += done;
@@ -496,14 +501,13 @@ impl Server {
         }
     }
 
-    /// The next piece of a stream on a device: file, range of it, and by how much `v` it advances
-    /// the stream.
-    pub(super) fn next_piece(
+    /// The bytes to fetch next for a stream from a device, at most so many.
+    pub(super) fn next_fetch(
         &self,
         stream: &Stream,
         device: DeviceId,
         bytes: u64,
-    ) -> Option<(FileId, ByteRange, u64)> {
+    ) -> Option<NextFetch> {
         let file = self.files.get(&stream.file)?;
         let slot_bytes = self.slot_bytes();
         match stream.flow {
@@ -520,8 +524,7 @@ impl Server {
                 let end = end
                     .min(file.size)
                     .min(start.saturating_add(file.place(start).contiguous));
-                (start < end)
-                    .then(|| (stream.file, ByteRange::new(start, end - start), end - start))
+                next_of(stream.file, start, end, end - start)
             }
             Flow::Reverse => {
                 let end = stream.origin.saturating_sub(stream.fetched).min(file.size);
@@ -531,23 +534,22 @@ impl Server {
                 } else {
                     start
                 };
-                (start < end)
-                    .then(|| (stream.file, ByteRange::new(start, end - start), end - start))
+                next_of(stream.file, start, end, end - start)
             }
-            Flow::Strided { stride, piece } => {
-                let steps = stream.fetched / piece.max(1);
+            Flow::Strided { stride, run_bytes } => {
+                let steps = stream.fetched / run_bytes.max(1);
                 let start = strided_offset(stream.origin, stride, steps)?;
                 let there = file
                     .place(start)
                     .contiguous
                     .min(file.size.saturating_sub(start));
-                let at_once = self.strides_at_once(file, stride, piece, bytes.min(there));
+                let at_once = self.strides_at_once(file, stride, run_bytes, bytes.min(there));
                 let way = stride.unsigned_abs().saturating_mul(at_once - 1);
-                let end = start.saturating_add(way + piece).min(file.size);
-                let worth = piece * at_once;
-                (start < end).then(|| (stream.file, ByteRange::new(start, end - start), worth))
+                let end = start.saturating_add(way + run_bytes).min(file.size);
+                let worth = run_bytes * at_once;
+                next_of(stream.file, start, end, worth)
             }
-            Flow::Frames => self.frame_piece(stream, device, bytes),
+            Flow::Frames => self.next_of_frame(stream, device, bytes),
         }
     }
 
@@ -722,10 +724,10 @@ impl Server {
         let end = match stream.flow {
             Flow::Forward => stop.saturating_sub(stream.origin),
             Flow::Frames => stream.frame_end(file),
-            // Until the reader has come to the last piece that begins in it.
-            Flow::Strided { stride, piece } if stride > 0 => {
+            // Until the reader has come to the last run that begins in it.
+            Flow::Strided { stride, run_bytes } if stride > 0 => {
                 let way = stop.saturating_sub(stream.origin).saturating_sub(1);
-                let last = way / stride.unsigned_abs() * piece;
+                let last = way / stride.unsigned_abs() * run_bytes;
                 last.max(stream.fetched).saturating_add(1)
             }
             Flow::Reverse | Flow::Strided { .. } => stream.fetched.saturating_add(1),
@@ -1042,6 +1044,15 @@ pub(super) struct Served {
     pub calibrated: Duration,
     pub deadline: Instant,
     pub wrote: bool,
+}
+
+/// None: the range is empty.
+fn next_of(file: FileId, start: u64, end: u64, worth: u64) -> Option<NextFetch> {
+    (start < end).then(|| NextFetch {
+        file,
+        range: ByteRange::new(start, end - start),
+        worth,
+    })
 }
 
 /// Whether a device has time for requests without a deadline.

@@ -157,7 +157,7 @@ impl Server {
             Pattern::Reverse => Some(Flow::Reverse),
             Pattern::Strided { stride } => Some(Flow::Strided {
                 stride,
-                piece: run_bytes.max(range.length.0).min(chunk),
+                run_bytes: run_bytes.max(range.length.0).min(chunk),
             }),
             Pattern::Unknown | Pattern::Random => None,
         };
@@ -283,10 +283,10 @@ impl Server {
                 stream.origin.saturating_sub(range.end()),
                 stream.origin.saturating_sub(range.start.0),
             ),
-            Flow::Strided { stride, piece } => {
+            Flow::Strided { stride, run_bytes } => {
                 let way = range.start.0.abs_diff(stream.origin);
                 let steps = way / stride.unsigned_abs().max(1);
-                (steps * piece, (steps + 1) * piece)
+                (steps * run_bytes, (steps + 1) * run_bytes)
             }
         };
         stream.consumed = stream.consumed.max(end);
@@ -599,10 +599,10 @@ impl Server {
         Some(Claim {
             writes: false,
             deadline: stream.deadline(stream.fetched_on(device), self.now, self.policy.preroll),
-            rate: BytesPerSecond(stream.part_of(device, rate.0).max(1)),
+            rate: BytesPerSecond(stream.portion_of(device, rate.0).max(1)),
             physical,
             room: room.min(left),
-            cap: stream.part_of(device, cap).max(1),
+            cap: stream.portion_of(device, cap).max(1),
             left,
             is_awaited: stream.waiting_count > 0 && stream.fetched < stream.consumed,
         })
@@ -619,8 +619,8 @@ impl Server {
                 let offset = stream.origin.saturating_sub(stream.fetched);
                 (offset.saturating_sub(1), offset)
             }
-            Flow::Strided { stride, piece } => {
-                let steps = stream.fetched / piece.max(1);
+            Flow::Strided { stride, run_bytes } => {
+                let steps = stream.fetched / run_bytes.max(1);
                 let Some(offset) = strided_offset(stream.origin, stride, steps) else {
                     return NextPlace::default();
                 };
@@ -631,7 +631,7 @@ impl Server {
                 };
                 let left = way
                     .div_ceil(stride.unsigned_abs().max(1))
-                    .saturating_mul(piece);
+                    .saturating_mul(run_bytes);
                 (offset, left)
             }
             Flow::Frames => return self.frame_place(stream, device),

@@ -11,8 +11,8 @@
 //!
 //! On a pool the frames of one sequence lie on any of its members. It is one stream with one place
 //! in `v`; but each device is asked for its own frames by itself, in the order of `v`, so that a
-//! slow device does not hold up fetches from the others. Each is charged the part of the rate that
-//! its frames have (docs/decisions/0034).
+//! slow device does not hold up fetches from the others. Each is charged the portion of the rate
+//! that its frames have (docs/decisions/0034).
 
 use super::clock::Due;
 use super::state::*;
@@ -32,9 +32,9 @@ const SILENCE: Duration = Duration::from_s(10);
 /// The last so many frames show how a sequence is spread over devices.
 const LATELY_MAX: usize = 32;
 
-/// The server asks a device again when its part of a sequence has become larger by so much.
+/// The server asks a device again when its portion of a sequence has become larger by so much.
 /// Thousandths of the whole.
-const PART_GROWN: u64 = 125;
+const PORTION_GROWN: u64 = 125;
 
 /// The owner of the opens among which the server looks for a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -161,8 +161,8 @@ pub(super) struct Frames {
     step: i64,
     /// The devices that it is fetched from.
     devices: Vec<DeviceId>,
-    /// For each of these, the part for which it was last asked. Thousandths.
-    parts: Vec<u64>,
+    /// For each of these, the portion for which it was last asked. Thousandths.
+    portions: Vec<u64>,
     /// Device and size of the frames opened lately; of all that are open, at least.
     lately: VecDeque<(DeviceId, u64)>,
     /// Frames opened, in reading order.
@@ -252,8 +252,8 @@ impl Frames {
         }
     }
 
-    /// A device's part of `whole`: the part of their bytes that recent frames had there.
-    pub(super) fn part_of(&self, device: DeviceId, whole: u64) -> u64 {
+    /// A device's portion of `whole`: that of their bytes that recent frames had there.
+    pub(super) fn portion_of(&self, device: DeviceId, whole: u64) -> u64 {
         if self.devices == [device] {
             return whole;
         }
@@ -581,7 +581,7 @@ impl Server {
             reader,
             step,
             devices: alloc::vec![device],
-            parts: alloc::vec![1000],
+            portions: alloc::vec![1000],
             lately: VecDeque::new(),
             open: VecDeque::new(),
             at: 0,
@@ -803,14 +803,14 @@ impl Server {
             .devices
             .iter()
             .copied()
-            .zip(frames.parts.iter().copied());
-        let (devices, parts) = before.filter(stays).unzip();
-        (frames.devices, frames.parts) = (devices, parts);
+            .zip(frames.portions.iter().copied());
+        let (devices, portions) = before.filter(stays).unzip();
+        (frames.devices, frames.portions) = (devices, portions);
         for &device in &come {
-            // The part for which admission will ask the device.
-            let part = frames.part_of(device, 1000);
+            // The portion for which admission will ask the device.
+            let portion = frames.portion_of(device, 1000);
             frames.devices.push(device);
-            frames.parts.push(part);
+            frames.portions.push(portion);
         }
         for device in come {
             self.comes_to(id, device);
@@ -819,12 +819,12 @@ impl Server {
         for device in left {
             self.goes_from(id, device);
         }
-        self.settle_parts(id);
+        self.settle_portions(id);
     }
 
-    /// A device that was asked for one part has not promised more: played with another step, the
+    /// A device that was asked for one portion has not promised more: played with another step, the
     /// sequence may have more frames there than the device can serve.
-    fn settle_parts(&mut self, id: StreamId) {
+    fn settle_portions(&mut self, id: StreamId) {
         for at in 0.. {
             let Some(stream) = self.streams.get_mut(id.0) else {
                 return;
@@ -836,16 +836,16 @@ impl Server {
             let Some(&device) = frames.devices.get(at) else {
                 return;
             };
-            let now = frames.part_of(device, 1000);
-            let Some(asked) = frames.parts.get_mut(at) else {
+            let now = frames.portion_of(device, 1000);
+            let Some(asked) = frames.portions.get_mut(at) else {
                 return;
             };
-            let grown = now > *asked + PART_GROWN;
-            if grown || now + PART_GROWN < *asked {
+            let grown = now > *asked + PORTION_GROWN;
+            if grown || now + PORTION_GROWN < *asked {
                 *asked = now;
             }
             if grown && promised {
-                self.part_grows(id, device);
+                self.portion_grows(id, device);
             }
         }
     }
@@ -1128,12 +1128,12 @@ impl Server {
         }
     }
 
-    pub(super) fn frame_piece(
+    pub(super) fn next_of_frame(
         &self,
         stream: &Stream,
         device: DeviceId,
         bytes: u64,
-    ) -> Option<(FileId, ByteRange, u64)> {
+    ) -> Option<NextFetch> {
         let frame = stream.frames.as_ref()?.next_frame(device)?;
         let start = frame.fetched;
         let file = self.files.get(&frame.file)?;
@@ -1146,9 +1146,17 @@ impl Server {
             // A frame that has become shorter is passed over: no more of it is fetched, and all of
             // it counts as done.
             let rest = frame.size - start;
-            return Some((frame.file, ByteRange::new(start, 0), rest));
+            return Some(NextFetch {
+                file: frame.file,
+                range: ByteRange::new(start, 0),
+                worth: rest,
+            });
         }
-        Some((frame.file, ByteRange::new(start, end - start), end - start))
+        Some(NextFetch {
+            file: frame.file,
+            range: ByteRange::new(start, end - start),
+            worth: end - start,
+        })
     }
 
     /// `v` of the first byte of a frame that is being fetched, or will be.

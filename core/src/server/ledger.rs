@@ -290,8 +290,8 @@ impl Server {
                 position: ByteOffset(match stream.flow {
                     Flow::Forward => stream.origin.saturating_add(stream.consumed),
                     Flow::Reverse => stream.origin.saturating_sub(stream.consumed),
-                    Flow::Strided { stride, piece } => {
-                        let steps = stream.consumed / piece.max(1);
+                    Flow::Strided { stride, run_bytes } => {
+                        let steps = stream.consumed / run_bytes.max(1);
                         strided_offset(stream.origin, stride, steps).unwrap_or(0)
                     }
                     Flow::Frames => stream.consumed,
@@ -369,7 +369,7 @@ impl Server {
                         .iter()
                         .filter_map(|stream| {
                             let stream = self.streams.get(stream.0)?;
-                            Some(stream.part_of(id, stream.rate?.0.0))
+                            Some(stream.portion_of(id, stream.rate?.0.0))
                         })
                         .sum(),
                 ),

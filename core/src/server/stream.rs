@@ -15,11 +15,11 @@ use crate::stream::CursorIndex;
 pub(super) enum Flow {
     /// File offset = origin + v.
     Forward,
-    /// File offset = origin − v, each piece read forward.
+    /// File offset = origin − v, each run read forward.
     Reverse,
-    /// Pieces of `piece` bytes, `stride` apart from start to start; negative: towards the start of
-    /// the file.
-    Strided { stride: i64, piece: u64 },
+    /// Runs of `run_bytes` bytes, `stride` apart from start to start; negative: towards the start
+    /// of the file.
+    Strided { stride: i64, run_bytes: u64 },
     /// One file a frame.
     Frames,
 }
@@ -58,6 +58,15 @@ pub(super) struct NextPlace {
     pub physical: u64,
     /// The bytes that are left to fetch from there. Zero: there is no such byte.
     pub left: u64,
+}
+
+/// The bytes to fetch next for a stream from a device, by one request or none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NextFetch {
+    pub file: FileId,
+    pub range: ByteRange,
+    /// By how much the stream is further when all of it is fetched.
+    pub worth: u64,
 }
 
 /// A run of related reads, and its line in the ledger.
@@ -140,7 +149,7 @@ pub(super) struct Stream {
     pub waiting_count: u32,
 }
 
-/// Where the piece after `steps` of a strided flow starts; None before the file's start.
+/// Where the run after `steps` of a strided flow starts; None before the file's start.
 pub(super) fn strided_offset(origin: u64, stride: i64, steps: u64) -> Option<u64> {
     let way = i64::try_from(steps).ok()?.checked_mul(stride)?;
     origin.checked_add_signed(way)
@@ -224,10 +233,10 @@ impl Stream {
         next.unwrap_or(self.fetched)
     }
 
-    /// A device's part of `whole`.
-    pub(super) fn part_of(&self, device: DeviceId, whole: u64) -> u64 {
+    /// A device's portion of `whole`.
+    pub(super) fn portion_of(&self, device: DeviceId, whole: u64) -> u64 {
         match &self.frames {
-            Some(frames) => frames.part_of(device, whole),
+            Some(frames) => frames.portion_of(device, whole),
             None => whole,
         }
     }

@@ -129,8 +129,8 @@ impl Server {
                 let chunk = self.limits.chunk_bytes_max;
                 match stream.flow {
                     Flow::Frames => {
-                        let (file, range, _) = self.frame_piece(stream, id, chunk)?;
-                        (range.start.0, chunk, file)
+                        let next = self.next_of_frame(stream, id, chunk)?;
+                        (next.range.start.0, chunk, next.file)
                     }
                     _ => {
                         let start = stream.origin.saturating_add(stream.fetched);
@@ -384,9 +384,9 @@ impl Server {
             None => u64::MAX,
         };
         let user = User::of(stream_id, stream);
-        let piece = self.next_piece(stream, id, bytes.min(self.limits.chunk_bytes_max));
-        let run = piece.map_or(Run::Busy, |(file, range, _)| {
-            self.fetch_for((id, user), (file, range), Instant::NEVER, actions)
+        let next = self.next_fetch(stream, id, bytes.min(self.limits.chunk_bytes_max));
+        let run = next.map_or(Run::Busy, |next| {
+            self.fetch_for((id, user), (next.file, next.range), Instant::NEVER, actions)
         });
         let (Some(device), Some(stream)) =
             (self.devices.get_mut(&id), self.streams.get_mut(stream_id.0))
@@ -398,7 +398,7 @@ impl Server {
         // Zero until the stream has got bytes: a stream that does not advance must not hold up
         // another's turn.
         device.visits.background_given = 0;
-        let Some((_, range, worth)) = piece else {
+        let Some(NextFetch { range, worth, .. }) = next else {
             return false;
         };
         match run {
