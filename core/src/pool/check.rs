@@ -424,9 +424,9 @@ fn proved_file(pool: PoolId, bytes: &[u8], unnamed: &[&FoundObject]) -> Option<F
     found
 }
 
-/// An object of a file with a lost record, and where it has bytes.
+/// An object that holds bytes of a file with a lost layout, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct Holder {
     /// Which.
     pub object: Object,
     /// The bytes of the file that it has, from its mark.
@@ -435,7 +435,7 @@ pub struct Piece {
     pub data: Vec<ByteRange>,
 }
 
-impl Piece {
+impl Holder {
     /// Where in the file its last byte ends; 0 when it has none.
     pub fn end(&self) -> u64 {
         match self.data.last().and_then(|last| last.end().checked_sub(1)) {
@@ -464,12 +464,12 @@ struct Home {
 /// byte is. A stripe counts from its first byte to its last, holes too.
 ///
 /// Returns  None: a stripe is not whole, so that the places of its bytes are not known
-pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
+pub fn assemble(file: FileIdentity, holders: &[Holder]) -> Option<Layout> {
     // Objects of one stripe together; any other by itself.
-    let mut groups: BTreeMap<_, Vec<&Piece>> = BTreeMap::new();
-    for piece in pieces {
-        let part = piece.part;
-        let alone = (part.shape == Shape::Single).then_some(piece.object);
+    let mut groups: BTreeMap<_, Vec<&Holder>> = BTreeMap::new();
+    for holder in holders {
+        let part = holder.part;
+        let alone = (part.shape == Shape::Single).then_some(holder.object);
         let key = (
             part.serial,
             alone.is_none(),
@@ -477,13 +477,13 @@ pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
             part.shape.bytes(),
             alone,
         );
-        groups.entry(key).or_default().push(piece);
+        groups.entry(key).or_default().push(holder);
     }
     let mut homes: Vec<(Home, Vec<ByteRange>)> = Vec::new();
     let mut ends: Vec<(u16, bool)> = Vec::new();
     for ((serial, is_striped, ..), group) in groups {
         // Nothing was ever written to it: made when the power went, or a hole as long as the file.
-        if is_striped && group.iter().all(|piece| piece.data.is_empty()) {
+        if is_striped && group.iter().all(|holder| holder.data.is_empty()) {
             continue;
         }
         let part = group[0].part;
@@ -491,7 +491,7 @@ pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
         let home = Home {
             origin: part.origin,
             shape: part.shape,
-            objects: all.iter().map(|piece| piece.object).collect(),
+            objects: all.iter().map(|holder| holder.object).collect(),
         };
         homes.push((home, bytes_of(part, &all)));
         ends.push((serial, is_striped));
@@ -549,7 +549,7 @@ pub fn assemble(file: FileIdentity, pieces: &[Piece]) -> Option<Layout> {
 
 /// The objects of a stripe, in their places. None: one is not there, or two have bytes for one
 /// place.
-fn whole<'a>(shape: Shape, group: &[&'a Piece]) -> Option<Vec<&'a Piece>> {
+fn whole<'a>(shape: Shape, group: &[&'a Holder]) -> Option<Vec<&'a Holder>> {
     if shape == Shape::Single {
         return Some(group.to_vec());
     }
@@ -557,7 +557,7 @@ fn whole<'a>(shape: Shape, group: &[&'a Piece]) -> Option<Vec<&'a Piece>> {
         .map(|place| {
             let mut found = group
                 .iter()
-                .filter(|piece| usize::from(piece.part.place) == place);
+                .filter(|holder| usize::from(holder.part.place) == place);
             let first = *found.next()?;
             // A copy that was begun and not named is no reason to doubt, as long as it is empty.
             found.try_fold(first, |known, other| match (&known.data, &other.data) {
@@ -570,9 +570,9 @@ fn whole<'a>(shape: Shape, group: &[&'a Piece]) -> Option<Vec<&'a Piece>> {
 }
 
 /// The bytes of the file in these objects, which are all of a stripe, or one.
-fn bytes_of(part: Part, all: &[&Piece]) -> Vec<ByteRange> {
+fn bytes_of(part: Part, all: &[&Holder]) -> Vec<ByteRange> {
     if part.shape == Shape::Single {
-        let moved = all.iter().flat_map(|piece| &piece.data);
+        let moved = all.iter().flat_map(|holder| &holder.data);
         return moved
             .map(|range| {
                 let start = range.start.0.saturating_add(part.origin.0);
@@ -586,7 +586,7 @@ fn bytes_of(part: Part, all: &[&Piece]) -> Vec<ByteRange> {
     };
     let ranges = || {
         let all = all.iter().enumerate();
-        all.flat_map(|(place, piece)| piece.data.iter().map(move |range| (place, range)))
+        all.flat_map(|(place, holder)| holder.data.iter().map(move |range| (place, range)))
     };
     let first = ranges().map(|(place, range)| offset(place, range.start.0));
     let last = ranges()
@@ -963,7 +963,7 @@ mod tests {
             seed % below
         };
         for round in 0..3_000 {
-            let pieces: Vec<Piece> = (0..=next(4))
+            let holders: Vec<Holder> = (0..=next(4))
                 .map(|at| {
                     let mut data = Vec::new();
                     let mut from = next(20);
@@ -972,26 +972,26 @@ mod tests {
                         data.push(ByteRange::new(from, length));
                         from += length + 1 + next(15);
                     }
-                    Piece {
+                    Holder {
                         object: object(at as u16, at),
                         part: Part::single(next(3) as u16),
                         data,
                     }
                 })
                 .collect();
-            let layout = assemble(file(1), &pieces).expect("there is no stripe");
+            let layout = assemble(file(1), &holders).expect("there is no stripe");
             assert_eq!(Layout::decode(&layout.encode()).as_ref(), Ok(&layout));
             for byte in 0..100 {
-                let has = |piece: &&Piece| {
-                    piece
+                let has = |holder: &&Holder| {
+                    holder
                         .data
                         .iter()
                         .any(|range| range.start.0 <= byte && byte < range.end())
                 };
-                let latest = pieces
+                let latest = holders
                     .iter()
                     .filter(has)
-                    .max_by_key(|piece| (piece.part.serial, piece.object));
+                    .max_by_key(|holder| (holder.part.serial, holder.object));
                 let Some(latest) = latest else { continue };
                 let located = layout.locate(ByteOffset(byte));
                 let located = located.map(|located| located.object);
@@ -999,7 +999,7 @@ mod tests {
             }
         }
         assert_eq!(assemble(file(1), &[]), Some(layout(1, &[])));
-        let empty = Piece {
+        let empty = Holder {
             object: object(0, 1),
             part: Part::single(0),
             data: vec![],
@@ -1012,7 +1012,7 @@ mod tests {
 
     /// A stripe, of which a part was moved, and another one behind it: as a pool writes it whose
     /// first members got full.
-    fn striped() -> (Layout, Vec<Piece>) {
+    fn striped() -> (Layout, Vec<Holder>) {
         let shape = Shape::Striped {
             unit_log2: 12,
             members: 3,
@@ -1028,8 +1028,8 @@ mod tests {
         );
         found.lay(behind, ByteOffset(40_960), shape, all(3).collect());
         found.assign(ByteRange::new(8192, 8192), ByteOffset(0), object(6, 6));
-        let mut pieces: Vec<Piece> = (0..7)
-            .map(|at| Piece {
+        let mut holders: Vec<Holder> = (0..7)
+            .map(|at| Holder {
                 object: object(at, u64::from(at)),
                 part: Part {
                     serial: at / 3 * 3,
@@ -1044,70 +1044,70 @@ mod tests {
         while at < 100_000 {
             let located = found.locate(ByteOffset(at)).expect("it covers all");
             let length = located.length.0.min(100_000 - at);
-            let piece = pieces
+            let holder = holders
                 .iter_mut()
-                .find(|piece| piece.object == located.object);
+                .find(|holder| holder.object == located.object);
             let range = ByteRange::new(located.object_offset.0, length);
-            piece.expect("it has a piece").data.push(range);
+            holder.expect("it has a holder").data.push(range);
             at += length;
         }
-        (found, pieces)
+        (found, holders)
     }
 
     #[test]
     fn stripes_are_put_together_again_when_they_are_whole() {
-        let (layout, mut pieces) = striped();
-        pieces.reverse();
-        assert_eq!(assemble(file(1), &pieces), Some(layout));
+        let (layout, mut holders) = striped();
+        holders.reverse();
+        assert_eq!(assemble(file(1), &holders), Some(layout));
         for missing in 0..6 {
-            let (_, mut pieces) = striped();
-            pieces.remove(missing);
-            assert_eq!(assemble(file(1), &pieces), None, "object {missing}");
+            let (_, mut holders) = striped();
+            holders.remove(missing);
+            assert_eq!(assemble(file(1), &holders), None, "object {missing}");
         }
     }
 
     #[test]
     fn what_only_the_record_knew_is_not_guessed_at() {
         // A copy that was begun and not named.
-        let (layout, mut pieces) = striped();
-        let mut spare = pieces[1].clone();
+        let (layout, mut holders) = striped();
+        let mut spare = holders[1].clone();
         spare.object = object(8, 8);
         spare.data.clear();
-        pieces.push(spare.clone());
-        assert_eq!(assemble(file(1), &pieces), Some(layout));
+        holders.push(spare.clone());
+        assert_eq!(assemble(file(1), &holders), Some(layout));
         spare.data = vec![ByteRange::new(0, 4096)];
-        pieces.pop();
-        pieces.push(spare);
-        assert_eq!(assemble(file(1), &pieces), None);
+        holders.pop();
+        holders.push(spare);
+        assert_eq!(assemble(file(1), &holders), None);
         // An object that was there before the stripe has bytes where the stripe has some, too.
-        let (_, mut pieces) = striped();
-        pieces[6].part.serial = 0;
-        assert_eq!(assemble(file(1), &pieces), None);
+        let (_, mut holders) = striped();
+        holders[6].part.serial = 0;
+        assert_eq!(assemble(file(1), &holders), None);
         // A stripe that was made and never written to is no part of the file.
-        let (layout, mut pieces) = striped();
+        let (layout, mut holders) = striped();
         for at in 0..3 {
-            let mut empty = pieces[at].clone();
+            let mut empty = holders[at].clone();
             empty.object = object(9, at as u64 + 20);
             empty.part.serial = 9;
             empty.data.clear();
-            pieces.push(empty);
+            holders.push(empty);
         }
-        assert_eq!(assemble(file(1), &pieces), Some(layout));
+        assert_eq!(assemble(file(1), &holders), Some(layout));
     }
 
     #[test]
     fn an_empty_object_of_a_stripe_is_kept_with_the_others() {
-        let (_, pieces) = striped();
-        let objects: Vec<FoundObject> = pieces[..3]
+        let (_, holders) = striped();
+        let objects: Vec<FoundObject> = holders[..3]
             .iter()
-            .map(|piece| FoundObject {
-                object: piece.object,
+            .map(|holder| FoundObject {
+                object: holder.object,
                 mark: Mark::Sound(BackPointer {
                     pool: POOL,
                     file: file(1),
-                    part: piece.part,
+                    part: holder.part,
                 }),
-                has_data: piece.part.place == 0,
+                has_data: holder.part.place == 0,
             })
             .collect();
         for finding in checked(&[], &objects) {
@@ -1127,14 +1127,14 @@ mod tests {
 
     #[test]
     fn a_lost_mark_is_written_as_it_was() {
-        let (layout, pieces) = striped();
-        for piece in pieces {
-            let part = part_of(&layout, piece.object);
+        let (layout, holders) = striped();
+        for holder in holders {
+            let part = part_of(&layout, holder.object);
             assert_eq!(
                 Part { serial: 0, ..part },
                 Part {
                     serial: 0,
-                    ..piece.part
+                    ..holder.part
                 }
             );
         }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Which files of a pool are in more pieces than they need be, and when a copy is worth its cost.
+//! Which files of a pool are in more segments and extents than they need be, and when a copy is
+//! worth its cost.
 
 use super::layout::MemberNumber;
 use alloc::vec::Vec;

@@ -9,17 +9,17 @@ const SHARE: u64 = 4;
 /// It goes on at this pace regardless of contracts, or a pool that is always busy would never be
 /// mended. Units: bytes per second.
 const LEAST_BYTES_PER_S: u64 = 1 << 20;
-/// The cost of a piece beside its bytes, as bytes: a few positionings.
-const PIECE_COST_BYTES: u64 = 256 << 10;
+/// A move goes step by step. The cost of a step beside its bytes, as bytes: a few positionings.
+const STEP_COST_BYTES: u64 = 256 << 10;
 /// Longest rest where nothing is known.
 const REST_MAX: Duration = Duration::from_s(2);
 /// A move for which no command waits works beside others one part of the time in so many: clients
 /// without a contract would notice more.
 const PART_BESIDE: u64 = 8;
-/// And rests no longer after a piece, however slow the disk was.
+/// And rests no longer after a step, however slow the disk was.
 const REST_BESIDE_MAX: Duration = Duration::from_s(20);
 
-/// How long to rest after a piece.
+/// How long to rest after a step.
 ///
 /// Units    unpromised: bytes per second without a contract of the busier device that had a part in
 ///          it; None: not known
@@ -30,7 +30,7 @@ pub fn rest(copied: ByteCount, took: Duration, unpromised: Option<u64>) -> Durat
         return took.min(REST_MAX);
     };
     let bytes_per_s = (unpromised / SHARE).max(LEAST_BYTES_PER_S);
-    let bytes = copied.0.saturating_add(PIECE_COST_BYTES);
+    let bytes = copied.0.saturating_add(STEP_COST_BYTES);
     let due_ns = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s);
     Duration(
         u64::try_from(due_ns)
@@ -56,24 +56,24 @@ pub fn rest_beside(
 mod tests {
     use super::*;
 
-    const PIECE: ByteCount = ByteCount::from_mib(4);
+    const STEP: ByteCount = ByteCount::from_mib(4);
 
     /// Bytes per second over working and resting.
-    fn pace(piece: ByteCount, took: Duration, unpromised: Option<u64>) -> u64 {
-        let whole = took.0 + rest(piece, took, unpromised).0;
-        (u128::from(piece.0) * 1_000_000_000 / u128::from(whole)) as u64
+    fn pace(step: ByteCount, took: Duration, unpromised: Option<u64>) -> u64 {
+        let whole = took.0 + rest(step, took, unpromised).0;
+        (u128::from(step.0) * 1_000_000_000 / u128::from(whole)) as u64
     }
 
     #[test]
     fn no_more_than_its_share_of_what_is_not_promised_is_used() {
         for unpromised in [8 << 20, 40 << 20, 170_000_000, 3_000_000_000] {
-            for piece_mib in [1, 4] {
+            for step_mib in [1, 4] {
                 for took_ms in [1, 20, 90] {
-                    let piece = ByteCount::from_mib(piece_mib);
-                    let used = pace(piece, Duration::from_ms(took_ms), Some(unpromised));
+                    let step = ByteCount::from_mib(step_mib);
+                    let used = pace(step, Duration::from_ms(took_ms), Some(unpromised));
                     assert!(used <= unpromised / SHARE, "{used} of {unpromised}");
                     // And about that, where the disk allows it.
-                    let able = piece.0 * 1000 / took_ms;
+                    let able = step.0 * 1000 / took_ms;
                     assert!(
                         used >= (unpromised / SHARE).min(able) / 2,
                         "{used} of {unpromised}"
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn it_goes_on_where_everything_is_promised() {
-        let used = pace(PIECE, Duration::from_ms(100), Some(0));
+        let used = pace(STEP, Duration::from_ms(100), Some(0));
         assert!(
             (LEAST_BYTES_PER_S / 2..=LEAST_BYTES_PER_S).contains(&used),
             "{used}"
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn a_device_that_was_slow_has_had_its_rest() {
         assert_eq!(
-            rest(PIECE, Duration::from_s(60), Some(100 << 20)),
+            rest(STEP, Duration::from_s(60), Some(100 << 20)),
             Duration::ZERO
         );
     }
@@ -106,22 +106,22 @@ mod tests {
     fn for_nobody_and_beside_others_it_works_an_eighth_of_the_time_and_within_its_share() {
         let took = Duration::from_ms(100);
         for unpromised in [None, Some(0), Some(43_000_000), Some(3_000_000_000)] {
-            let beside = rest_beside(PIECE, (took, took), unpromised);
+            let beside = rest_beside(STEP, (took, took), unpromised);
             assert!(beside >= Duration::from_ms(700), "{unpromised:?}");
-            assert!(beside >= rest(PIECE, took, unpromised), "{unpromised:?}");
+            assert!(beside >= rest(STEP, took, unpromised), "{unpromised:?}");
         }
         let minute = Duration::from_s(60);
-        let slow = rest_beside(PIECE, (minute, minute), Some(43_000_000));
+        let slow = rest_beside(STEP, (minute, minute), Some(43_000_000));
         assert_eq!(slow, REST_BESIDE_MAX);
         // It waited for all others: that was their time.
-        let waited = rest_beside(PIECE, (minute, took), Some(43_000_000));
+        let waited = rest_beside(STEP, (minute, took), Some(43_000_000));
         assert_eq!(waited, Duration::from_ms(700));
     }
 
     #[test]
     fn where_nothing_is_known_half_of_the_time_is_others_and_no_rest_is_long() {
         let took = Duration::from_ms(80);
-        assert_eq!(rest(PIECE, took, None), took);
-        assert_eq!(rest(PIECE, Duration::from_s(30), None), REST_MAX);
+        assert_eq!(rest(STEP, took, None), took);
+        assert_eq!(rest(STEP, Duration::from_s(30), None), REST_MAX);
     }
 }

@@ -197,7 +197,7 @@ impl Tidier {
         now.0.saturating_sub(self.busy_at.0) < self.quiet.0
     }
 
-    /// Whether to go on with the pass that was begun, asked at every piece.
+    /// Whether to go on with the pass that was begun, asked before every step of a copy.
     pub fn may_go_on(&mut self, now: Instant, seen: Seen) -> Result<(), Wait> {
         let is_asked = seen.asked_count != self.asked_count || seen.has_unseen;
         self.asked_count = seen.asked_count;

@@ -15,7 +15,7 @@ use crate::reserved::Reserved;
 use crate::walk::{each_stub, open_below};
 use crate::xattr::{self, LAYOUT_ATTRIBUTE};
 use rushes_core::pool::check::{
-    Doubt, Finding, FoundObject, Mark, Piece, Record, Remedy, Stub, assemble, check, part_of,
+    Doubt, Finding, FoundObject, Holder, Mark, Record, Remedy, Stub, assemble, check, part_of,
 };
 use rushes_core::pool::led::{Led, outside};
 use rushes_core::pool::{
@@ -726,7 +726,7 @@ impl Mender<'_> {
     /// lost bytes look like holes.
     fn can(&self, remedy: Remedy) -> Result<bool, PoolError> {
         Ok(match remedy {
-            Remedy::WriteRecord(file) => assemble(file, &self.pieces(file)?).is_some(),
+            Remedy::WriteRecord(file) => assemble(file, &self.holders(file)?).is_some(),
             _ => true,
         })
     }
@@ -737,7 +737,7 @@ impl Mender<'_> {
                 Ok(format!("it is in {LOST} with the rest of its file"))
             }
             (Finding::RecordFaulty { stub, .. }, Remedy::WriteRecord(file)) => {
-                let layout = assemble(file, &self.pieces(file)?);
+                let layout = assemble(file, &self.holders(file)?);
                 let layout = layout.expect("asked before whether there is one");
                 let fd = self.open_stub(*stub)?;
                 self.pool.set_layout(fd.as_fd(), &layout)?;
@@ -888,13 +888,13 @@ impl Mender<'_> {
     }
 
     /// All objects of a file that this version could have written.
-    fn pieces(&self, file: FileIdentity) -> Result<Vec<Piece>, PoolError> {
-        Ok(self.pieces_and_size(file)?.0)
+    fn holders(&self, file: FileIdentity) -> Result<Vec<Holder>, PoolError> {
+        Ok(self.holders_and_size(file)?.0)
     }
 
     /// The same, and where the last byte of any of them ends.
-    fn pieces_and_size(&self, file: FileIdentity) -> Result<(Vec<Piece>, u64), PoolError> {
-        let mut pieces = Vec::new();
+    fn holders_and_size(&self, file: FileIdentity) -> Result<(Vec<Holder>, u64), PoolError> {
+        let mut holders = Vec::new();
         let mut opened = Vec::new();
         for found in &self.look.objects {
             let Mark::Sound(mark) = found.mark else {
@@ -904,7 +904,7 @@ impl Mender<'_> {
             if mark.pool == self.pool.id() && mark.file == file && !is_settled {
                 let member = self.member(found.object)?;
                 let fd = member.open_any(found.object.id, Access::Read)?;
-                pieces.push(Piece {
+                holders.push(Holder {
                     object: found.object,
                     part: mark.part,
                     data: self.ranges(&fd)?,
@@ -912,32 +912,32 @@ impl Mender<'_> {
                 opened.push(fd);
             }
         }
-        let size = size_of(&pieces);
-        let is_single = |piece: &Piece| piece.part.shape == Shape::Single;
-        let shares = |at: usize, piece: &Piece| {
-            let others = pieces.iter().enumerate().filter(|(other, _)| *other != at);
+        let size = size_of(&holders);
+        let is_single = |holder: &Holder| holder.part.shape == Shape::Single;
+        let shares = |at: usize, holder: &Holder| {
+            let others = holders.iter().enumerate().filter(|(other, _)| *other != at);
             let mut others = others
                 .map(|(_, other)| other)
                 .filter(|other| is_single(other));
-            is_single(piece)
+            is_single(holder)
                 && others.any(|other| {
                     let touches =
-                        |range: &ByteRange| piece.data.iter().any(|own| own.overlaps(*range));
+                        |range: &ByteRange| holder.data.iter().any(|own| own.overlaps(*range));
                     other.data.iter().any(touches)
                 })
         };
         let shared: Vec<bool> = (0..)
-            .zip(&pieces)
+            .zip(&holders)
             .map(|(at, one)| shares(at, one))
             .collect();
-        for ((piece, fd), shared) in pieces.iter_mut().zip(&opened).zip(shared) {
+        for ((holder, fd), shared) in holders.iter_mut().zip(&opened).zip(shared) {
             if shared {
                 // If the file goes on elsewhere inside a block, each of the two objects has zeroes
                 // in it for the other's part.
-                piece.data = self.written(fd)?;
+                holder.data = self.written(fd)?;
             }
         }
-        Ok((pieces, size))
+        Ok((holders, size))
     }
 
     fn ranges(&self, fd: &OwnedFd) -> Result<Vec<ByteRange>, PoolError> {
@@ -990,8 +990,8 @@ impl Mender<'_> {
         if self.files.borrow().contains(&file) {
             return self.keep_alone(object);
         }
-        let (pieces, size) = self.pieces_and_size(file)?;
-        let Some(layout) = assemble(file, &pieces).filter(|all| all.objects().contains(&object))
+        let (holders, size) = self.holders_and_size(file)?;
+        let Some(layout) = assemble(file, &holders).filter(|all| all.objects().contains(&object))
         else {
             return self.keep_alone(object);
         };
@@ -1024,16 +1024,16 @@ impl Mender<'_> {
         let member = self.member(object)?;
         let file = self.pool.new_file()?;
         let fd = member.open_any(object.id, Access::Read)?;
-        let piece = Piece {
+        let holder = Holder {
             object,
             part: Part::single(0),
             data: self.ranges(&fd)?,
         };
-        let layout = assemble(file, std::slice::from_ref(&piece)).expect("one object is whole");
-        member.write_mark(object.id, file, piece.part)?;
+        let layout = assemble(file, std::slice::from_ref(&holder)).expect("one object is whole");
+        member.write_mark(object.id, file, holder.part)?;
         self.settled.borrow_mut().insert(object);
         let name = format!("{}.{:016x}", object.member.0, object.id.0);
-        adopt(self.pool, &name, &layout, size_of(&[piece]))
+        adopt(self.pool, &name, &layout, size_of(&[holder]))
     }
 
     /// Keep a stripe that is not whole, or whose file has others in its place: as a file with its
@@ -1072,33 +1072,33 @@ impl Mender<'_> {
             let hole = self.make_empty(file, Part::single(0))?;
             layout.assign(ByteRange::new(0, u64::MAX), ByteOffset(0), hole);
         }
-        let mut pieces = Vec::with_capacity(found.len());
+        let mut holders = Vec::with_capacity(found.len());
         for (known, place) in found.into_iter().zip(0..) {
             let part = Part { place, ..of.part };
-            let piece = match known {
+            let holder = match known {
                 Some(object) => {
                     let member = self.member(object)?;
                     let data = self.ranges(&member.open_any(object.id, Access::Read)?)?;
-                    Piece { object, part, data }
+                    Holder { object, part, data }
                 }
-                None => Piece {
+                None => Holder {
                     object: self.make_empty(file, part)?,
                     part,
                     data: Vec::new(),
                 },
             };
-            pieces.push(piece);
+            holders.push(holder);
         }
-        let objects: Vec<Object> = pieces.iter().map(|piece| piece.object).collect();
+        let objects: Vec<Object> = holders.iter().map(|holder| holder.object).collect();
         self.settled.borrow_mut().extend(objects.iter().copied());
         let range = ByteRange::new(origin.0, u64::MAX - origin.0);
         layout.lay(range, origin, shape, objects);
         self.files.borrow_mut().insert(file);
         let name = format!("{}.{:08x}", of.file.number, of.file.generation);
-        let kept = adopt(self.pool, &name, &layout, size_of(&pieces))?;
-        for piece in pieces.iter().filter(|_| is_taken) {
-            let (member, id) = (self.member(piece.object)?, piece.object.id);
-            member.write_mark(id, file, piece.part)?;
+        let kept = adopt(self.pool, &name, &layout, size_of(&holders))?;
+        for holder in holders.iter().filter(|_| is_taken) {
+            let (member, id) = (self.member(holder.object)?, holder.object.id);
+            member.write_mark(id, file, holder.part)?;
         }
         Ok(kept)
     }
@@ -1336,8 +1336,8 @@ fn elsewhere(led: &Led, layout: &Layout, range: ByteRange) -> Vec<ByteRange> {
     each
 }
 
-fn size_of(pieces: &[Piece]) -> u64 {
-    pieces.iter().map(Piece::end).max().unwrap_or(0)
+fn size_of(holders: &[Holder]) -> u64 {
+    holders.iter().map(Holder::end).max().unwrap_or(0)
 }
 
 /// As many bytes as asked; behind the end they are zero.

@@ -19,7 +19,7 @@ use crate::refusal::{RescueRefusal, Role, refused};
 use crate::rules::Rules;
 use crate::walk::open_below;
 use crate::xattr::INODE_ATTRIBUTE;
-use rushes_core::pool::check::{Mark, Piece, assemble, is_plain};
+use rushes_core::pool::check::{Holder, Mark, assemble, is_plain};
 use rushes_core::pool::names::{Inode, Names, ROOT, is_newer};
 use rushes_core::pool::tidy::Schedule;
 use rushes_core::pool::{
@@ -712,13 +712,13 @@ impl Maker<'_> {
             return Ok(None);
         }
         let layout = Layout::new(file);
-        let mut pieces = Vec::new();
+        let mut holders = Vec::new();
         for &(object, part) in all {
             let fd = self.pool.open_object(&layout, object, Access::Read)?;
             let data = ranges(&fd)?;
-            pieces.push(Piece { object, part, data });
+            holders.push(Holder { object, part, data });
         }
-        Ok(assemble(file, &pieces))
+        Ok(assemble(file, &holders))
     }
 
     /// Parts of a range of which no named object has a byte. The bytes of one on a member that is
