@@ -22,9 +22,9 @@ const BACKGROUND_ROUND: Duration = Duration::from_s(2);
 const VISIT_PATIENCE: Duration = Duration::from_s(2);
 /// A demand that has waited this long goes before nearer ones.
 const DEMAND_PATIENCE: Duration = Duration::from_ms(200);
-/// A demand that has waited this long goes before all others without a contract, whatever its
-/// session has used: where contracts leave little of a device, a second of its share takes minutes.
-/// Clients give a request up after about a minute.
+/// A demand that has waited this long goes before all others without a contract, regardless of the
+/// use of its session: where contracts leave little of a device, a second of its share takes
+/// minutes. Clients give a request up after about a minute.
 const PATIENCE_MAX: Duration = Duration::from_s(10);
 /// Demands looked at for the nearest.
 pub(super) const DEMANDS_WEIGHED: usize = 64;
