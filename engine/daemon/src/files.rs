@@ -78,9 +78,9 @@ impl Repeated {
 impl Written {
     /// Count an error of a sync. True: it may not come from the disk. The kernel reports a failure
     /// after a write past its cache to every descriptor of the file, and first to a sync that runs
-    /// at that moment. So the error is doubtful if the descriptor that writes past the cache got one
-    /// as well, just now or since the sync was queued. A drive that fails to flush reports it to
-    /// the sync alone. The last of `LOST_IN_A_ROW` such errors in a row counts as the disk's.
+    /// at that moment. So the error is doubtful if the descriptor that writes past the cache got
+    /// one as well, just now or since the sync was queued. A drive that fails to flush reports it
+    /// to the sync alone. The last of `LOST_IN_A_ROW` such errors in a row counts as the disk's.
     pub(crate) fn doubt_sync(
         &mut self,
         errno: Errno,
