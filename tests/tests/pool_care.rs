@@ -61,14 +61,9 @@ fn build(members: &[Made]) -> Option<PoolWorld> {
 
 #[test]
 fn a_drain_may_be_killed_at_every_step_and_no_byte_is_lost() {
-    let Some(mut world) = build(&[(EXT4, 32), (EXT4, 32), (EXT4, 32)]) else {
+    let Some(mut world) = build(&[(EXT4, 100), (EXT4, 100), (EXT4, 100)]) else {
         return;
     };
-    let sizes: Vec<usize> = (0..7).map(|at| at * MIB + 4096 * at + 17).collect();
-    for (seed, &length) in sizes.iter().enumerate() {
-        put(&world.path(format!("f{seed}")), seed as u64, length).expect("there is room");
-    }
-    fs::hard_link(world.path("f3"), world.path("also")).expect("linked");
     // A file over two members, of which a drain moves one part.
     let over_two = world.path("two");
     fs::create_dir(&over_two).expect("made");
@@ -77,9 +72,14 @@ fn a_drain_may_be_killed_at_every_step_and_no_byte_is_lost() {
         .expect("a policy");
     put(&over_two.join("f"), 7, 4 * MIB + 17).expect("there is room");
     assert_eq!(world.members_of("two/f").len(), 2);
+    let sizes: Vec<usize> = (0..7).map(|at| at * MIB + 4096 * at + 17).collect();
+    for (seed, &length) in sizes.iter().enumerate() {
+        put(&world.path(format!("f{seed}")), seed as u64, length).expect("there is room");
+    }
+    fs::hard_link(world.path("f3"), world.path("also")).expect("linked");
     // A file longer than a member, nearly all of it a hole.
     let hole = File::create(world.path("hole")).expect("made");
-    std::os::unix::fs::FileExt::write_all_at(&hole, b"end", 50 << 20).expect("written");
+    std::os::unix::fs::FileExt::write_all_at(&hole, b"end", 150 << 20).expect("written");
     hole.sync_all().expect("synced");
     drop(hole);
     world.end();
@@ -113,7 +113,7 @@ fn a_drain_may_be_killed_at_every_step_and_no_byte_is_lost() {
         File::open(world.path("hole"))
             .and_then(|mut file| file.read_to_end(&mut bytes))
             .expect("read");
-        assert!(bytes.len() == (50 << 20) + 3 && bytes.ends_with(b"\0end"));
+        assert!(bytes.len() == (150 << 20) + 3 && bytes.ends_with(b"\0end"));
         assert!(
             !world.path("lost+found").exists(),
             "after {call}: {found:?}"
