@@ -87,7 +87,7 @@ pub struct BestEffortClaim {
 pub enum Choice {
     /// The stream of this claim, one chunk.
     Stream(usize),
-    /// Best effort, one request.
+    /// One request outside the read-ahead of contracts: best effort, or a hole in it.
     BestEffort,
     /// None: all are full, or best effort must wait.
     Nobody,

@@ -176,13 +176,12 @@ impl Due {
 }
 
 /// How late an answer at `now` is for a read that was due at `due`; zero: it is in time. None: the
-/// read is not due at all. This is the one place that decides about lateness: no time is allowed
-/// on top, since a clock has its preroll.
+/// read is not due at all. Nothing is added to the due time, which contains the preroll.
 pub(super) fn lateness(due: Instant, now: Instant) -> Option<Duration> {
     (due != Instant::NEVER).then(|| now.since(due))
 }
 
-/// The same, as a question.
+/// Whether an answer at `now` is late for a read that was due at `due`.
 pub(super) fn is_late(due: Instant, now: Instant) -> bool {
     lateness(due, now).is_some_and(|lateness| lateness > Duration::ZERO)
 }

@@ -9,11 +9,13 @@
 //!
 //! - *Memory:* `state` sessions, handles, files, requests that wait; `device`, `stream`, `pieces`.
 //! - *Reads:* `reads` a client's read from arrival to answer; `files` opening, closing, change;
-//!   `headers` when the header of a file is read; `flow` how streams follow their reader; `frames`
-//!   sequences of one file a frame; `copies` readers that play nothing; `glances` single frames;
-//!   `fetch` the requests to the devices; `gaps` the moments left to others behind them.
-//! - *Contracts:* `contracts` admission and refusal; `seats` where contracts go; `kept` those of
-//!   seats that have nothing open; `clock` when a read is due.
+//!   `unused` those that nothing uses; `headers` when the header of a file is read; `flow` how
+//!   streams follow their reader; `frames` sequences of one file a frame; `copies` readers that
+//!   play nothing; `glances` single frames; `fetch` the requests to the devices; `turns` those
+//!   without a contract, `shares` whose turn it is; `gaps` the moments left to others behind them.
+//! - *Contracts:* `contracts` admission and refusal; `seats` where contracts go; `layers` files
+//!   that are cut together; `kept` those of seats that have nothing open; `clock` when a read is
+//!   due.
 //! - *Writes:* `writes` a client's write until its grant; `blocks` a full disk; `line` writes that
 //!   wait for room; `commits` acknowledgement and the end of pieces; `writeback` their way to the
 //!   device, `bridge` over which gaps; `syncs` flushes; `loose` bytes that went through the

@@ -141,7 +141,7 @@ pub(super) struct Stream {
     pub first_read: Option<FirstRead>,
     /// For the ledger.
     pub reads: ReadCounts,
-    /// The server answered its last read late, so the schedule stands.
+    /// Its last read was answered after it was due at the device, so the schedule stands.
     pub late_before: bool,
     /// When a read elsewhere was last served at the contract's cost.
     pub looked_away: Instant,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The turns of the requests without a contract: demands of clients that wait, bytes fetched ahead
-//! for streams without a contract, and writes that nothing promises.
+//! The turns of the requests outside the read-ahead of contracts: demands of clients that wait,
+//! bytes fetched ahead for streams without a contract, and writes that nothing promises. A demand
+//! may be under contract.
 
 use super::fetch::Run;
 use super::shares::User;
@@ -64,9 +65,9 @@ impl Server {
         }
     }
 
-    /// The next turn of the reads without a contract. Sessions go first that have used less than
-    /// their share: also before those that wait for more, with the bytes that are fetched ahead for
-    /// them, or else they would wait behind a queue of long reads for each of their short ones.
+    /// The next turn of the reads without a contract. A session that has used less than its share
+    /// goes first. Bytes that are fetched ahead for it go before waiting reads of heavier sessions;
+    /// otherwise each of its short reads would wait behind their long ones.
     fn reads_turn(&self, id: DeviceId, device: &Device) -> Option<Turn> {
         // A stream that is fetched ahead gets a visit of its own: it waits for the end of
         // another's, or both would be visited in pieces.

@@ -208,11 +208,11 @@ pub struct DeviceStatus {
     pub contract_count: u32,
     /// The sum of their contracts' rates.
     pub promised_bytes_per_s: u64,
-    /// Requests sent for contracts.
+    /// Requests sent for contracts, and for reads that seem to begin a play.
     pub real_time_request_count: u64,
     /// Requests sent as best effort.
     pub best_effort_request_count: u64,
-    /// Bytes read for contracts.
+    /// Bytes read by them.
     pub real_time_bytes: u64,
     /// Bytes read as best effort.
     pub best_effort_bytes: u64,

@@ -57,7 +57,8 @@ impl Totals {
                 promised_late: stream.promised_late_count,
                 bytes: stream.bytes,
             };
-            // A new stream with an old stream's number has smaller figures than that one.
+            // No two streams of a daemon have the same number. If figures fell all the same, these
+            // counters would have to go back, which no counter may.
             let before = match self.seen.get(&stream.stream) {
                 Some(before) if before.read <= now.read && before.bytes <= now.bytes => *before,
                 _ => Sums::default(),
