@@ -482,9 +482,6 @@ impl Admission {
                         })
                         .collect();
                     println!("    Mb/s@s: {}", list.join(" "));
-                    for sentence in &a.told {
-                        println!("    {sentence}");
-                    }
                 }
             }
         }

@@ -89,8 +89,8 @@ pub(super) struct WriteEnd {
     pub offset: u64,
 }
 
-/// The visits to a device, of holders of claims and of others, and whose turn it is. How long they
-/// may be says [`choose`](crate::sched::choose).
+/// The visits to a device, of holders of claims and of others, and whose turn it is.
+/// [`choose`](crate::sched::choose) says how long they may be.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Visits {
     /// None: the last request was for best effort, or the visitor lost its claim.
@@ -102,6 +102,8 @@ pub(super) struct Visits {
     /// Bytes the first of `background` got in this visit.
     pub background_given: u64,
     pub best_effort_served: Instant,
+    /// The last read without a contract was served since it had waited for long.
+    pub is_out_of_order: bool,
     /// Where the last write ended: the next one goes on there, or begins another visit.
     pub write_end: Option<WriteEnd>,
     /// Written in this visit. Units: bytes.
@@ -122,7 +124,7 @@ impl Visits {
     }
 
     /// The visitor, if it is this one, has lost its claim.
-    fn end_of(&mut self, visitor: Visitor) {
+    fn end(&mut self, visitor: Visitor) {
         self.visitor = self.visitor.filter(|&other| other != visitor);
     }
 }
@@ -281,13 +283,13 @@ impl Device {
                 *id = to;
             }
         }
-        self.visits.end_of(Visitor::Reader(from));
+        self.visits.end(Visitor::Reader(from));
     }
 
     /// End a stream's contract.
     pub(super) fn break_promise(&mut self, id: StreamId) {
         self.contracts.retain(|&other| other != id);
-        self.visits.end_of(Visitor::Reader(id));
+        self.visits.end(Visitor::Reader(id));
     }
 
     /// The server fetches nothing for the stream from here any more.

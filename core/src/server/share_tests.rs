@@ -166,6 +166,27 @@ fn whoever_copied_plays_as_others_do_a_few_seconds_later() {
     assert!(wait <= SOON, "{wait}");
 }
 
+#[test]
+fn a_queue_of_more_than_ten_seconds_does_not_stop_whoever_reads_little() {
+    let mut all = Copies::of(&[1, 2]);
+    for _ in 0..120 {
+        all.ask(0);
+        all.ask(1);
+    }
+    let before = all.bench.now;
+    while all.bench.now.since(before) < Duration::from_s(11) {
+        all.run(1);
+    }
+    all.bench.session(7);
+    all.bench.open(7, 7, "played", facts(7, 4 << 30));
+    for frame in 0..20 {
+        all.run(1);
+        // The one that the device has, one that waited for long, and its own.
+        let wait = all.wait_of(7, 7, frame * 400_000, 400_000);
+        assert!(wait <= SOON + 1, "{frame}: {wait}");
+    }
+}
+
 /// Each new client is light. A question of admission in the simulator had a read wait for a minute.
 #[test]
 fn new_clients_one_after_another_do_not_keep_a_copy_waiting_for_long() {

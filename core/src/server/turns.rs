@@ -23,8 +23,8 @@ const BACKGROUND_ROUND: Duration = Duration::from_s(2);
 const VISIT_PATIENCE: Duration = Duration::from_s(2);
 /// A demand that has waited this long goes before nearer ones.
 const DEMAND_PATIENCE: Duration = Duration::from_ms(200);
-/// A demand that has waited this long goes before all others without a contract, regardless of the
-/// use of its session: where contracts leave little of a device, a second of its share takes
+/// A demand that has waited this long gets every second request without a contract, regardless of
+/// the use of its session: where contracts leave little of a device, a second of its share takes
 /// minutes. Clients give a request up after about a minute.
 const PATIENCE_MAX: Duration = Duration::from_s(10);
 /// Demands looked at for the nearest.
@@ -69,6 +69,9 @@ impl Server {
     /// goes first. Bytes that are fetched ahead for it go before waiting reads of heavier sessions;
     /// otherwise each of its short reads would wait behind their long ones.
     fn reads_turn(&self, id: DeviceId, device: &Device) -> Option<Turn> {
+        if let Some(index) = self.waited_long(device) {
+            return Some(Turn::Demand(index));
+        }
         // A stream that is fetched ahead gets a visit of its own: it waits for the end of
         // another's, or both would be visited in pieces.
         let visited = self.visited_in_background(id, device);
@@ -76,7 +79,7 @@ impl Server {
         let first = demand.and_then(|index| device.queue.demands.get(index));
         let shares = &device.shares;
         let ahead = first
-            .filter(|demand| demand.due == Instant::NEVER && !demand.has_waited_long(self.now))
+            .filter(|demand| demand.due == Instant::NEVER)
             .and_then(|demand| {
                 let all = device.visits.background.iter().copied();
                 let mut before = all.filter(|stream| {
@@ -153,9 +156,20 @@ impl Server {
         })
     }
 
-    /// The demand to serve: one under contract, else the oldest if it has waited for long, else of
-    /// those whose sessions go first one whose patience is over, else the nearest ahead. While a
-    /// stream is visited, demands of the other streams with visits wait.
+    /// The oldest demand, if it has waited for long, nothing promised waits, and the request before
+    /// was of the usual order: a queue that is as long as that must not stop light readers.
+    fn waited_long(&self, device: &Device) -> Option<usize> {
+        let demands = &device.queue.demands;
+        let is_promised = |demand: &Demand| demand.due != Instant::NEVER;
+        let (index, oldest) =
+            (demands.iter().enumerate()).min_by_key(|(_, demand)| demand.since)?;
+        let is_due = oldest.has_waited_long(self.now) && !device.visits.is_out_of_order;
+        (is_due && !demands.iter().any(is_promised)).then_some(index)
+    }
+
+    /// The demand to serve in the usual order: one under contract, else of those whose sessions go
+    /// first one whose patience is over, else the nearest ahead. While a stream is visited, demands
+    /// of the other streams with visits wait.
     fn pick_demand(&self, device: &Device, visited: Option<StreamId>) -> Option<usize> {
         let promised = device.queue.demands.iter().map(|demand| demand.due).min()?;
         if promised != Instant::NEVER {
@@ -167,10 +181,6 @@ impl Server {
         }
         let shares = &device.shares;
         let demands = &device.queue.demands;
-        let oldest = (demands.iter().enumerate()).min_by_key(|(_, demand)| demand.since);
-        if let Some((index, _)) = oldest.filter(|(_, demand)| demand.has_waited_long(self.now)) {
-            return Some(index);
-        }
         let goes_first = |one: User, other: User| shares.goes_first(self.now, one, other);
         let visited = visited.and_then(|id| Some((id, self.user_of(id)?)));
         let breaks_in =
@@ -318,9 +328,11 @@ impl Server {
         let now = self.now;
         let found = self.devices.get(&id).and_then(|device| {
             let demand = device.queue.demands.get(index).copied()?;
-            Some((demand, self.with_those_behind(device, &demand)))
+            let is_out_of_order = self.waited_long(device) == Some(index);
+            let together = self.with_those_behind(device, &demand);
+            Some((demand, together, is_out_of_order))
         });
-        let Some((demand, (range, bridged))) = found else {
+        let Some((demand, (range, bridged), is_out_of_order)) = found else {
             return false;
         };
         let chunk = self.limits.chunk_bytes_max;
@@ -335,6 +347,7 @@ impl Server {
         match run {
             Run::Covered(end) | Run::Sent(end) => {
                 device.visits.best_effort_served = now;
+                device.visits.is_out_of_order = is_out_of_order;
                 if end >= range.end() {
                     device.counts.read_bridged += bridged;
                 }
@@ -412,6 +425,7 @@ impl Server {
                 stream.count_fetched(id, done);
                 device.counts.read_bridged += stream.read_over(range, done);
                 device.visits.best_effort_served = now;
+                device.visits.is_out_of_order = false;
                 if done > 0 {
                     device.visits.background_given = before;
                     device.visit(stream_id, done);
@@ -528,7 +542,7 @@ impl Server {
 }
 
 impl Demand {
-    /// Whether it goes before all others without a contract.
+    /// Whether it may go before all others without a contract.
     fn has_waited_long(&self, now: Instant) -> bool {
         now.since(self.since) > PATIENCE_MAX
     }
