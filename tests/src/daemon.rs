@@ -151,6 +151,17 @@ impl Daemon {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
+    /// Waits until its log has these words.
+    ///
+    /// Panics   when it does not within 20 s
+    pub fn wait_for_log(&self, words: &str) {
+        let end = Instant::now() + Duration::from_secs(20);
+        while !self.log().contains(words) {
+            assert!(Instant::now() < end, "{words}: {}", self.log());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+    }
+
     /// Whether it is still there.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))

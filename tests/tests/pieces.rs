@@ -11,7 +11,7 @@ use rushes_tests::random::Random;
 use rushes_tests::same_file::round;
 use rushes_tests::smb2::Disposition;
 use rushes_tests::stand::Stand;
-use rushes_tests::world::{Backing, World};
+use rushes_tests::world::Backing;
 use std::fs::{self, File};
 use std::io::Write as _;
 use std::os::unix::fs::FileExt;
@@ -20,15 +20,6 @@ use std::time::{Duration, Instant};
 
 /// More buffers than one request of the kernel takes, which is IOV_MAX.
 const PIECES: u64 = 1500;
-
-/// Waits until the daemon's log has these words.
-fn wait_for_log(world: &mut World, words: &str) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !world.daemon().log().contains(words) {
-        assert!(Instant::now() < end, "{words}: {}", world.daemon().log());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
 
 #[test]
 fn bytes_one_by_one_over_smb_are_written() {
@@ -122,7 +113,7 @@ fn a_file_that_is_made_immutable_is_kept_until_it_is_not() {
     assert!(client.flush(file).is_err(), "still");
     assert!(client.read(file, 0, 60_000).as_deref() == Ok(&bytes[..60_000]));
     chattr("-i");
-    wait_for_log(&mut world, "chattr -i lets it be written");
+    world.daemon().wait_for_log("chattr -i lets it be written");
     world.everything_is_written();
     client.flush(file).expect("flushed");
     assert!(fs::read(world.path("a.mov")).expect("there") == bytes);

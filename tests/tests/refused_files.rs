@@ -48,15 +48,6 @@ fn has_bytes_at(world: &World, name: &str, seed: u64, at: u64) -> bool {
     file.read_exact_at(&mut found, at).is_ok() && found == pattern::bytes(seed, 0, LENGTH)
 }
 
-/// Waits until the daemon's log has these words.
-fn wait_for_log(world: &mut World, words: &str) {
-    let end = Instant::now() + Duration::from_secs(20);
-    while !world.daemon().log().contains(words) {
-        assert!(Instant::now() < end, "{words}: {}", world.daemon().log());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
-
 fn wait_until_nothing_is_left(world: &mut World) {
     world.daemon().wait_for("nothing is left", |status| {
         let notes = status["daemon"]["notes"].to_string();
@@ -99,7 +90,7 @@ fn a_file_that_is_swap_is_kept_until_it_is_not() {
     client.write(file, 4 * MIB, &bytes).expect("acknowledged");
     assert!(client.flush(file).is_err(), "it cannot be written");
     assert!(client.read(file, 4 * MIB, LENGTH) == Ok(bytes.clone()));
-    wait_for_log(&mut world, "swapoff");
+    world.daemon().wait_for_log("swapoff");
     nobody_else_suffers(
         &mut world,
         &client,
@@ -153,7 +144,7 @@ fn a_file_that_the_limit_of_the_process_refuses_is_kept_until_it_is_lifted() {
     let bytes = pattern::bytes(2, 0, LENGTH);
     client.write(file, 300 * MIB, &bytes).expect("acknowledged");
     assert!(client.flush(file).is_err(), "it cannot be written");
-    wait_for_log(&mut world, "prlimit --fsize=unlimited");
+    world.daemon().wait_for_log("prlimit --fsize=unlimited");
     assert!(client.read(file, 300 * MIB, LENGTH) == Ok(bytes));
     let other = record(&client, "other.mov", 7);
     client.flush(other).expect("another file gets on");
