@@ -129,8 +129,8 @@ fn finishing(name: &str, count: usize) -> io::Result<Sender<Gathered>> {
 enum By {
     /// A thread that may answer as well.
     Reader,
-    /// A session's thread, which has others to serve.
-    Lead,
+    /// A member's thread, which has others to serve.
+    MemberThread,
 }
 
 /// Reads the rest of a part after these bytes. If the object ends before the file does, the rest
@@ -172,7 +172,7 @@ impl Reading {
         match by {
             By::Reader => gathered.answer(),
             // Those threads live as long as the door, and this waiting thread keeps the door alive.
-            By::Lead => drop(finishers.finishers.answering.send(gathered)),
+            By::MemberThread => drop(finishers.finishers.answering.send(gathered)),
         }
     }
 
@@ -264,7 +264,7 @@ impl Reading {
         // Drop the descriptor before the lock on the file: under that lock, no thread looks whether
         // other programs have the object open.
         drop(fd);
-        self.came(index, bytes, By::Lead);
+        self.came(index, bytes, By::MemberThread);
     }
 
     fn read_rest(self: Arc<Self>, index: usize, fd: Arc<OwnedFd>, bytes: Vec<u8>, may_stay: bool) {
