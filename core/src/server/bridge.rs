@@ -285,18 +285,18 @@ impl Server {
         (ByteRange::new(start, end - start), bridged)
     }
 
-    /// How many runs of a strided stream one request of at most `bytes` reads, with the gaps
+    /// How many stretches of a strided stream one request of at most `bytes` reads, with the gaps
     /// between them. Units of the arguments: bytes.
     pub(super) fn strides_at_once(
         &self,
         file: &File,
         stride: i64,
-        run_bytes: u64,
+        stretch_bytes: u64,
         bytes: u64,
     ) -> u64 {
         let Some(gap) = u64::try_from(stride)
             .ok()
-            .and_then(|stride| stride.checked_sub(run_bytes))
+            .and_then(|stride| stride.checked_sub(stretch_bytes))
         else {
             return 1;
         };
@@ -305,7 +305,7 @@ impl Server {
             .get(&file.device)
             .is_some_and(|device| device.bridges(false, gap));
         match self.policy.coalesce && bridges {
-            true => bytes.saturating_sub(run_bytes) / (run_bytes + gap).max(1) + 1,
+            true => bytes.saturating_sub(stretch_bytes) / (stretch_bytes + gap).max(1) + 1,
             false => 1,
         }
     }

@@ -305,7 +305,7 @@ impl Server {
         };
         let fetched = stream.fetched;
         if stream.standing != Standing::Contract && stream.frames.is_none() {
-            // The count has whole runs, and bytes that the reader has asked for: those are on
+            // The count has whole stretches, and bytes that the reader has asked for: those are on
             // their way to it.
             stream.fetched = stream.consumed.min(fetched);
         }

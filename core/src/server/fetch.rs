@@ -536,17 +536,20 @@ impl Server {
                 };
                 next_of(stream.file, start, end, end - start)
             }
-            Flow::Strided { stride, run_bytes } => {
-                let steps = stream.fetched / run_bytes.max(1);
+            Flow::Strided {
+                stride,
+                stretch_bytes,
+            } => {
+                let steps = stream.fetched / stretch_bytes.max(1);
                 let start = strided_offset(stream.origin, stride, steps)?;
                 let there = file
                     .place(start)
                     .contiguous
                     .min(file.size.saturating_sub(start));
-                let at_once = self.strides_at_once(file, stride, run_bytes, bytes.min(there));
+                let at_once = self.strides_at_once(file, stride, stretch_bytes, bytes.min(there));
                 let way = stride.unsigned_abs().saturating_mul(at_once - 1);
-                let end = start.saturating_add(way + run_bytes).min(file.size);
-                let worth = run_bytes * at_once;
+                let end = start.saturating_add(way + stretch_bytes).min(file.size);
+                let worth = stretch_bytes * at_once;
                 next_of(stream.file, start, end, worth)
             }
             Flow::Frames => self.next_of_frame(stream, device, bytes),
@@ -724,10 +727,13 @@ impl Server {
         let end = match stream.flow {
             Flow::Forward => stop.saturating_sub(stream.origin),
             Flow::Frames => stream.frame_end(file),
-            // Until the reader has come to the last run that begins in it.
-            Flow::Strided { stride, run_bytes } if stride > 0 => {
+            // Until the reader has come to the last stretch that begins in it.
+            Flow::Strided {
+                stride,
+                stretch_bytes,
+            } if stride > 0 => {
                 let way = stop.saturating_sub(stream.origin).saturating_sub(1);
-                let last = way / stride.unsigned_abs() * run_bytes;
+                let last = way / stride.unsigned_abs() * stretch_bytes;
                 last.max(stream.fetched).saturating_add(1)
             }
             Flow::Reverse | Flow::Strided { .. } => stream.fetched.saturating_add(1),

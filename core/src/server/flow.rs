@@ -46,7 +46,7 @@ impl Server {
         }
         let seen = entry.recogniser.observe(self.now, range);
         // A frame that is stepped to may be read in several pieces.
-        let run_bytes = entry
+        let stretch_bytes = entry
             .recogniser
             .cursor(seen.cursor)
             .map_or(range.length.0, |cursor| cursor.run_bytes());
@@ -76,7 +76,7 @@ impl Server {
             .streams
             .get_mut(id.0)
             .and_then(|stream| stream.first_read.take());
-        self.follow(id, &seen, (run_bytes, hops), (range, arrived), actions);
+        self.follow(id, &seen, (stretch_bytes, hops), (range, arrived), actions);
         self.settle_rate(id);
         let stream = self.streams.get_mut(id.0);
         let is_followed = stream.is_some_and(|stream| {
@@ -146,7 +146,7 @@ impl Server {
         &mut self,
         id: StreamId,
         seen: &Observation,
-        (run_bytes, hops): (u64, bool),
+        (stretch_bytes, hops): (u64, bool),
         (range, arrived): (ByteRange, Instant),
         actions: &mut Actions,
     ) {
@@ -157,7 +157,7 @@ impl Server {
             Pattern::Reverse => Some(Flow::Reverse),
             Pattern::Strided { stride } => Some(Flow::Strided {
                 stride,
-                run_bytes: run_bytes.max(range.length.0).min(chunk),
+                stretch_bytes: stretch_bytes.max(range.length.0).min(chunk),
             }),
             Pattern::Unknown | Pattern::Random => None,
         };
@@ -283,10 +283,10 @@ impl Server {
                 stream.origin.saturating_sub(range.end()),
                 stream.origin.saturating_sub(range.start.0),
             ),
-            Flow::Strided { stride, run_bytes } => {
+            Flow::Strided { stride, stretch_bytes } => {
                 let way = range.start.0.abs_diff(stream.origin);
                 let steps = way / stride.unsigned_abs().max(1);
-                (steps * run_bytes, (steps + 1) * run_bytes)
+                (steps * stretch_bytes, (steps + 1) * stretch_bytes)
             }
         };
         stream.consumed = stream.consumed.max(end);
@@ -619,8 +619,8 @@ impl Server {
                 let offset = stream.origin.saturating_sub(stream.fetched);
                 (offset.saturating_sub(1), offset)
             }
-            Flow::Strided { stride, run_bytes } => {
-                let steps = stream.fetched / run_bytes.max(1);
+            Flow::Strided { stride, stretch_bytes } => {
+                let steps = stream.fetched / stretch_bytes.max(1);
                 let Some(offset) = strided_offset(stream.origin, stride, steps) else {
                     return NextPlace::default();
                 };
@@ -631,7 +631,7 @@ impl Server {
                 };
                 let left = way
                     .div_ceil(stride.unsigned_abs().max(1))
-                    .saturating_mul(run_bytes);
+                    .saturating_mul(stretch_bytes);
                 (offset, left)
             }
             Flow::Frames => return self.frame_place(stream, device),

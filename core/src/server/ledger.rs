@@ -290,8 +290,11 @@ impl Server {
                 position: ByteOffset(match stream.flow {
                     Flow::Forward => stream.origin.saturating_add(stream.consumed),
                     Flow::Reverse => stream.origin.saturating_sub(stream.consumed),
-                    Flow::Strided { stride, run_bytes } => {
-                        let steps = stream.consumed / run_bytes.max(1);
+                    Flow::Strided {
+                        stride,
+                        stretch_bytes,
+                    } => {
+                        let steps = stream.consumed / stretch_bytes.max(1);
                         strided_offset(stream.origin, stride, steps).unwrap_or(0)
                     }
                     Flow::Frames => stream.consumed,

@@ -15,11 +15,11 @@ use crate::stream::CursorIndex;
 pub(super) enum Flow {
     /// File offset = origin + v.
     Forward,
-    /// File offset = origin − v, each run read forward.
+    /// File offset = origin − v, each stretch read forward.
     Reverse,
-    /// Runs of `run_bytes` bytes, `stride` apart from start to start; negative: towards the start
-    /// of the file.
-    Strided { stride: i64, run_bytes: u64 },
+    /// Stretches of `stretch_bytes` bytes, `stride` apart from start to start; negative: towards
+    /// the start of the file.
+    Strided { stride: i64, stretch_bytes: u64 },
     /// One file a frame.
     Frames,
 }
@@ -149,7 +149,7 @@ pub(super) struct Stream {
     pub waiting_count: u32,
 }
 
-/// Where the run after `steps` of a strided flow starts; None before the file's start.
+/// Where the stretch after `steps` of a strided flow starts; None before the file's start.
 pub(super) fn strided_offset(origin: u64, stride: i64, steps: u64) -> Option<u64> {
     let way = i64::try_from(steps).ok()?.checked_mul(stride)?;
     origin.checked_add_signed(way)
