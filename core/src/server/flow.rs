@@ -61,7 +61,7 @@ impl Server {
             if !is_clip {
                 return (Some(id), self.frame_read(id, file, range, arrived));
             }
-            self.is_no_sequence(id, actions);
+            self.drop_sequence(id, actions);
             match self.stream_of(session, handle, file) {
                 Some(own) => id = own,
                 None => return (None, Due::NEVER),
@@ -283,7 +283,10 @@ impl Server {
                 stream.origin.saturating_sub(range.end()),
                 stream.origin.saturating_sub(range.start.0),
             ),
-            Flow::Strided { stride, stretch_bytes } => {
+            Flow::Strided {
+                stride,
+                stretch_bytes,
+            } => {
                 let way = range.start.0.abs_diff(stream.origin);
                 let steps = way / stride.unsigned_abs().max(1);
                 (steps * stretch_bytes, (steps + 1) * stretch_bytes)
@@ -619,7 +622,10 @@ impl Server {
                 let offset = stream.origin.saturating_sub(stream.fetched);
                 (offset.saturating_sub(1), offset)
             }
-            Flow::Strided { stride, stretch_bytes } => {
+            Flow::Strided {
+                stride,
+                stretch_bytes,
+            } => {
                 let steps = stream.fetched / stretch_bytes.max(1);
                 let Some(offset) = strided_offset(stream.origin, stride, steps) else {
                     return NextPlace::default();

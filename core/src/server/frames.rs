@@ -471,8 +471,8 @@ impl Server {
         self.ask_neighbours(id, actions);
     }
 
-    /// Files that were taken for frames are clips.
-    pub(super) fn is_no_sequence(&mut self, id: StreamId, actions: &mut Actions) {
+    /// Notes that files taken for frames are clips, and ends their stream.
+    pub(super) fn drop_sequence(&mut self, id: StreamId, actions: &mut Actions) {
         let Some(stream) = self.streams.get(id.0) else {
             return;
         };

@@ -372,7 +372,7 @@ impl Server for DiskServer {
             .map_err(|error| ExportError::at("start", &self.daemon, error))
     }
 
-    fn is_ready(&mut self) -> Result<bool, ExportError> {
+    fn make_ready(&mut self) -> Result<bool, ExportError> {
         let (inode, file) = match &self.held {
             Some((fd, None)) => {
                 let found = fstat(fd)

@@ -36,14 +36,15 @@ pub trait Server {
     fn address(&self) -> SocketAddr;
     /// Starts it. It need not answer yet.
     fn start(&mut self) -> Result<Child, ExportError>;
-    /// Whether it answers; sends it its configuration as soon as it can take that.
-    fn is_ready(&mut self) -> Result<bool, ExportError>;
+    /// Sends it its configuration as soon as it can take that. Returns  whether it
+    /// answers
+    fn make_ready(&mut self) -> Result<bool, ExportError>;
     /// Ends it and waits for that.
     fn stop(&mut self, child: Child);
 }
 
 /// The keeper would take another program that listens there for the server.
-fn must_be_free(address: SocketAddr) -> Result<(), ExportError> {
+fn check_free(address: SocketAddr) -> Result<(), ExportError> {
     let (ip, port) = (address.ip(), address.port());
     match TcpListener::bind(address).map_err(|error| error.kind()) {
         Err(ErrorKind::AddrInUse) => Err(MachineRefusal::PortInUse { ip, port }.into()),
@@ -63,7 +64,7 @@ pub fn keep(
     mut tell: impl FnMut(Told),
 ) -> Result<(), ExportError> {
     let watch = mount.watch()?;
-    must_be_free(server.address())?;
+    check_free(server.address())?;
     let asked = || stop.load(Ordering::Acquire);
     while !asked() {
         let Some(device) = watch.device() else {
@@ -82,7 +83,7 @@ pub fn keep(
                     what: format!("ended by itself ({status})"),
                 });
             }
-            if !ready && server.is_ready()? {
+            if !ready && server.make_ready()? {
                 ready = true;
                 tell(Told::Serving);
             }

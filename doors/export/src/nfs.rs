@@ -276,7 +276,7 @@ impl Server for NfsServer {
             .map_err(|error| ExportError::at("start", &self.program, error))
     }
 
-    fn is_ready(&mut self) -> Result<bool, ExportError> {
+    fn make_ready(&mut self) -> Result<bool, ExportError> {
         let mut address = self.export.listen;
         if address.ip().is_unspecified() {
             let loopback = match address.ip() {

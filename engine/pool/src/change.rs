@@ -319,7 +319,7 @@ pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result
         return refused(MemberRefusal::Unknown { number, known });
     };
     if draining {
-        member.must_be_there()?;
+        member.check_there()?;
     }
     match member.duty() {
         Duty::Leaving => refused(MemberRefusal::Leaving { number }),
@@ -330,7 +330,7 @@ pub fn set_draining(pool: &Pool, number: MemberNumber, draining: bool) -> Result
             }
             // Also for a drain that began before: it would try each of the files in vain.
             if draining {
-                others::must_take_bytes_beside(pool, number)?;
+                others::check_takes_bytes_beside(pool, number)?;
             }
             match is_new {
                 true => set_duty(pool, number, duty),
@@ -356,7 +356,7 @@ pub fn drain(
         !member.takes_bytes(),
         "it would be filled while it is emptied"
     );
-    member.must_be_there()?;
+    member.check_there()?;
     pool.bury(|_| false, || ())?;
     let mut drained = Drained::default();
     let mut failed = Failed::default();
@@ -721,7 +721,7 @@ pub fn remove(
         return give_up(pool, &member, users);
     }
     if member.duty() != Duty::Leaving {
-        others::must_take_bytes_without(pool, &member)?;
+        others::check_takes_bytes_without(pool, &member)?;
         let now = pool.format();
         let mut without = now.clone();
         without.members.retain(|entry| entry.number != number);
@@ -775,7 +775,7 @@ fn give_up(pool: &Pool, member: &Member, users: &impl Users) -> Result<(), PoolE
             path: member.path().to_path_buf(),
         });
     }
-    others::must_take_bytes_without(pool, member)?;
+    others::check_takes_bytes_without(pool, member)?;
     // It may have the only log of names.
     if newest_log(pool).is_none()
         && let Err(error) = users.log_names(pool)

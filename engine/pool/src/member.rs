@@ -234,7 +234,7 @@ impl Member {
     }
 
     /// Refuse a member that is missing.
-    pub(crate) fn must_be_there(&self) -> Result<(), PoolError> {
+    pub(crate) fn check_there(&self) -> Result<(), PoolError> {
         match self.status().state {
             MemberState::Missing(why) => Err(self.missing(why)),
             _ => Ok(()),

@@ -110,7 +110,7 @@ fn free(bytes: ByteCount) -> String {
 
 /// Before a member drains: another one must take bytes. The drain finds out file by file whether
 /// that is there, and has room: this asks no disk, which may hang, but to say why it refuses.
-pub(crate) fn must_take_bytes_beside(pool: &Pool, number: MemberNumber) -> Result<(), PoolError> {
+pub(crate) fn check_takes_bytes_beside(pool: &Pool, number: MemberNumber) -> Result<(), PoolError> {
     let members = pool.members();
     let mut others = members.iter().filter(|other| other.number() != number);
     if others.any(|other| other.takes_bytes()) {
@@ -131,7 +131,7 @@ pub(crate) fn must_take_bytes_beside(pool: &Pool, number: MemberNumber) -> Resul
 /// Before a member is removed: another one must take bytes, now or when its disk is there again; or
 /// the member takes none itself, so that nothing is worse without it. Asks no disk, but to say why
 /// it refuses.
-pub(crate) fn must_take_bytes_without(pool: &Pool, member: &Member) -> Result<(), PoolError> {
+pub(crate) fn check_takes_bytes_without(pool: &Pool, member: &Member) -> Result<(), PoolError> {
     let (members, number) = (pool.members(), member.number());
     let mut others = members.iter().filter(|other| other.number() != number);
     if others.any(|other| other.takes_bytes()) || (!member.takes_bytes() && members.len() > 1) {

@@ -192,7 +192,7 @@ impl Door {
         if is_ours(name) {
             return Err(Errno::PERM);
         }
-        self.must_be_wish(name, value)?;
+        self.check_wish(name, value)?;
         let node = self.nodes.get(number)?;
         let fd = self.nodes.descriptor(&node)?;
         let path = by_descriptor(&fd);
@@ -200,7 +200,7 @@ impl Door {
         // Only an exclusive set fails when it is repeated.
         let is_set = flags.contains(XattrFlags::CREATE) && self.was_given(asked, &path, name)?;
         if !is_set {
-            self.must_leave_record_room(&node, &fd, &path, (name, value.len()))?;
+            self.check_record_room(&node, &fd, &path, (name, value.len()))?;
             setxattr(&path, name, value, flags)?;
         }
         self.changed(&node);
@@ -209,7 +209,7 @@ impl Door {
 
     /// ENOSPC, as if there were no room for an attribute at all, for one that would leave the
     /// file's layout no room to grow.
-    fn must_leave_record_room(
+    fn check_record_room(
         &self,
         node: &Node,
         fd: &OwnedFd,

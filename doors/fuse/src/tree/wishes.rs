@@ -82,7 +82,7 @@ impl Door {
 
     /// EINVAL for an invalid value of that attribute; the log says why. It also says if the pool
     /// cannot meet a valid one.
-    pub(crate) fn must_be_wish(&self, name: &OsStr, value: &[u8]) -> Answer<()> {
+    pub(crate) fn check_wish(&self, name: &OsStr, value: &[u8]) -> Answer<()> {
         if name != WISH_ATTRIBUTE {
             return Ok(());
         }

@@ -733,7 +733,7 @@ impl<'a, 'b> Mover<'a, 'b> {
     /// The result for one file. A file that cannot be read or moved does not stop the others.
     fn noted(&mut self, path: &Path, found: Result<bool, PoolError>) -> Result<bool, PoolError> {
         match found {
-            Err(error) if self.must_stop().is_ok() => {
+            Err(error) if self.check_wanted().is_ok() => {
                 self.failed.note(path, &error);
                 Ok(false)
             }
@@ -763,7 +763,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             return Ok(false);
         }
         if !is_emptied && pool.check_objects(&layout).is_err() {
-            self.can_open(stub)?;
+            self.check_opens(stub)?;
         }
         if !matches!(plan, Plan::Together(_)) {
             return self.beside_others(path, stub, plan, spare_open);
@@ -783,9 +783,9 @@ impl<'a, 'b> Mover<'a, 'b> {
         found
     }
 
-    /// Whether each object can be opened while no thread changes the file: without its lock the
+    /// Checks that each object opens while no thread changes the file: without its lock the
     /// file may have other objects by now.
-    fn can_open(&self, stub: &OwnedFd) -> Result<(), PoolError> {
+    fn check_opens(&self, stub: &OwnedFd) -> Result<(), PoolError> {
         let held = match self.door.open_stub(stub) {
             Ok(held) => held,
             Err(error) => return Err(unopened(error)),
@@ -820,7 +820,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
         let before = self.piece_count;
         let done = self.open_file(&held, plan);
-        if matches!(plan, Plan::Together(_)) && self.must_stop().is_ok() && !held.has_others() {
+        if matches!(plan, Plan::Together(_)) && self.check_wanted().is_ok() && !held.has_others() {
             self.door.give_back(&held);
         }
         let is_moved = self.piece_count > before;
@@ -886,7 +886,7 @@ impl<'a, 'b> Mover<'a, 'b> {
                 // A program that opened the file since the last look must not wait for a piece that
                 // has not begun.
                 true => self.told(true)?,
-                false => self.must_stop()?,
+                false => self.check_wanted()?,
             }
             let begun = Instant::now();
             let piece = match held.has_others() {
@@ -936,10 +936,10 @@ impl<'a, 'b> Mover<'a, 'b> {
             self.door.care.set(self.done);
             self.is_unwanted |= !(self.tell)(&Told::Moved { now: self.done });
         }
-        self.must_stop()
+        self.check_wanted()
     }
 
-    fn must_stop(&self) -> Result<(), PoolError> {
+    fn check_wanted(&self) -> Result<(), PoolError> {
         if self.door.closing.load(Ordering::Acquire) {
             return Err(WorkRefusal::Unmounting.into());
         }
