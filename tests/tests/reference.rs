@@ -136,7 +136,7 @@ fn every_field_of_the_pool_commands_is_described() {
                 "AddReport" | "RemoveReport" => "add",
                 "DrainReport" => "drain",
                 "RebalanceReport" | "FullerReport" | "LeftOutReport" | "Failure" => "rebalance",
-                "DefragReport" | "PiecesReport" => "defrag",
+                "DefragReport" | "FragmentsReport" => "defrag",
                 "StatusReport" | "MountReport" | "WorkReport" | "TidyReport" | "TidiedReport"
                 | "MovedReport" | "MemberStatusReport" => "status",
                 "PolicyReport" | "RuleReport" | "ClassReport" => "policy",

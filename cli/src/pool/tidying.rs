@@ -8,7 +8,7 @@ use super::standing::{Standing, state_of};
 use super::words::{shown, told};
 use crate::args::{PoolCatalogueArgs, PoolDefragArgs};
 use crate::ask::{print_json, say};
-use rushes_pool::{Drained, Evenness, Failed, Failure, Pieces, Request};
+use rushes_pool::{Drained, Evenness, Failed, Failure, Fragments, Request};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -197,24 +197,24 @@ struct DefragReport {
     file_count: u64,
     moved_count: u64,
     moved_bytes: u64,
-    before: PiecesReport,
-    after: PiecesReport,
+    before: FragmentsReport,
+    after: FragmentsReport,
     failed_count: u64,
     failed: Vec<Failure>,
 }
 
 /// The number of segments and extents of files.
 #[derive(Debug, Serialize)]
-struct PiecesReport {
+struct FragmentsReport {
     segment_count: u64,
     extent_count: u64,
 }
 
-impl PiecesReport {
-    fn of(pieces: Pieces) -> PiecesReport {
-        PiecesReport {
-            segment_count: pieces.segment_count,
-            extent_count: pieces.extent_count,
+impl FragmentsReport {
+    fn of(fragments: Fragments) -> FragmentsReport {
+        FragmentsReport {
+            segment_count: fragments.segment_count,
+            extent_count: fragments.extent_count,
         }
     }
 }
@@ -252,14 +252,14 @@ pub(crate) fn defrag(args: &PoolDefragArgs) -> Result<ExitCode, String> {
             .map(|done| (done.all, done.defragged, done.failed)),
     };
     bar.finish_and_clear();
-    let (done, pieces, failed) = done.map_err(told)?;
+    let (done, fragments, failed) = done.map_err(told)?;
     let report = DefragReport {
         catalogue,
         file_count: done.file_count,
         moved_count: done.moved_count,
         moved_bytes: done.moved_bytes,
-        before: PiecesReport::of(pieces.before),
-        after: PiecesReport::of(pieces.after),
+        before: FragmentsReport::of(fragments.before),
+        after: FragmentsReport::of(fragments.after),
         failed_count: failed.count,
         failed: failed.first,
     };

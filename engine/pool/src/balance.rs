@@ -2,8 +2,8 @@
 //! Moves whole files so that members are equally full, and stripes to as many members as they may
 //! have. [`rebalance`] needs a pool without a door; a door moves files by [`crate::Move`].
 //!
-//! core/pool/balance says which bytes go where; they move in the steps of a drain. A stripe has as
-//! many bytes on one member as on the other: it only becomes wider.
+//! core/pool/balance says which bytes go where; they move as in a drain. A stripe has as many bytes
+//! on one member as on the other: it only becomes wider.
 
 use crate::change::{Drained, sum, take, within};
 use crate::data::data_ranges;
@@ -25,7 +25,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 
 /// Moved at a time of a file that no program has open. Units: bytes.
-const PIECE: ByteCount = ByteCount::from_mib(16);
+const STEP: ByteCount = ByteCount::from_mib(16);
 
 /// Move files from members that are fuller than all of them together to emptier ones. Moved bytes
 /// stay moved if it is interrupted; the same command again goes on. It skips a file that it cannot
@@ -99,7 +99,7 @@ pub(crate) fn all_of(
     copied: &mut u64,
 ) -> Result<(), PoolError> {
     for mut one in moves {
-        while let Some(moved) = one.one_piece(pool, stub, layout, PIECE)? {
+        while let Some(moved) = one.take_step(pool, stub, layout, STEP)? {
             *copied += moved.copied;
         }
     }

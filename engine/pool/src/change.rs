@@ -39,7 +39,7 @@ use std::sync::Arc;
 /// The catalogue's format file with the future members.
 const PLAN: &str = "rushes-pool.adding";
 /// A range no longer than this is not cut any more when no member has room for it. Units: bytes.
-const PIECE_BYTES: u64 = 1 << 20;
+const PART_BYTES: u64 = 1 << 20;
 /// Copied at a time. Units: bytes.
 const CHUNK_BYTES: usize = 1 << 20;
 
@@ -532,12 +532,12 @@ fn move_range(
         return Err(no_room(pool, stub, object.member));
     };
     let (start, end) = (first.start.0, last.end());
-    if end - start <= PIECE_BYTES {
+    if end - start <= PART_BYTES {
         return Err(no_room(pool, stub, object.member));
     }
     let middle = start
         + ((end - start) / 2)
-            .next_multiple_of(PIECE_BYTES)
+            .next_multiple_of(PART_BYTES)
             .min(end - start - 1);
     let first = ByteRange::new(range.start.0, middle - range.start.0);
     let second = ByteRange::new(middle, range.end() - middle);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Brings files together that are in more pieces than they need be. [`defrag`] needs a pool without
-//! a door; a door moves files by [`crate::Move`].
+//! Brings files together that are in more segments and extents than need be. [`defrag`] needs a
+//! pool without a door; a door moves files by [`crate::Move`].
 //!
 //! First files in several objects, if one member has room for all of it; then objects that are
 //! scattered over their device.
@@ -24,9 +24,9 @@ pub fn defrag(
     paths: &[PathBuf],
     progress: impl FnMut(Drained),
 ) -> Result<(Drained, Defragged, Failed), PoolError> {
-    let mut pieces = Defragged::default();
+    let mut fragments = Defragged::default();
     let (done, failed) = each_with_record(pool, paths, progress, |stub, layout, copied| {
-        let before = pool.pieces(layout);
+        let before = pool.fragments(layout);
         let was = layout.clone();
         let together = Move::gathering(pool, stub, layout);
         let moved = all_of(pool, stub, layout, together, copied).and_then(|()| {
@@ -36,12 +36,12 @@ pub fn defrag(
         // Free room that an interrupted move had reserved, and these have not used. If that fails
         // only room is lost, and fsck frees it.
         let _ = pool.give_back(layout);
-        pieces.before.add(before);
-        pieces.after.add(match *layout == was {
+        fragments.before.add(before);
+        fragments.after.add(match *layout == was {
             true => before,
-            false => pool.pieces(layout),
+            false => pool.fragments(layout),
         });
         moved
     })?;
-    Ok((done, pieces, failed))
+    Ok((done, fragments, failed))
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Moves a file's bytes to one new home, piece by piece: to one object of those it has, to an
+//! Moves a file's bytes to one new home, step by step: to one object of those it has, to an
 //! object made anew, or to a wider stripe.
 //!
-//! A piece is copied to the home and fsynced, then the layout names it there, then that is made
-//! durable, then its old place becomes a hole, or goes with its last byte. So at every instant the
-//! layout leads to each byte once. The home begins with the file, so that the bytes that an
-//! interrupted move has moved are in front: the next move goes on there. This module does not say
-//! which file is next, nor how fast.
+//! The bytes of a step are copied to the home and fsynced, then the layout names them there, then
+//! that is made durable, then their old place becomes a hole, or goes with its last byte. So at
+//! every instant the layout leads to each byte once. The home begins with the file, so that the
+//! bytes that an interrupted move has moved are in front: the next move goes on there. This module
+//! does not say which file is next, nor how fast.
 
 use crate::change::within;
 use crate::data::{data_ranges, next_run};
@@ -35,27 +35,27 @@ const EXTENT_COUNT_MAX: usize = 1 << 20;
 /// Room that stays free on a member of a wider stripe beside its share. Units: bytes.
 const SPARE_BYTES: u64 = 1 << 20;
 
-/// In how many pieces files are.
+/// In how many segments and extents files are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Pieces {
+pub struct Fragments {
     /// Parts of files that are each in other objects than the one before.
     pub segment_count: u64,
     /// Places on their devices, where the file systems tell.
     pub extent_count: u64,
 }
 
-/// In how many pieces the examined files are.
+/// In how many segments and extents the examined files are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Defragged {
     /// Beforehand.
-    pub before: Pieces,
+    pub before: Fragments,
     /// Now.
-    pub after: Pieces,
+    pub after: Fragments,
 }
 
-impl Pieces {
+impl Fragments {
     /// Add those of another file.
-    pub fn add(&mut self, other: Pieces) {
+    pub fn add(&mut self, other: Fragments) {
         self.segment_count += other.segment_count;
         self.extent_count += other.extent_count;
     }
@@ -70,12 +70,13 @@ impl Pool {
         objects.try_for_each(|one| self.open_object(layout, one, Access::Read).map(drop))
     }
 
-    /// In how many pieces a file is. An object that cannot be looked at counts as none.
-    pub fn pieces(&self, layout: &Layout) -> Pieces {
+    /// In how many segments and extents a file is. An object that cannot be looked at
+    /// counts as none.
+    pub fn fragments(&self, layout: &Layout) -> Fragments {
         let objects = layout.objects().into_iter();
         let opened = objects.filter_map(|one| self.open_object(layout, one, Access::Read).ok());
         let extents = opened.filter_map(|fd| extents_of(&fd).map(|(count, _)| count));
-        Pieces {
+        Fragments {
             segment_count: layout.segments().len() as u64,
             extent_count: extents.sum(),
         }
@@ -280,7 +281,7 @@ impl Gather {
             .position(|one| is_to_go(one) && self.home.as_ref().is_none_or(|home| !home.has(one)))
     }
 
-    /// The source of the next piece: range, shape, and its first object. None: all is in its home.
+    /// The source of the next step: range, shape, and its first object. None: all is in its home.
     pub(crate) fn source(&self, layout: &Layout) -> Option<(ByteRange, Shape, Object)> {
         self.next(layout).map(|at| {
             let segment = &layout.segments()[at];
@@ -288,21 +289,21 @@ impl Gather {
         })
     }
 
-    /// Move the next piece, durably.
+    /// Take the next step, durably.
     ///
     /// Assumes  exclusive, as [`Pool::set_layout`]
     /// Returns  None: nothing is left to move, or it cannot move; then it is as it was
-    pub(crate) fn one_piece(
+    pub(crate) fn take_step(
         &mut self,
         pool: &Pool,
         stub: BorrowedFd<'_>,
         layout: &mut Layout,
-        piece: ByteCount,
+        step: ByteCount,
     ) -> Result<Option<Moved>, PoolError> {
         let Some(at) = self.next(layout) else {
             return Ok(None);
         };
-        // A member is away or read-only, or an object is damaged: the piece stays.
+        // A member is away or read-only, or an object is damaged: the bytes stay.
         let Ok(source) = pool.source(layout, at) else {
             return Ok(None);
         };
@@ -312,7 +313,7 @@ impl Gather {
         let Some((home, opened)) = self.enter(pool, layout, (range, length), &source)? else {
             return Ok(None);
         };
-        let (range, data) = next_data(&source, range, piece)?;
+        let (range, data) = next_data(&source, range, step)?;
         let range = source.span(range, length).map_err(failed)?;
         let data = within(&data, range);
         let mut next = layout.clone();
@@ -406,7 +407,7 @@ impl Gather {
         }
     }
 
-    /// Delete the copy of a piece.
+    /// Delete the copy of a step's bytes.
     fn give_up(
         &mut self,
         pool: &Pool,
@@ -539,17 +540,17 @@ fn has_fewer_extents(
     Ok(after > 0 && is_worth(before, after))
 }
 
-/// The first bytes of a range that its objects have, `piece` of them at most, each part in one
+/// The first bytes of a range that its objects have, `step` of them at most, each part in one
 /// object, and the part of the range that is settled when they are moved.
 fn next_data(
     source: &Source,
     range: ByteRange,
-    piece: ByteCount,
+    step: ByteCount,
 ) -> Result<(ByteRange, Vec<ByteRange>), PoolError> {
     let failed = |error| PoolError::system("look for data in an object", "", error);
     let (shape, origin) = (source.segment.shape, source.segment.origin.0);
     let mut found = Vec::new();
-    let (mut at, mut left) = (range.start.0, piece.0);
+    let (mut at, mut left) = (range.start.0, step.0);
     loop {
         let Some(start) = source.next_data(at)?.filter(|start| *start < range.end()) else {
             return Ok((range, found));
@@ -572,7 +573,8 @@ fn next_data(
     }
 }
 
-/// Copy a piece to its home, durably, after clearing outdated bytes that the home still had there.
+/// Copy a step's bytes to their home, durably, after clearing outdated bytes that the home still
+/// had there.
 fn bring(
     source: &Source,
     layout: &Layout,

@@ -62,7 +62,7 @@ pub use failed::{Failed, Failure};
 pub use find::{MOUNT_TYPE, Mounted, Place, find, kept_elsewhere, mounted, mounts_of};
 pub use format::{Duty, FORMAT_FILE, FORMAT_VERSION, FormatFault, MemberId};
 pub use fsck::{Fsck, Issue, IssueKind, Progress, State, fsck};
-pub use gather::{Defragged, Pieces};
+pub use gather::{Defragged, Fragments};
 pub use member::{Access, Member, MemberState, MemberStatus, ObjectName};
 pub use mountpoint::check_mountpoint;
 pub use names::{FoundUnsettled, Inode, NameLog, inode, newest_log};

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-//! Moves a file's bytes to other members while it is in use: piece by piece, each in the steps of a
-//! drain.
+//! Moves a file's bytes to other members while it is in use: step by step, each as in a drain.
 //!
-//! A mover holds the file's lock for one piece at a time, and first reads the bytes into the
-//! kernel's memory without it, by [`Move::read_before`]. A piece follows the one before it to the
-//! same member, so that a file has one segment more on its way, and none more when it is there.
-//! This module does not say which file is next, nor how fast.
+//! A mover holds the file's lock for one step at a time, and first reads the bytes into the
+//! kernel's memory without it, by [`Move::read_before`]. The bytes of a step follow those of
+//! the step before to the same member, so that a file has one segment more on its way, and none
+//! more when it is there. This module does not say which file is next, nor how fast.
 
 use crate::balance::target_of;
 use crate::catalogue::REMOVED;
@@ -47,11 +46,11 @@ enum What {
 #[derive(Clone, Debug)]
 pub struct Move {
     what: What,
-    /// Where the piece before went.
+    /// Where the bytes of the step before went.
     target: Option<MemberNumber>,
 }
 
-/// A piece that was moved.
+/// A step that was taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
     /// Where it was.
@@ -223,22 +222,22 @@ impl Move {
         })
     }
 
-    /// The object that the next piece is in. None: all has moved.
+    /// The object with the bytes of the next step. None: all has moved.
     pub fn source(&self, layout: &Layout) -> Option<Object> {
         self.next(layout).map(|(_, _, object)| object)
     }
 
-    /// Read the next piece into the kernel's memory. The move itself reports bytes that cannot be
-    /// read.
+    /// Read the bytes of the next step into the kernel's memory. The move itself reports bytes
+    /// that cannot be read.
     ///
     /// Assumes  `source`: the object of [`Move::source`], opened. Needs no lock: writes meanwhile
     ///          go to the same memory
-    pub fn read_before(&self, layout: &Layout, source: &OwnedFd, piece: ByteCount) {
+    pub fn read_before(&self, layout: &Layout, source: &OwnedFd, step: ByteCount) {
         let Some((range, Shape::Single, _)) = self.next(layout) else {
             return;
         };
-        let (_, data) = next_piece(source, range, piece).unwrap_or((range, Vec::new()));
-        let mut buffer = vec![0; CHUNK_BYTES.min(piece.0 as usize)];
+        let (_, data) = next_step(source, range, step).unwrap_or((range, Vec::new()));
+        let mut buffer = vec![0; CHUNK_BYTES.min(step.0 as usize)];
         for part in data {
             let mut at = part.start.0;
             while at < part.end() {
@@ -251,21 +250,21 @@ impl Move {
         }
     }
 
-    /// Move the next piece, durably.
+    /// Take the next step, durably.
     ///
-    /// Units    piece: bytes that are copied at most. An object of a stripe moves whole
+    /// Units    step: bytes that are copied at most. An object of a stripe moves whole
     /// Assumes  exclusive, as [`Pool::set_layout`]
     /// Returns  None: nothing is left to move
-    /// Errors   [`PoolError::NoRoom`]: no other member has room for the piece
-    pub fn one_piece(
+    /// Errors   [`PoolError::NoRoom`]: no other member has room for the bytes
+    pub fn take_step(
         &mut self,
         pool: &Pool,
         stub: BorrowedFd<'_>,
         layout: &mut Layout,
-        piece: ByteCount,
+        step: ByteCount,
     ) -> Result<Option<Moved>, PoolError> {
         if let What::Home(gather) = &mut self.what {
-            return gather.one_piece(pool, stub, layout, piece);
+            return gather.take_step(pool, stub, layout, step);
         }
         let Some((range, shape, object)) = self.next(layout) else {
             return Ok(None);
@@ -291,7 +290,7 @@ impl Move {
                 copied,
             }));
         }
-        let (range, data) = next_piece(&source, range, piece).map_err(failed)?;
+        let (range, data) = next_step(&source, range, step).map_err(failed)?;
         let copied = sum(&data);
         for number in self.targets(pool, stub, (object, &source), copied)? {
             if take(pool, stub, layout, (object, &source), number, range, &data)? {
@@ -335,7 +334,7 @@ impl Move {
         let failed = |error| PoolError::system("look for data in an object", "", error);
         let wanted = match before {
             Some(_) => copied,
-            // The first piece chooses for all bytes.
+            // The first step chooses for all bytes.
             None => {
                 let all = ByteRange::new(0, length_of(stub).map_err(failed)?.0);
                 let bytes = sum(&data_ranges(source).map_err(failed)?);
@@ -354,15 +353,15 @@ impl Move {
     }
 }
 
-/// The first bytes of a range that an object has, `piece` of them at most, and the part of the
+/// The first bytes of a range that an object has, `step` of them at most, and the part of the
 /// range that is done once they are moved.
-fn next_piece(
+fn next_step(
     source: &OwnedFd,
     range: ByteRange,
-    piece: ByteCount,
+    step: ByteCount,
 ) -> Result<(ByteRange, Vec<ByteRange>), Errno> {
     let mut found = Vec::new();
-    let mut left = piece.0;
+    let mut left = step.0;
     let mut at = range.start.0;
     while let Some(run) = next_run(source, ByteRange::new(at, range.end() - at))? {
         let start = run.start.0;

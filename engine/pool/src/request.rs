@@ -65,7 +65,7 @@ pub enum Request {
     },
     /// Make members equally full, and stripes as wide as they can be.
     Rebalance {},
-    /// Bring files together that are in more pieces than they need be.
+    /// Bring files together that are in more segments and extents than need be.
     Defrag {
         /// Files and folders, below the tree; all if there are none.
         paths: Vec<PathBuf>,

@@ -27,7 +27,7 @@ pub struct Tidied {
     pub rebalanced: Drained,
     /// Files brought together.
     pub gathered: Drained,
-    /// In how many pieces they were.
+    /// In how many segments and extents they were.
     pub defragged: Defragged,
     /// Files that could not be read or moved; they count as gone through.
     #[serde(default)]

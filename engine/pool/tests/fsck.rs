@@ -385,7 +385,7 @@ fn zeroes_that_a_hole_leaves_in_its_last_block_are_no_bytes() {
 
 /// Move all of a file, and keep the objects that the move deletes with their last byte: as if it
 /// had been killed just before.
-fn move_and_keep(pool: &Pool, file: &mut Written, mut one: Move, piece: u64) {
+fn move_and_keep(pool: &Pool, file: &mut Written, mut one: Move, step: u64) {
     let objects = file.layout.objects();
     let kept = |object: Object| {
         let member = pool.member(object.member).unwrap();
@@ -396,7 +396,7 @@ fn move_and_keep(pool: &Pool, file: &mut Written, mut one: Move, piece: u64) {
     }
     let stub = file.stub.as_fd();
     while one
-        .one_piece(pool, stub, &mut file.layout, ByteCount(piece))
+        .take_step(pool, stub, &mut file.layout, ByteCount(step))
         .unwrap()
         .is_some()
     {}
@@ -408,13 +408,13 @@ fn move_and_keep(pool: &Pool, file: &mut Written, mut one: Move, piece: u64) {
 }
 
 #[test]
-fn blocks_in_which_pieces_ended_are_no_bytes_of_what_was_moved() {
+fn blocks_in_which_steps_ended_are_no_bytes_of_what_was_moved() {
     let Some(mut place) = Place::new() else {
         return;
     };
     let pool = place.pool(&[16, 16]);
     for (name, end) in [("inside", 1_002_464), ("at a block", 1_003_520)] {
-        // A segment may end inside a block, and then all pieces of the next one do.
+        // A segment may end inside a block, and then all steps of the next one do.
         let mut file = Written::new(&pool, name);
         file.write(&pool, 0, &pattern(0, end)).unwrap();
         let wanted = ByteRange::new(end as u64, MIB as u64);

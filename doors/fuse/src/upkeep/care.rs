@@ -4,7 +4,7 @@
 //!
 //! One job at a time, in the thread of the command that asked for it. A file that moves is open in
 //! this door like any other open file, so that removals, renames and truncations treat it like one;
-//! its layout changes under its lock, for one piece at a time. The bytes of a piece are read
+//! its layout changes under its lock, for one step at a time. The bytes of a step are read
 //! before, without the lock and behind all other reads; core/pool/pace says how long the mover
 //! rests after it. Decision: docs/decisions/0030.
 
@@ -34,8 +34,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes moved at a time: for a file that no program has open, and for one that programs have open,
 /// which wait for it. Units: bytes.
-const PIECE: ByteCount = ByteCount::from_mib(4);
-const PIECE_BESIDE_OTHERS: ByteCount = ByteCount::from_mib(1);
+const STEP: ByteCount = ByteCount::from_mib(4);
+const STEP_BESIDE_OTHERS: ByteCount = ByteCount::from_mib(1);
 /// Between two reports to the asking command.
 const TELL_EVERY: Duration = Duration::from_millis(100);
 /// The mover waits so long for a file that the kernel reads by passthrough, when nothing else is
@@ -43,7 +43,7 @@ const TELL_EVERY: Duration = Duration::from_millis(100);
 const READER_PATIENCE: Duration = Duration::from_secs(30);
 /// The rest is taken in parts, so that a command that was cancelled need not wait.
 const NAP: Duration = Duration::from_millis(100);
-/// A command waits so long for a job whose asker is gone to stop after its piece, and looks so
+/// A command waits so long for a job whose asker is gone to stop after its step, and looks so
 /// often.
 const STOP_PATIENCE: Duration = Duration::from_secs(10);
 const STOP_LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -82,7 +82,7 @@ struct Going {
 }
 
 impl Going {
-    /// Whether it stops after its present piece.
+    /// Whether it stops after its present step.
     fn is_stopping(&self) -> bool {
         self.asker.as_ref().is_some_and(Asker::is_gone)
     }
@@ -430,13 +430,13 @@ impl Door {
         }
     }
 
-    /// Moves one piece of a file. The only place where the layout of a file in use changes because
-    /// its bytes move.
-    fn move_piece(
+    /// Takes one step of a file's move. The only place where the layout of a file in use changes
+    /// because its bytes move.
+    fn move_step(
         &self,
         held: &MovedFile<'_>,
         one: &mut Move,
-        piece: ByteCount,
+        step: ByteCount,
     ) -> Result<Option<Moved>, PoolError> {
         let (node, file) = (&held.node, &held.file);
         let mut state = file.change();
@@ -451,7 +451,7 @@ impl Door {
         let looked_after = self
             .hold(node, &state, |_| true)
             .map_err(|error| PoolError::from(WorkRefusal::Unwritten { error }))?;
-        let moved = one.one_piece(&self.pool, file.stub.as_fd(), &mut layout, piece);
+        let moved = one.take_step(&self.pool, file.stub.as_fd(), &mut layout, step);
         if moved.is_err()
             && let Ok(Some(written)) = self.pool.layout(file.stub.as_fd())
         {
@@ -488,8 +488,8 @@ impl Door {
         }
     }
 
-    /// Reads the bytes of a piece before its move, without the file's lock.
-    fn read_before(&self, held: &MovedFile<'_>, one: &Move, piece: ByteCount) {
+    /// Reads the bytes of a step before it, without the file's lock.
+    fn read_before(&self, held: &MovedFile<'_>, one: &Move, step: ByteCount) {
         let state = held.file.state();
         let Some(layout) = state.layout.clone() else {
             return;
@@ -503,7 +503,7 @@ impl Door {
         if let Some(fd) = fd {
             // Not under the lock: a disk may leave idle reads for seconds.
             let _ = idle_io();
-            one.read_before(&layout, &fd, piece);
+            one.read_before(&layout, &fd, step);
             let _ = ordinary_io();
         }
     }
@@ -545,7 +545,7 @@ struct MovedFile<'a> {
 }
 
 impl MovedFile<'_> {
-    /// Whether a program reads its object without the door: it must stay where it is.
+    /// Checks whether a program reads its object without the door: it must stay where it is.
     fn check_passed(&self) -> bool {
         self.file.may_be_passed()
             && self
@@ -580,8 +580,8 @@ enum Plan {
     Together(Vec<PathBuf>),
 }
 
-/// Moves of a file are made in so many steps: the second step is known when the first is done.
-const STEPS: usize = 2;
+/// Moves of a file are made in so many rounds: the second one is known when the first is done.
+const ROUNDS: usize = 2;
 
 impl Plan {
     /// By its layout alone: whether it is worth a closer look.
@@ -592,9 +592,9 @@ impl Plan {
         }
     }
 
-    fn moves(&self, step: usize, pool: &Pool, stub: &OwnedFd, layout: &Layout) -> Vec<Move> {
+    fn moves(&self, round: usize, pool: &Pool, stub: &OwnedFd, layout: &Layout) -> Vec<Move> {
         let stub = stub.as_fd();
-        match (self, step) {
+        match (self, round) {
             (Plan::Off(number), 0) => vec![Move::off(*number)],
             (Plan::Spread, 0) => Move::spreading(layout),
             (Plan::Spread, 1) => Move::widening(pool, stub, layout).into_iter().collect(),
@@ -617,15 +617,15 @@ struct Mover<'a, 'b> {
     door: &'a Door,
     tell: &'a mut Tell<'b>,
     told_at: Instant,
-    /// Tidying: it asks before each piece whether to go on.
+    /// Tidying: it asks before each step whether to go on.
     is_tidying: bool,
     /// The command is gone.
     is_unwanted: bool,
     /// A file of the last look that the kernel reads by passthrough.
     passed: Option<PathBuf>,
     done: Drained,
-    /// Pieces moved so far.
-    piece_count: u64,
+    /// Steps taken so far.
+    step_count: u64,
     defragged: Defragged,
     failed: Failed,
 }
@@ -640,7 +640,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             is_unwanted: false,
             passed: None,
             done: Drained::default(),
-            piece_count: 0,
+            step_count: 0,
             defragged: Defragged::default(),
             failed: Failed::default(),
         }
@@ -768,17 +768,17 @@ impl<'a, 'b> Mover<'a, 'b> {
         if !matches!(plan, Plan::Together(_)) {
             return self.beside_others(path, stub, plan, spare_open);
         }
-        let pieces = pool.pieces(&layout);
-        let is_left = (0..STEPS).any(|step| !self.moves(plan, step, stub, &layout).is_empty())
+        let fragments = pool.fragments(&layout);
+        let is_left = (0..ROUNDS).any(|round| !self.moves(plan, round, stub, &layout).is_empty())
             || pool.reserved_bytes(&layout) > 0;
         let found = match is_left {
             true => self.beside_others(path, stub, plan, spare_open),
             false => Ok(false),
         };
-        self.defragged.before.add(pieces);
+        self.defragged.before.add(fragments);
         self.defragged.after.add(match pool.layout(stub.as_fd()) {
-            Ok(Some(now)) if now != layout => pool.pieces(&now),
-            _ => pieces,
+            Ok(Some(now)) if now != layout => pool.fragments(&now),
+            _ => fragments,
         });
         found
     }
@@ -818,32 +818,32 @@ impl<'a, 'b> Mover<'a, 'b> {
             self.passed = Some(path.to_path_buf());
             return Ok(true);
         }
-        let before = self.piece_count;
+        let before = self.step_count;
         let done = self.open_file(&held, plan);
         if matches!(plan, Plan::Together(_)) && self.check_wanted().is_ok() && !held.has_others() {
             self.door.give_back(&held);
         }
-        let is_moved = self.piece_count > before;
+        let is_moved = self.step_count > before;
         self.done.moved_count += u64::from(is_moved);
         done.map(|()| is_moved)
     }
 
     fn open_file(&mut self, held: &MovedFile<'_>, plan: &Plan) -> Result<(), PoolError> {
-        for step in 0..STEPS {
+        for round in 0..ROUNDS {
             let layout = held.file.state().layout.clone();
-            let moves = layout.map(|now| self.moves(plan, step, &held.file.stub, &now));
+            let moves = layout.map(|now| self.moves(plan, round, &held.file.stub, &now));
             for (one, rooms) in moves.unwrap_or_default() {
-                self.pieces(held, one, rooms)?;
+                self.take_steps(held, one, rooms)?;
             }
         }
         Ok(())
     }
 
-    /// The moves of a step that were not tried in vain, each with its room.
+    /// The moves of a round that were not tried in vain, each with its room.
     fn moves(
         &self,
         plan: &Plan,
-        step: usize,
+        round: usize,
         stub: &OwnedFd,
         layout: &Layout,
     ) -> Vec<(Move, Rooms)> {
@@ -859,7 +859,7 @@ impl<'a, 'b> Mover<'a, 'b> {
             let is_vain = stamp.is_some_and(is_known);
             (!is_vain).then_some((one, rooms))
         };
-        let all = plan.moves(step, pool, stub, layout).into_iter();
+        let all = plan.moves(round, pool, stub, layout).into_iter();
         all.filter_map(is_new).collect()
     }
 
@@ -875,7 +875,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         }
     }
 
-    fn pieces(
+    fn take_steps(
         &mut self,
         held: &MovedFile<'_>,
         mut one: Move,
@@ -883,25 +883,25 @@ impl<'a, 'b> Mover<'a, 'b> {
     ) -> Result<(), PoolError> {
         loop {
             match self.is_tidying {
-                // A program that opened the file since the last look must not wait for a piece that
+                // A program that opened the file since the last look must not wait for a step that
                 // has not begun.
                 true => self.told(true)?,
                 false => self.check_wanted()?,
             }
             let begun = Instant::now();
-            let piece = match held.has_others() {
-                true => PIECE_BESIDE_OTHERS,
-                false => PIECE,
+            let step = match held.has_others() {
+                true => STEP_BESIDE_OTHERS,
+                false => STEP,
             };
-            self.door.read_before(held, &one, piece);
+            self.door.read_before(held, &one, step);
             let waited = begun.elapsed();
-            let Some(moved) = self.door.move_piece(held, &mut one, piece)? else {
+            let Some(moved) = self.door.move_step(held, &mut one, step)? else {
                 if one.was_vain() {
                     self.remember(held, &one, rooms);
                 }
                 return Ok(());
             };
-            self.piece_count += 1;
+            self.step_count += 1;
             self.done.moved_bytes += moved.copied;
             self.told(true)?;
             self.rest(&moved, waited, begun.elapsed())?;
@@ -939,6 +939,7 @@ impl<'a, 'b> Mover<'a, 'b> {
         self.check_wanted()
     }
 
+    /// Refuses to go on when the mount ends, or the work is not wanted any more.
     fn check_wanted(&self) -> Result<(), PoolError> {
         if self.door.closing.load(Ordering::Acquire) {
             return Err(WorkRefusal::Unmounting.into());

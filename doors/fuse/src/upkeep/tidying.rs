@@ -2,8 +2,8 @@
 //! Tidies the pool while no program uses it: first makes members equally full and stripes wider,
 //! then brings files together.
 //!
-//! core/pool/tidy says when; care.rs does it piece by piece, as for the commands. It asks again at
-//! each piece. Files that a program has open stay as they are. Decision: docs/decisions/0031.
+//! core/pool/tidy says when; care.rs does it step by step, as for the commands. It asks again at
+//! each step. Files that a program has open stay as they are. Decision: docs/decisions/0031.
 
 use crate::door::Door;
 use crate::lock::locked;
