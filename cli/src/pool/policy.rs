@@ -174,9 +174,9 @@ fn of_path(
     }
     if let Some(wish) = args.wish() {
         if path.starts_with(&place.catalogue) && pool.catalogue().is_served().map_err(told)? {
-            return Err(CommandError::at(path,
-                "it is in the catalogue of a pool that is in use; expected its path below the mount",
-            ).into());
+            let fault = "it is in the catalogue of a pool that is in use; expected its path below \
+                         the mount";
+            return Err(CommandError::at(path, fault).into());
         }
         if let Some(lacked) = pool.cannot_meet(&wish) {
             return Err(lacked.to_string());
