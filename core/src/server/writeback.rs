@@ -111,13 +111,14 @@ impl Server {
         self.bring_in(id, range, holder, false, actions)
     }
 
-    /// The same; `is_unread`: no client has asked for it, so it evicts little that was used.
+    /// The same; `is_recorded`: a client has written it and none has asked for it, so it evicts
+    /// little that was used.
     fn bring_in(
         &mut self,
         id: FileId,
         range: ByteRange,
         holder: Option<StreamId>,
-        is_unread: bool,
+        is_recorded: bool,
         actions: &mut Actions,
     ) -> bool {
         let slot_bytes = self.slot_bytes();
@@ -152,7 +153,7 @@ impl Server {
                 Some(slot) => slot,
                 None => match self.take_slot(Block { file: id, number }, holder, actions) {
                     Some(slot) => {
-                        if is_unread {
+                        if is_recorded {
                             self.cache.mark_recorded(slot);
                         }
                         slot
