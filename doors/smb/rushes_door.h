@@ -43,9 +43,9 @@ extern int vfs_rushes_debug_level;
 #define RUSHES_SILENT_MS 5000
 
 /*
- * A daemon that does not answer a read for so long and has no heartbeat is
+ * A daemon that does not answer a request for so long and has no heartbeat is
  * hung; one that has a heartbeat and does not answer for LOST has lost the
- * read. Like HUNG_PATIENCE and LOST_PATIENCE in engine/shm for calls that wait.
+ * request. Like HUNG_PATIENCE and LOST_PATIENCE in engine/shm for calls that wait.
  * Clients give up at 20 to 60 seconds.
  */
 #define RUSHES_HUNG_S 30
