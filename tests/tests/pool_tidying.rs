@@ -130,9 +130,9 @@ fn kill_at_steps(world: &PoolWorld, words: &[&str], counts: &[usize]) -> usize {
 }
 
 /// One defrag after the other is killed, at each of these calls.
-fn dies_at(world: &PoolWorld, steps: &[(&str, usize)]) {
+fn dies_at(world: &PoolWorld, phase: &str, steps: &[(&str, usize)]) {
     for &(call, count) in steps {
-        let context = format!("killed at {call} {count}");
+        let context = format!("{phase}: killed at {call} {count}");
         let is_killed = killed_at(&world.command(&["defrag"], &[]), call, count);
         assert!(is_killed, "{context}");
         mended(world, &context);
@@ -262,7 +262,7 @@ fn a_file_that_comes_together_where_nothing_of_it_was_is_begun_afresh_when_that_
         ("fsync", 3),
         ("fsetxattr", 2),
     ];
-    dies_at(&world, &begins);
+    dies_at(&world, "at its beginning", &begins);
     world.start();
     assert_eq!(world.members_of("s0"), [0, 1], "nothing of it is moved yet");
     world.end();
@@ -272,7 +272,7 @@ fn a_file_that_comes_together_where_nothing_of_it_was_is_begun_afresh_when_that_
         ("fallocate", 1),
         ("fsync", 1),
     ];
-    dies_at(&world, &continues);
+    dies_at(&world, "on its way", &continues);
     world.start();
     assert_eq!(world.members_of("s0"), [0, 1, 2], "it is on its way");
     check(&world.path("s0"), 0, length);
