@@ -171,7 +171,7 @@ fn a_daemon_that_is_starting_is_not_taken_for_a_hung_one() {
     let output = output.expect("rushes was built");
     let text = said(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
-    assert!(text.contains("another daemon"), "{text}");
+    assert!(text.contains("a daemon serves from"), "{text}");
     assert!(!starting.is_finished(), "it did not wait");
     drop(change);
     world.daemon = Some(starting.join().expect("it has started"));
