@@ -46,15 +46,7 @@ impl Disk {
         File::create(&image)
             .and_then(|file| file.set_len(bytes))
             .expect("the temporary folder takes a sparse image");
-        let attached = Command::new("losetup")
-            .args(["--find", "--show", "--sector-size", "16384"])
-            .arg(&image)
-            .output()
-            .expect("losetup comes with mount");
-        if !attached.status.success() {
-            return None;
-        }
-        let device = String::from_utf8_lossy(&attached.stdout).trim().to_owned();
+        let device = attach(&image, &["--sector-size", "16384"]).ok()?;
         run(Command::new(needs::path_of("mkfs.xfs"))
             .args(["-q", "-f", "-b", "size=16384", "-s", "size=16384"])
             .arg(&device));
@@ -232,6 +224,21 @@ pub fn mount_tmpfs(folder: &Path, bytes: u64) {
         .arg(format!("size={bytes}"))
         .arg("tmpfs")
         .arg(folder));
+}
+
+/// Attaches a loop device to an image, with these options of losetup. Its path, or the error text
+/// of losetup.
+pub fn attach(image: &Path, options: &[&str]) -> Result<String, String> {
+    let output = Command::new("losetup")
+        .args(["--find", "--show"])
+        .args(options)
+        .arg(image)
+        .output()
+        .expect("losetup comes with mount");
+    match output.status.success() {
+        true => Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned()),
+        false => Err(said(&output)),
+    }
 }
 
 /// Run to the end.

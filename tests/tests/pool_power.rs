@@ -5,7 +5,7 @@
 //! lab/tests/pool_power.rs cuts the power of all disks at random instants; it found the faults that
 //! these tests keep away.
 
-use rushes_tests::disk::{run, said};
+use rushes_tests::disk::{attach, run, said};
 use rushes_tests::pattern;
 use rushes_tests::pool::{BTRFS, EXT4, Made, PoolWorld, XFS, check, put};
 use rustix::fs::{Mode, OFlags, XattrFlags, setxattr};
@@ -27,7 +27,8 @@ fn cut(world: &PoolWorld, name: &str, kind: &str) -> PathBuf {
         .arg(&image));
     let folder = world.scratch.folder(&format!("{name}-cut"));
     if kind == "btrfs" {
-        return mount_second_btrfs(&image, &folder).join("pool");
+        mount_second_btrfs(&image, &folder);
+        return folder.join("pool");
     }
     let options = if kind == "xfs" { "loop,nouuid" } else { "loop" };
     run(Command::new("mount")
@@ -39,26 +40,18 @@ fn cut(world: &PoolWorld, name: &str, kind: &str) -> PathBuf {
 
 /// The kernel takes a second btrfs of one identity for another file system, unless it remembers
 /// the loop device from an earlier btrfs: then the mount fails with "File exists".
-fn mount_second_btrfs<'a>(image: &Path, folder: &'a Path) -> &'a Path {
-    let output = Command::new("losetup")
-        .args(["--find", "--show"])
-        .arg(image)
-        .output()
-        .expect("losetup starts");
-    assert!(output.status.success(), "{}", said(&output));
-    let device = String::from_utf8(output.stdout).expect("a path");
-    let device = device.trim_end();
+fn mount_second_btrfs(image: &Path, folder: &Path) {
+    let device = attach(image, &[]).expect("a loop device");
     // It fails when nothing is remembered.
     Command::new("btrfs")
-        .args(["device", "scan", "--forget", device])
+        .args(["device", "scan", "--forget", &device])
         .output()
         .expect("btrfs starts");
-    let mounted = Command::new("mount").arg(device).arg(folder).output();
+    let mounted = Command::new("mount").arg(&device).arg(folder).output();
     // The device goes with its mount, or at once.
-    run(Command::new("losetup").args(["--detach", device]));
+    run(Command::new("losetup").args(["--detach", &device]));
     let mounted = mounted.expect("mount starts");
     assert!(mounted.status.success(), "{}", said(&mounted));
-    folder
 }
 
 fn objects(world: &PoolWorld, file: &Path) -> Vec<String> {

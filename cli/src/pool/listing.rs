@@ -3,7 +3,7 @@
 
 use super::opening::seen;
 use super::standing::{Standing, state_of};
-use super::words::{class_of, draining_text, shown, told, with_wish};
+use super::words::{class_of, draining_text, shown, size_on, told, with_wish};
 use crate::args::PoolLsArgs;
 use crate::ask::{print_json, say};
 use crate::show::{self, Table};
@@ -166,16 +166,12 @@ pub(crate) fn text(report: &PoolReport) -> String {
         if member.with_catalogue {
             remarks.push(String::from("on one device with the catalogue"));
         }
-        let size = |bytes| match member.state {
-            Standing::Missing => String::from("?"),
-            _ => show::bytes(bytes),
-        };
         table.row(vec![
             member.number.to_string(),
             member.path.clone(),
             member.state.word().to_owned(),
-            size(member.bytes_total),
-            size(member.bytes_free),
+            size_on(member.state, member.bytes_total),
+            size_on(member.state, member.bytes_free),
             remarks.join("; "),
         ]);
     }

@@ -5,7 +5,7 @@ use super::hand::moved_so_far;
 use super::listing::{catalogues, print_all};
 use super::opening::seen;
 use super::standing::{Standing, state_of};
-use super::words::{class_of, draining_text, shown, told, with_wish};
+use super::words::{class_of, draining_text, shown, size_on, told, with_wish};
 use crate::args::PoolLsArgs;
 use crate::show::{self, Table};
 use rushes_pool::{Door, Drained, Duty, Failure, MountState, Pool, Work, newest_log};
@@ -312,10 +312,6 @@ fn text(report: &StatusReport) -> String {
     ];
     let mut table = Table::new(&heads);
     for member in &report.members {
-        let size = |bytes| match member.state {
-            Standing::Missing => String::from("?"),
-            _ => show::bytes(bytes),
-        };
         table.row(vec![
             member.number.to_string(),
             member.path.clone(),
@@ -327,8 +323,8 @@ fn text(report: &StatusReport) -> String {
                 "full" => String::from("all"),
                 duty => duty.to_owned(),
             },
-            size(member.bytes_total),
-            size(member.bytes_free),
+            size_on(member.state, member.bytes_total),
+            size_on(member.state, member.bytes_free),
             member
                 .object_count
                 .map_or_else(|| String::from("?"), |count| count.to_string()),

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The words for a pool that several commands print.
 
+use super::standing::Standing;
+use crate::show;
 use rushes_pool::{Class, Member, PoolError};
 use std::path::{Path, PathBuf};
 
@@ -20,6 +22,14 @@ pub(crate) fn whole(path: &Path) -> PathBuf {
 /// The class of a member, as shown.
 pub(crate) fn class_of(member: &Member) -> Option<String> {
     member.class().map(Class::name).map(str::to_owned)
+}
+
+/// A size on a member's disk, as shown: not known while the disk is missing.
+pub(crate) fn size_on(state: Standing, bytes: u64) -> String {
+    match state {
+        Standing::Missing => String::from("?"),
+        _ => show::bytes(bytes),
+    }
 }
 
 /// "most_free_space; class=ssd"
