@@ -49,7 +49,7 @@ impl Server {
         let stretch_bytes = entry
             .recogniser
             .cursor(seen.cursor)
-            .map_or(range.length.0, |cursor| cursor.run_bytes());
+            .map_or(range.length.0, |cursor| cursor.stretch_bytes());
         let Some(mut id) = self.stream_of(session, handle, file) else {
             return (None, Due::NEVER);
         };

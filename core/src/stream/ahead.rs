@@ -2,7 +2,7 @@
 //! The ranges that will be read next, given out one by one in reading order.
 
 use super::cursor::{ISLAND_COUNT_MAX, Span};
-use super::runs::Stepping;
+use super::stretches::Stepping;
 use crate::units::*;
 
 /// Ranges given at most: a reader of single bytes here and there is not predicted far.
@@ -97,11 +97,11 @@ pub(super) struct Down {
     rest: Span,
     /// Everything from here up was asked or given.
     at: u64,
-    run_bytes: u64,
+    stretch_bytes: u64,
 }
 
 impl Down {
-    pub(super) fn new(from: u64, base: u64, mut rest: Span, run_bytes: u64) -> Down {
+    pub(super) fn new(from: u64, base: u64, mut rest: Span, stretch_bytes: u64) -> Down {
         // An earlier prediction that went below this frame gave its rest as well.
         if from < base {
             rest.end = rest.start;
@@ -110,7 +110,7 @@ impl Down {
         Down {
             rest,
             at: from.min(base),
-            run_bytes: run_bytes.max(1),
+            stretch_bytes: stretch_bytes.max(1),
         }
     }
 
@@ -121,19 +121,19 @@ impl Down {
             return clipped(start, self.rest.start, file_size);
         }
         let end = self.at.min(file_size);
-        self.at = end.saturating_sub(self.run_bytes.min(most));
+        self.at = end.saturating_sub(self.stretch_bytes.min(most));
         clipped(self.at, end, file_size)
     }
 }
 
-/// The rest of the run in hand, then a run at every stride.
+/// The rest of the stretch in hand, then a stretch at every stride.
 ///
-/// Where frames differ in size the stride is a mean, and the place of a run is the less sure the
-/// farther off it is: ranges widen, and the prediction ends where they would be mostly doubt.
+/// Where frames differ in size the stride is a mean, and the place of a stretch is the less sure
+/// the farther off it is: ranges widen, and the prediction ends where they would be mostly doubt.
 #[derive(Clone, Debug)]
 pub(super) struct Steps {
     rest: Span,
-    /// Start of the run in hand.
+    /// Start of the stretch in hand.
     anchor: u64,
     stepping: Stepping,
     /// Steps from the anchor to the range last given.
@@ -144,7 +144,7 @@ pub(super) struct Steps {
 
 impl Steps {
     pub(super) fn new(from: u64, base: u64, front: u64, stepping: Stepping) -> Steps {
-        let run_end = base.saturating_add(stepping.run_bytes);
+        let stretch_end = base.saturating_add(stepping.stretch_bytes);
         let forward = stepping.stride > 0;
         let limit = if forward {
             from.max(front)
@@ -154,11 +154,11 @@ impl Steps {
         let rest_given = if forward { from } else { front };
         let rest = Span {
             start: if !forward && from < base {
-                run_end
+                stretch_end
             } else {
                 front.max(rest_given)
             },
-            end: run_end,
+            end: stretch_end,
         };
         let given = base.abs_diff(limit) / stepping.stride.unsigned_abs();
         Steps {
@@ -181,7 +181,7 @@ impl Steps {
         }
         // Of the first few steps all may have been given.
         for _ in 0..8 {
-            let expected = self.expected_run(file_size)?;
+            let expected = self.expected_stretch(file_size)?;
             let new = self.new_part(expected);
             // A sliver beside given bytes only shows that the error has grown.
             if new.end - new.start > self.stepping.error(self.step).saturating_mul(2) {
@@ -191,14 +191,14 @@ impl Steps {
         None
     }
 
-    fn expected_run(&mut self, file_size: u64) -> Option<Span> {
+    fn expected_stretch(&mut self, file_size: u64) -> Option<Span> {
         self.step += 1;
         let stride = self.stepping.stride;
         let distance = stride.unsigned_abs().checked_mul(self.step)?;
         let error = self.stepping.error(self.step);
-        let run_bytes = self.stepping.run_bytes.max(1);
-        let width = run_bytes.saturating_add(error.saturating_mul(2));
-        if self.step > 2 && (error > run_bytes / 2 || width >= stride.unsigned_abs()) {
+        let stretch_bytes = self.stepping.stretch_bytes.max(1);
+        let width = stretch_bytes.saturating_add(error.saturating_mul(2));
+        if self.step > 2 && (error > stretch_bytes / 2 || width >= stride.unsigned_abs()) {
             return None;
         }
         let start = if stride > 0 {
@@ -209,7 +209,7 @@ impl Steps {
         let span = Span {
             start: start.saturating_sub(error),
             end: start
-                .saturating_add(run_bytes)
+                .saturating_add(stretch_bytes)
                 .saturating_add(error)
                 .min(file_size),
         };
@@ -217,13 +217,13 @@ impl Steps {
     }
 
     /// The part that was not given yet; may be empty.
-    fn new_part(&self, run: Span) -> Span {
+    fn new_part(&self, stretch: Span) -> Span {
         if self.stepping.stride > 0 {
-            let start = run.start.max(self.limit).min(run.end);
-            Span { start, ..run }
+            let start = stretch.start.max(self.limit).min(stretch.end);
+            Span { start, ..stretch }
         } else {
-            let end = run.end.min(self.limit).max(run.start);
-            Span { end, ..run }
+            let end = stretch.end.min(self.limit).max(stretch.start);
+            Span { end, ..stretch }
         }
     }
 

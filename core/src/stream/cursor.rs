@@ -6,11 +6,11 @@
 //! read, or given up as skipped when sixteen later reads have passed it: sixteen is how many reads
 //! a client may have outstanding before its order means something here.
 //!
-//! A stepping cursor, reverse or strided, knows the run it is in, such as a frame that is read
-//! forward in pieces, and by how much run follows run.
+//! A stepping cursor, reverse or strided, knows the stretch it is in, such as a frame that is read
+//! forward in pieces, and by how much stretch follows stretch.
 
 use super::ahead::{AheadIter, Course, Down, Steps, Up};
-use super::runs::Stepping;
+use super::stretches::Stepping;
 use crate::units::*;
 
 /// Reads that may be outstanding, and so arrive in any order.
@@ -40,7 +40,8 @@ pub enum Pattern {
     Sequential,
     /// Backwards without holes, as a whole; each frame may be read forward in pieces.
     Reverse,
-    /// A run at every `stride` bytes, backwards when negative. Units: bytes from start to start.
+    /// A stretch at every `stride` bytes, backwards when negative. Units: bytes from start to
+    /// start.
     Strided {
         /// Never 0.
         stride: i64,
@@ -72,14 +73,15 @@ pub(super) enum Fit {
 /// A place where a file is being read.
 #[derive(Clone, Debug)]
 pub struct Cursor {
-    /// Forward: asked without a hole. Stepping: the current run.
+    /// Forward: asked without a hole. Stepping: the current stretch.
     base: u64,
     front: u64,
     /// Forward only: asked beyond `front`; ascending, disjoint, not touching.
     islands: [Span; ISLAND_COUNT_MAX],
     island_count: usize,
     stepping: Option<Stepping>,
-    /// Reverse only: the run before the current one; the bytes between are the rest of this frame.
+    /// Reverse only: the stretch before the current one; the bytes between are the rest of this
+    /// frame.
     ceiling: u64,
     score: i8,
     /// It was read upwards from where it began.
@@ -151,9 +153,9 @@ impl Cursor {
 
     /// How much is read at each step of a reverse or strided pattern: a frame, in however many
     /// reads. The typical read otherwise. Units: bytes.
-    pub fn run_bytes(&self) -> u64 {
+    pub fn stretch_bytes(&self) -> u64 {
         match self.stepping {
-            Some(stepping) => stepping.run_bytes.max(self.front - self.base),
+            Some(stepping) => stepping.stretch_bytes.max(self.front - self.base),
             None => self.read_bytes,
         }
     }
@@ -175,7 +177,7 @@ impl Cursor {
                 from,
                 self.base,
                 self.rest_of_frame(),
-                stepping.run_bytes,
+                stepping.stretch_bytes,
             )),
             Some(stepping) => Course::Steps(Steps::new(from, self.base, self.front, stepping)),
             None if self.is_sequential() => Course::Up(Up::new(
@@ -243,17 +245,17 @@ impl Cursor {
         if start >= self.base && start <= self.front && end > self.front {
             return Some(Fit::Joined);
         }
-        if self.next_run_of(stepping, range) {
+        if self.begins_next_stretch(stepping, range) {
             return Some(Fit::Stepped);
         }
-        let run_end = self.base.saturating_add(stepping.run_bytes);
-        (start >= self.base && start < run_end.max(self.front))
+        let stretch_end = self.base.saturating_add(stepping.stretch_bytes);
+        (start >= self.base && start < stretch_end.max(self.front))
             .then(|| Fit::Again(start.abs_diff(self.front)))
     }
 
-    /// True when a read begins a run where the stepping leads: up to four steps on, since a player
-    /// that is late leaves frames out.
-    fn next_run_of(&self, stepping: Stepping, range: ByteRange) -> bool {
+    /// True when a read begins a stretch where the stepping leads: up to four steps on, since a
+    /// player that is late leaves frames out.
+    fn begins_next_stretch(&self, stepping: Stepping, range: ByteRange) -> bool {
         let slack = stepping.slack();
         (1..=4).any(|step| {
             let offset = stepping.stride.saturating_mul(step);
@@ -268,7 +270,7 @@ impl Cursor {
         self.learn_read_bytes(range.length.0);
         match (self.stepping, fit) {
             (Some(stepping), Fit::Stepped) => self.step_to(stepping, range),
-            (Some(stepping), _) => self.grow_run(stepping, range),
+            (Some(stepping), _) => self.grow_stretch(stepping, range),
             (None, _) => self.take_forward(now, range, fit),
         }
     }
@@ -393,12 +395,12 @@ impl Cursor {
 
     // ---- Stepping ----
 
-    /// The runs were seen to follow one another: from now on a stepping cursor at run `run`.
-    pub(super) fn begin_stepping(&mut self, stepping: Stepping, run: Span, ceiling: u64) {
+    /// Stretches were seen to follow one another: from now on a stepping cursor, at `stretch`.
+    pub(super) fn begin_stepping(&mut self, stepping: Stepping, stretch: Span, ceiling: u64) {
         self.stepping = Some(stepping);
-        self.base = run.start;
-        self.front = run.end;
-        self.ceiling = ceiling.max(run.end);
+        self.base = stretch.start;
+        self.front = stretch.end;
+        self.ceiling = ceiling.max(stretch.end);
         self.island_count = 0;
         self.stalled_count = 0;
     }
@@ -412,16 +414,17 @@ impl Cursor {
         self.front = range.end();
     }
 
-    fn grow_run(&mut self, stepping: Stepping, range: ByteRange) {
+    fn grow_stretch(&mut self, stepping: Stepping, range: ByteRange) {
         self.front = self.front.max(range.end());
-        let run = self.front - self.base;
+        let stretch = self.front - self.base;
         let turned = if stepping.is_reverse() {
             self.front > self.ceiling.saturating_add(self.read_bytes)
         } else {
-            run > stepping
-                .run_bytes
-                .saturating_mul(2)
-                .saturating_add(range.length.0)
+            stretch
+                > stepping
+                    .stretch_bytes
+                    .saturating_mul(2)
+                    .saturating_add(range.length.0)
         };
         if turned {
             // Playing forward again from here.

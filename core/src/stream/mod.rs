@@ -20,8 +20,8 @@ mod cursor;
 mod frame_name;
 mod places;
 mod recogniser;
-mod runs;
 mod sequence;
+mod stretches;
 
 pub use ahead::AheadIter;
 pub use cadence::{Cadence, Lately};

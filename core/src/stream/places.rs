@@ -2,41 +2,36 @@
 //! Which bytes of one file a reader has asked for, as far as needed to tell new places from old
 //! ones.
 //!
-//! A few runs of bytes are remembered. Where a read begins one more than that, the two that are
+//! A few spans of bytes are remembered. Where a read begins one more than that, the two that are
 //! nearest to each other become one, with the bytes between them: bytes that were read once are
 //! never taken for new again, and a reader that leaves much out is believed to have come less far
 //! than it has.
 
+use super::cursor::Span;
 use crate::units::*;
 
 /// A header, a tail, and a few places in between; one more for the read that comes.
-const RUN_COUNT_MAX: usize = 8;
-
-#[derive(Clone, Copy, Debug, Default)]
-struct Run {
-    start: u64,
-    end: u64,
-}
+const SPAN_COUNT_MAX: usize = 8;
 
 /// The bytes of one file that were asked for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
     /// In order; none touches the next.
-    runs: [Run; RUN_COUNT_MAX],
+    spans: [Span; SPAN_COUNT_MAX],
     count: usize,
 }
 
 impl Places {
     pub(super) const fn new() -> Places {
         Places {
-            runs: [Run { start: 0, end: 0 }; RUN_COUNT_MAX],
+            spans: [Span { start: 0, end: 0 }; SPAN_COUNT_MAX],
             count: 0,
         }
     }
 
     /// A read; how much of it had not been asked for before.
     pub(super) fn read(&mut self, range: ByteRange) -> ByteCount {
-        let mut joined = Run {
+        let mut joined = Span {
             start: range.start.0,
             end: range.end(),
         };
@@ -44,32 +39,32 @@ impl Places {
         if anew == 0 {
             return ByteCount(0);
         }
-        let mut kept = [Run::default(); RUN_COUNT_MAX + 1];
+        let mut kept = [Span::default(); SPAN_COUNT_MAX + 1];
         let mut count = 0;
         let mut before = 0;
-        for &run in self.runs.iter().take(self.count) {
-            if run.end < joined.start || run.start > joined.end {
-                before += usize::from(run.end < joined.start);
-                kept[count] = run;
+        for &span in self.spans.iter().take(self.count) {
+            if span.end < joined.start || span.start > joined.end {
+                before += usize::from(span.end < joined.start);
+                kept[count] = span;
                 count += 1;
                 continue;
             }
-            let (start, end) = (run.start.max(range.start.0), run.end.min(range.end()));
+            let (start, end) = (span.start.max(range.start.0), span.end.min(range.end()));
             anew = anew.saturating_sub(end.saturating_sub(start));
-            joined.start = joined.start.min(run.start);
-            joined.end = joined.end.max(run.end);
+            joined.start = joined.start.min(span.start);
+            joined.end = joined.end.max(span.end);
         }
         kept.copy_within(before..count, before + 1);
         kept[before] = joined;
         count += 1;
-        if count > RUN_COUNT_MAX {
+        if count > SPAN_COUNT_MAX {
             let gap = |&at: &usize| kept[at + 1].start - kept[at].end;
             let nearest = (0..count - 1).min_by_key(gap).unwrap_or(0);
             kept[nearest].end = kept[nearest + 1].end;
             kept.copy_within(nearest + 2..count, nearest + 1);
             count -= 1;
         }
-        self.runs.copy_from_slice(&kept[..RUN_COUNT_MAX]);
+        self.spans.copy_from_slice(&kept[..SPAN_COUNT_MAX]);
         self.count = count;
         ByteCount(anew)
     }
@@ -116,7 +111,7 @@ mod tests {
                 assert!(read(&mut places, start, length) <= anew as u64, "{seed}");
                 known[lies].fill(true);
             }
-            assert!(places.runs[..places.count].is_sorted_by(|a, b| a.end < b.start));
+            assert!(places.spans[..places.count].is_sorted_by(|a, b| a.end < b.start));
         }
         let mut places = Places::new();
         read(&mut places, u64::MAX - 5, 100);

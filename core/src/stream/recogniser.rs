@@ -8,7 +8,7 @@
 //! one that keeps going to and fro is two readers.
 
 use super::cursor::{Cursor, Fit, Pattern, Span};
-use super::runs::{RunChange, Runs, Stepping};
+use super::stretches::{Stepping, StretchChange, Stretches};
 use crate::units::*;
 
 /// Positions followed in one open file.
@@ -76,7 +76,7 @@ struct Place {
 #[derive(Clone, Debug)]
 pub struct Recogniser {
     places: [Option<Place>; CURSOR_COUNT_MAX],
-    runs: Runs,
+    stretches: Stretches,
     read_count: u64,
     /// One bit a read, the newest lowest: it touched bytes that were asked for before.
     joined_bits: u32,
@@ -96,7 +96,7 @@ impl Recogniser {
     pub const fn new() -> Recogniser {
         Recogniser {
             places: [const { None }; CURSOR_COUNT_MAX],
-            runs: Runs::new(),
+            stretches: Stretches::new(),
             read_count: 0,
             joined_bits: 0,
             again: None,
@@ -111,12 +111,12 @@ impl Recogniser {
             return self.report(self.last, Moved::Continued);
         }
         self.read_count += 1;
-        let change = self.runs.add(now, range);
+        let change = self.stretches.add(now, range);
         let best = self.best_fit(range);
         let joined = matches!(best, Some((_, Fit::Joined | Fit::Stepped)));
         self.joined_bits = self.joined_bits << 1 | u32::from(joined);
-        if change == RunChange::Began
-            && let Some(stepping) = self.runs.stepping(now)
+        if change == StretchChange::Began
+            && let Some(stepping) = self.stretches.stepping(now)
             && !self.is_in_order(range, best, stepping)
         {
             return self.begin_stepping(now, range, stepping);
@@ -298,15 +298,16 @@ impl Recogniser {
 
     // ---- Stepping ----
 
-    /// The last runs step. The cursor of the run before this one goes on as a stepping one, of
-    /// several the one read last; cursors that were only single runs of the trail are forgotten.
+    /// The last stretches step. The cursor of the stretch before this one goes on as a stepping
+    /// one, of several the one read last; cursors that were only single stretches of the trail are
+    /// forgotten.
     fn begin_stepping(
         &mut self,
         now: Instant,
         range: ByteRange,
         stepping: Stepping,
     ) -> Observation {
-        let Some((run, before)) = self.runs.last_two() else {
+        let Some((stretch, before)) = self.stretches.last_two() else {
             return self.begin(now, range, false);
         };
         let holder = self
@@ -319,7 +320,7 @@ impl Recogniser {
         };
         let read_count = self.read_count;
         if let Some(place) = self.place_mut(index) {
-            place.cursor.begin_stepping(stepping, run, before.start);
+            place.cursor.begin_stepping(stepping, stretch, before.start);
             place.touched = read_count;
             place.left = false;
         }
@@ -330,13 +331,17 @@ impl Recogniser {
     fn forget_trail(&mut self, keep: CursorIndex) {
         for at in 0..CURSOR_COUNT_MAX {
             let single = self.places[at].as_ref().is_some_and(|p| {
-                !p.cursor.is_settled() && self.runs.spans().any(|run| p.cursor.covers(run.start))
+                !p.cursor.is_settled()
+                    && self
+                        .stretches
+                        .spans()
+                        .any(|stretch| p.cursor.covers(stretch.start))
             });
             if single && at != usize::from(keep.0) {
                 self.places[at] = None;
             }
         }
-        self.runs.forget();
+        self.stretches.forget();
     }
 }
 

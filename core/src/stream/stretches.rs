@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-//! The last runs of reads, in the order in which they began, and whether they step.
+//! The last stretches of reads, in the order in which they began, and whether they step.
 //!
-//! A run is a range that is read forward without a hole: a frame in one read or in eight pieces.
-//! Players that shuttle leave a trail of runs. Downwards and touching, it is reverse play; at equal
-//! distances, it is fast forward or rewind by every n-th frame. Earlier reads do not matter here:
-//! reverse play usually goes over ground that was played forward.
+//! A stretch is a range that is read forward without a hole: a frame in one read or in eight
+//! pieces. Players that shuttle leave a trail of stretches. Downwards and touching, it is reverse
+//! play; at equal distances, it is fast forward or rewind by every n-th frame. Earlier reads do not
+//! matter here: reverse play usually goes over ground that was played forward.
+//!
+//! The run of a seat, from a cut to the next, is another thing: one run in reverse has hundreds of
+//! stretches.
 
 use super::cursor::{Pattern, REORDER_COUNT, Span};
 use crate::units::*;
 
 /// Enough to see one step more than sixteen reads in any order can make.
-const RUN_COUNT_MAX: usize = 18;
+const STRETCH_COUNT_MAX: usize = 18;
 
 /// Equal steps that are enough when no reordering can be the cause: they are too far apart in the
 /// file, or in time.
@@ -27,14 +30,14 @@ const PIPELINE_SPAN: Duration = Duration::from_ms(500);
 /// Reads that a client sent at once arrive within this, in any order.
 const VOLLEY_SPAN: Duration = Duration::from_ms(20);
 
-/// By how much run follows run.
+/// By how much stretch follows stretch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stepping {
     /// Start to start; negative backwards; never 0. Units: bytes.
     pub(super) stride: i64,
-    /// Length of a run. Units: bytes.
-    pub(super) run_bytes: u64,
-    /// Runs touch: the pattern is [`Pattern::Reverse`].
+    /// Length of a stretch. Units: bytes.
+    pub(super) stretch_bytes: u64,
+    /// Stretches touch: the pattern is [`Pattern::Reverse`].
     contiguous: bool,
     /// How far steps were from the stride lately. Units: bytes.
     deviation: u64,
@@ -61,8 +64,8 @@ impl Stepping {
         self.beyond_doubt
     }
 
-    /// How far the start of the `step`-th run from here is uncertain: chance adds up as a root, the
-    /// error of the mean as it is.
+    /// How far the start of the `step`-th stretch from here is uncertain: chance adds up as a root,
+    /// the error of the mean as it is.
     pub(super) fn error(&self, step: u64) -> u64 {
         let root = step.saturating_mul(64).isqrt();
         self.deviation.saturating_mul(root.saturating_add(step)) / 8
@@ -73,13 +76,13 @@ impl Stepping {
         self.stride.abs_diff(other.stride) > self.slack()
     }
 
-    /// How far from its expected place a run may begin.
+    /// How far from its expected place a stretch may begin.
     pub(super) fn slack(&self) -> u64 {
         (self.stride.unsigned_abs() / 4).max(self.deviation)
     }
 
-    /// A run was complete at `run_bytes`, and the next began at `to`.
-    pub(super) fn refine(&mut self, from: u64, to: u64, run_bytes: u64) {
+    /// A stretch was complete at `stretch_bytes`, and the next began at `to`.
+    pub(super) fn refine(&mut self, from: u64, to: u64, stretch_bytes: u64) {
         let Ok(step) = i64::try_from(i128::from(to) - i128::from(from)) else {
             return;
         };
@@ -89,7 +92,7 @@ impl Stepping {
         self.stride = self.stride.saturating_add(offset / 8);
         let calmer = self.deviation - self.deviation.div_ceil(8);
         self.deviation = calmer.max(offset.unsigned_abs());
-        self.run_bytes = run_bytes.max(self.run_bytes - self.run_bytes / 8);
+        self.stretch_bytes = stretch_bytes.max(self.stretch_bytes - self.stretch_bytes / 8);
     }
 }
 
@@ -100,76 +103,76 @@ fn nearest_multiple(step: i64, stride: i64) -> i64 {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Run {
+struct Stretch {
     span: Span,
     began: Instant,
 }
 
 /// See the head of this file.
 #[derive(Clone, Debug)]
-pub(super) struct Runs {
+pub(super) struct Stretches {
     /// The oldest first.
-    runs: [Run; RUN_COUNT_MAX],
+    stretches: [Stretch; STRETCH_COUNT_MAX],
     count: usize,
 }
 
-/// The effect of a read on the runs.
+/// The effect of a read on the stretches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RunChange {
+pub(super) enum StretchChange {
     Grew,
     Began,
 }
 
-impl Runs {
-    pub(super) const fn new() -> Runs {
-        Runs {
-            runs: [Run {
+impl Stretches {
+    pub(super) const fn new() -> Stretches {
+        Stretches {
+            stretches: [Stretch {
                 span: Span { start: 0, end: 0 },
                 began: Instant::ZERO,
-            }; RUN_COUNT_MAX],
+            }; STRETCH_COUNT_MAX],
             count: 0,
         }
     }
 
-    pub(super) fn add(&mut self, now: Instant, range: ByteRange) -> RunChange {
+    pub(super) fn add(&mut self, now: Instant, range: ByteRange) -> StretchChange {
         let (start, end) = (range.start.0, range.end());
-        let grown = self.runs[..self.count]
+        let grown = self.stretches[..self.count]
             .iter()
-            .rposition(|run| run.span.end == start);
+            .rposition(|stretch| stretch.span.end == start);
         match grown {
             Some(at) => {
-                self.runs[at].span.end = end;
+                self.stretches[at].span.end = end;
                 self.merge_from(at);
-                RunChange::Grew
+                StretchChange::Grew
             }
             None => {
-                self.push(Run {
+                self.push(Stretch {
                     span: Span { start, end },
                     began: now,
                 });
-                RunChange::Began
+                StretchChange::Began
             }
         }
     }
 
-    /// A run that grew up to one that began after it is one run with it: the later one was early.
-    /// Backwards the one below begins after, and they stay apart.
+    /// A stretch that grew up to one that began after it is one stretch with it: the later one was
+    /// early. Backwards the one below begins after, and they stay apart.
     fn merge_from(&mut self, at: usize) {
-        while let Some(next) =
-            (at + 1..self.count).find(|&i| self.runs[i].span.start == self.runs[at].span.end)
+        while let Some(next) = (at + 1..self.count)
+            .find(|&i| self.stretches[i].span.start == self.stretches[at].span.end)
         {
-            self.runs[at].span.end = self.runs[next].span.end;
-            self.runs.copy_within(next + 1..self.count, next);
+            self.stretches[at].span.end = self.stretches[next].span.end;
+            self.stretches.copy_within(next + 1..self.count, next);
             self.count -= 1;
         }
     }
 
-    fn push(&mut self, run: Run) {
-        if self.count == RUN_COUNT_MAX {
-            self.runs.copy_within(1.., 0);
+    fn push(&mut self, stretch: Stretch) {
+        if self.count == STRETCH_COUNT_MAX {
+            self.stretches.copy_within(1.., 0);
             self.count -= 1;
         }
-        self.runs[self.count] = run;
+        self.stretches[self.count] = stretch;
         self.count += 1;
     }
 
@@ -177,16 +180,16 @@ impl Runs {
         self.count = 0;
     }
 
-    fn all(&self) -> &[Run] {
-        &self.runs[..self.count]
+    fn all(&self) -> &[Stretch] {
+        &self.stretches[..self.count]
     }
 
-    /// The last runs, the newest first.
+    /// The last stretches, the newest first.
     pub(super) fn spans(&self) -> impl Iterator<Item = Span> + '_ {
-        self.all().iter().rev().map(|run| run.span)
+        self.all().iter().rev().map(|stretch| stretch.span)
     }
 
-    /// The newest run and the one that began before it.
+    /// The newest stretch and the one that began before it.
     pub(super) fn last_two(&self) -> Option<(Span, Span)> {
         let [.., before, newest] = self.all() else {
             return None;
@@ -194,36 +197,36 @@ impl Runs {
         Some((newest.span, before.span))
     }
 
-    /// Whether the last runs step, the newest having just begun at `now`.
+    /// Whether the last stretches step, the newest having just begun at `now`.
     pub(super) fn stepping(&self, now: Instant) -> Option<Stepping> {
         self.reverse(now).or_else(|| self.strided(now))
     }
 
-    /// Runs each of which began below the one before it and, once complete, touches it: three such
-    /// steps over some time, or sixteen at once.
+    /// Stretches each of which began below the one before it and, once complete, touches it: three
+    /// such steps over some time, or sixteen at once.
     fn reverse(&self, now: Instant) -> Option<Stepping> {
-        let runs = self.all();
-        let down = |pair: &&[Run]| {
+        let stretches = self.all();
+        let down = |pair: &&[Stretch]| {
             let (above, below) = (pair[0].span, pair[1].span);
             below.start < above.start && touches(below, above)
         };
-        // The newest run has just begun: it may end anywhere.
-        let [complete @ .., newest] = runs else {
+        // The newest stretch has just begun: it may end anywhere.
+        let [complete @ .., newest] = stretches else {
             return None;
         };
         let last = complete.last()?.span;
         let steps = 1 + complete.windows(2).rev().take_while(down).count();
         let trail = complete.get(complete.len().checked_sub(steps)?..)?;
-        let run_bytes = longest(trail);
+        let stretch_bytes = longest(trail);
         let next = last.start.checked_sub(newest.span.start)?;
         let slow =
             now.since(trail[trail.len().saturating_sub(STEP_COUNT_MIN)].began) >= VOLLEY_SPAN;
         let sure = steps >= DOWN_COUNT_SURE || (steps >= STEP_COUNT_MIN && slow);
-        (sure && next > 0 && next <= run_bytes.saturating_mul(2)).then_some(Stepping {
-            stride: -(i64::try_from(run_bytes).ok()?),
-            run_bytes,
+        (sure && next > 0 && next <= stretch_bytes.saturating_mul(2)).then_some(Stepping {
+            stride: -(i64::try_from(stretch_bytes).ok()?),
+            stretch_bytes,
             contiguous: true,
-            deviation: run_bytes / 2,
+            deviation: stretch_bytes / 2,
             beyond_doubt: false,
         })
     }
@@ -231,15 +234,15 @@ impl Runs {
     fn strided(&self, now: Instant) -> Option<Stepping> {
         let steps = self.equal_steps()?;
         let trail = &self.all()[self.count - 1 - steps.count..];
-        let run_bytes = longest(&trail[..steps.count]);
+        let stretch_bytes = longest(&trail[..steps.count]);
         let distance = steps.mean.unsigned_abs();
-        let far = is_far(steps.mean, run_bytes) && steps.count > STEP_COUNT_MIN;
+        let far = is_far(steps.mean, stretch_bytes) && steps.count > STEP_COUNT_MIN;
         let slow = now.since(trail[0].began) >= PIPELINE_SPAN;
         let sure = steps.count >= STEP_COUNT_SURE || far || slow;
-        // Runs that reach into one another are not steps.
-        (sure && distance > run_bytes).then_some(Stepping {
+        // Stretches that reach into one another are not steps.
+        (sure && distance > stretch_bytes).then_some(Stepping {
             stride: steps.mean,
-            run_bytes,
+            stretch_bytes,
             contiguous: false,
             deviation: steps.deviation,
             beyond_doubt: true,
@@ -251,9 +254,9 @@ impl Runs {
     fn equal_steps(&self) -> Option<Steps> {
         let newest = self.count.checked_sub(1).filter(|&i| i > 0)?;
         let last = self.step_to(newest)?;
-        let run_bytes = longest(&self.all()[newest - 1..newest]);
+        let stretch_bytes = longest(&self.all()[newest - 1..newest]);
         // Frames may differ in size; over many of them that evens out.
-        let part = if is_far(last, run_bytes) { 16 } else { 5 };
+        let part = if is_far(last, stretch_bytes) { 16 } else { 5 };
         let alike = |step: &i64| {
             let shorter = last.unsigned_abs().min(step.unsigned_abs());
             step.signum() == last.signum() && step.abs_diff(last) <= shorter / part
@@ -276,16 +279,17 @@ impl Runs {
         })
     }
 
-    /// From the run before run `i` to it. None: there is none before it, or it is absurdly far.
+    /// From the stretch before stretch `i` to it. None: there is none before it, or it is absurdly
+    /// far.
     fn step_to(&self, i: usize) -> Option<i64> {
-        let from = self.runs[i.checked_sub(1)?].span.start;
-        i64::try_from(i128::from(self.runs[i].span.start) - i128::from(from)).ok()
+        let from = self.stretches[i.checked_sub(1)?].span.start;
+        i64::try_from(i128::from(self.stretches[i].span.start) - i128::from(from)).ok()
     }
 }
 
 /// Farther than reads of one pipeline can lie apart.
-fn is_far(step: i64, run_bytes: u64) -> bool {
-    step.unsigned_abs() >= run_bytes.saturating_mul(REORDER_COUNT)
+fn is_far(step: i64, stretch_bytes: u64) -> bool {
+    step.unsigned_abs() >= stretch_bytes.saturating_mul(REORDER_COUNT)
 }
 
 struct Steps {
@@ -294,8 +298,10 @@ struct Steps {
     count: usize,
 }
 
-fn longest(runs: &[Run]) -> u64 {
-    let lengths = runs.iter().map(|run| run.span.end - run.span.start);
+fn longest(stretches: &[Stretch]) -> u64 {
+    let lengths = stretches
+        .iter()
+        .map(|stretch| stretch.span.end - stretch.span.start);
     lengths.max().unwrap_or(0)
 }
 
