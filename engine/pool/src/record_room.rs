@@ -87,7 +87,7 @@ pub(crate) fn scarce_room(catalogue: &Path) -> Option<String> {
     let block_bytes = shared_block(&opened(catalogue).ok()?).ok()??;
     (block_bytes < BLOCK_BYTES_USUAL).then(|| {
         format!(
-            "{} is on an ext4 with blocks of {block_bytes} bytes, which are all that the attributes of a file and the record of where its bytes are have together: large ACLs and attributes (of Samba's, too) are refused there, and files in more than a few pieces; expected 4096 (mkfs.ext4 -b 4096 -i 4096), or the feature ea_inode",
+            "{} is on an ext4 with blocks of {block_bytes} bytes, which are all that the attributes of a file and its layout have together: large ACLs and attributes (of Samba's, too) are refused there, and files with more than a few segments; expected 4096 (mkfs.ext4 -b 4096 -i 4096), or the feature ea_inode",
             catalogue.display()
         )
     })

@@ -130,7 +130,13 @@ impl Daemons {
         {
             Ok(child) => missed.recovering = Some(child),
             Err(error) => {
-                tracing::warn!("cannot start it: {error}");
+                tracing::warn!(
+                    "/bin/sh cannot be started for \"{}\": {error}; expected that command to write \
+                     the data that the daemon left; start the daemon (systemctl start rushes) or \
+                     the command by hand; the mount tries again in {} s",
+                    self.recover,
+                    RECOVER_EVERY.as_secs()
+                );
                 missed.next = Some(Instant::now() + RECOVER_EVERY);
             }
         }

@@ -120,7 +120,7 @@ impl fmt::Display for WorkRefusal {
             ),
             WorkRefusal::Stopping { kind, member } => write!(
                 f,
-                "the mount is busy with {}; expected no other command; repeat this in a moment: that command has ended, and the mount stops when it has moved one more piece",
+                "the mount is busy with {}; expected no other command; repeat this in a moment: that command has ended, and the mount stops after its current step",
                 command(*kind, *member)
             ),
             WorkRefusal::Unsettable { kind } => write!(
