@@ -7,8 +7,8 @@
 //! file, nor other programs on that file system.
 
 use crate::error::PoolError;
+use crate::layout_room::scarce_room;
 use crate::pool::Pool;
-use crate::record_room::scarce_room;
 use crate::reserved::has_blocks_at;
 use rushes_core::pool::{Located, MemberNumber};
 use rushes_core::units::ByteCount;

@@ -200,7 +200,7 @@ pub struct Pool {
     generation: AtomicU64,
     loads: Loads,
     sequences: Sequences,
-    /// The size of the block that the attributes of a file share; see record_room.rs.
+    /// The size of the block that the attributes of a file share; see layout_room.rs.
     pub(crate) attribute_block: OnceLock<Option<usize>>,
 }
 

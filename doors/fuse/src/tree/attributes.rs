@@ -200,7 +200,7 @@ impl Door {
         // Only an exclusive set fails when it is repeated.
         let is_set = flags.contains(XattrFlags::CREATE) && self.was_given(asked, &path, name)?;
         if !is_set {
-            self.check_record_room(&node, &fd, &path, (name, value.len()))?;
+            self.check_layout_room(&node, &fd, &path, (name, value.len()))?;
             setxattr(&path, name, value, flags)?;
         }
         self.changed(&node);
@@ -209,7 +209,7 @@ impl Door {
 
     /// ENOSPC, as if there were no room for an attribute at all, for one that would leave the
     /// file's layout no room to grow.
-    fn check_record_room(
+    fn check_layout_room(
         &self,
         node: &Node,
         fd: &OwnedFd,
@@ -219,10 +219,10 @@ impl Door {
         let leaves = match u32::from(status(fd)?.stx_mode) & S_IFMT {
             S_IFREG => self
                 .pool
-                .leaves_record_room(path, name.as_bytes(), length)
+                .leaves_layout_room(path, name.as_bytes(), length)
                 .map_err(|error| self.trouble(node, &error))?,
             // Files that are made there have it from the start.
-            _ if name == DEFAULT_ACL => self.pool.leaves_record_room_below(length),
+            _ if name == DEFAULT_ACL => self.pool.leaves_layout_room_below(length),
             _ => true,
         };
         match leaves {

@@ -47,14 +47,14 @@ fn taken(name: &[u8], length: usize) -> usize {
 /// Whether a layout may become long enough beside attributes of these lengths.
 fn fits<'a>(
     block_bytes: usize,
-    record_bytes: usize,
+    layout_bytes: usize,
     others: impl Iterator<Item = (&'a [u8], usize)>,
 ) -> bool {
     let wanted = ROOM_BYTES.min(block_bytes / 4);
-    let wanted = wanted.max(record_bytes + GROWTH_BYTES.min(block_bytes / GROWTH_PART));
-    let record = taken(LAYOUT_ATTRIBUTE.as_bytes(), wanted);
+    let wanted = wanted.max(layout_bytes + GROWTH_BYTES.min(block_bytes / GROWTH_PART));
+    let layout = taken(LAYOUT_ATTRIBUTE.as_bytes(), wanted);
     let others: usize = others.map(|(name, length)| taken(name, length)).sum();
-    EMPTY_BLOCK_BYTES + record + others <= block_bytes
+    EMPTY_BLOCK_BYTES + layout + others <= block_bytes
 }
 
 /// The block that all attributes of a file share. None: each has room of its own.
@@ -98,7 +98,7 @@ impl Pool {
     /// it may have to.
     ///
     /// `path`     leads to the file, which is not followed further
-    pub fn leaves_record_room(
+    pub fn leaves_layout_room(
         &self,
         path: &str,
         name: &[u8],
@@ -110,7 +110,7 @@ impl Pool {
         };
         let mut names: Vec<u8> = Vec::with_capacity(listxattr_query(path).map_err(failed)? + 256);
         listxattr(path, rustix::buffer::spare_capacity(&mut names)).map_err(failed)?;
-        let mut record_bytes = 0;
+        let mut layout_bytes = 0;
         let mut others = vec![(name, length)];
         for other in names.split(|byte| *byte == 0).filter(|one| !one.is_empty()) {
             let its = match getxattr_query(path, std::ffi::OsStr::from_bytes(other)) {
@@ -119,7 +119,7 @@ impl Pool {
                 Err(error) => return Err(failed(error)),
             };
             if other == LAYOUT_ATTRIBUTE.as_bytes() {
-                record_bytes = its;
+                layout_bytes = its;
             } else if other != name {
                 others.push((other, its));
             } else if length <= its {
@@ -127,11 +127,11 @@ impl Pool {
                 return Ok(true);
             }
         }
-        Ok(fits(block_bytes, record_bytes, others.into_iter()))
+        Ok(fits(block_bytes, layout_bytes, others.into_iter()))
     }
 
     /// The same for files in a folder, before that gets a default ACL of this length.
-    pub fn leaves_record_room_below(&self, length: usize) -> bool {
+    pub fn leaves_layout_room_below(&self, length: usize) -> bool {
         let block_bytes = self.attribute_block();
         block_bytes.is_none_or(|block| fits(block, 0, std::iter::once((INHERITED, length))))
     }
@@ -150,8 +150,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attribute_that_leaves_the_record_no_room_does_not_fit() {
-        for (block, record, length, expected) in [
+    fn an_attribute_that_leaves_the_layout_no_room_does_not_fit() {
+        for (block, layout, length, expected) in [
             (4096, 0, 2900, true),
             (4096, 56, 2900, true),
             (4096, 56, 3000, false),
@@ -164,8 +164,8 @@ mod tests {
             (1024, 56, 800, false),
         ] {
             let others = [(&b"user.a"[..], length)];
-            let found = fits(block, record, others.into_iter());
-            assert_eq!(found, expected, "{block} {record} {length}");
+            let found = fits(block, layout, others.into_iter());
+            assert_eq!(found, expected, "{block} {layout} {length}");
         }
         // A stripe over 20 members goes on in one more segment.
         let room = taken(LAYOUT_ATTRIBUTE.as_bytes(), 2000 + 20 + 20 * 12);
