@@ -7,7 +7,7 @@ use super::opening::serve;
 use super::words::{shown, told};
 use crate::args::PoolMountArgs;
 use crate::ask::{runtime_dir, say};
-use rushes_fuse::{DaemonPlace, Ended, HURRIED, Kept, Mounted, Replacing, Stop, keep};
+use rushes_fuse::{DaemonPlace, Ended, HURRIED, Handover, Mounted, Replacing, Stop, keep};
 use rushes_pool::Pool;
 use serde::Serialize;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -244,11 +244,11 @@ fn installed() -> Option<PathBuf> {
 /// The serving process's part.
 fn serve_kept(args: &PoolMountArgs) -> Result<ExitCode, String> {
     let failed = |error: &dyn Display| CommandError::at(&args.folder, error);
-    let (kept, lock) = Kept::receive(std::io::stdin()).map_err(|error| failed(&error))?;
-    let goes_on = kept.goes_on();
+    let (handover, lock) = Handover::receive(std::io::stdin()).map_err(|error| failed(&error))?;
+    let goes_on = handover.goes_on();
     let pool = Pool::serve_on(&args.catalogue, lock).map_err(told)?;
     let stop = hear(args, Ear::Server)?;
-    let mounted = kept.mount(pool, Some(&daemon(args)?), args.tidy_after, &args.folder);
+    let mounted = handover.mount(pool, Some(&daemon(args)?), args.tidy_after, &args.folder);
     let mounted = mounted.map_err(|error| failed(&error))?;
     stop.set_mounted(&mounted);
     if goes_on {

@@ -13,7 +13,7 @@ mod upkeep;
 
 pub use daemon::DaemonPlace;
 pub use daemon::unwritten::{Unwritten, wait_until_members_have_all, wait_until_written};
-pub use kernel::keeper::{Ended, HURRIED, Kept, Replacing, keep};
+pub use kernel::keeper::{Ended, HURRIED, Handover, Replacing, keep};
 pub use kernel::protocol::Mounted;
 pub use kernel::stopping::Stop;
 

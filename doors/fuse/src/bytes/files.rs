@@ -6,7 +6,7 @@
 //! `Node::file`, `OpenFile::state`, `ways`, then `size`, `objects` or `stored`.
 
 use crate::bytes::descriptors::{Opener, Share};
-use crate::bytes::passthrough::{Opened, Way, Ways};
+use crate::bytes::passthrough::{OpenReply, Way, Ways};
 use crate::bytes::spare::{Asked, Spare};
 use crate::bytes::stored::Stored;
 use crate::daemon::{Changed, Held, LOOSE_PATIENCE, Sessions, only_object};
@@ -494,7 +494,7 @@ impl Door {
         flags: i32,
         (asked, opener): (Unique, Opener),
         register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
-    ) -> Answer<(u64, Opened)> {
+    ) -> Answer<(u64, OpenReply)> {
         let node = self.nodes.get(number)?;
         let share = || self.descriptors.take_for(opener);
         let open = || self.open_file_with(&node, share);
@@ -510,10 +510,10 @@ impl Door {
         flags: i32,
         (asked, register): (Unique, impl FnOnce(&OwnedFd) -> io::Result<Backing>),
         open: impl FnOnce() -> Answer<Arc<OpenFile>>,
-    ) -> Answer<(u64, Opened)> {
+    ) -> Answer<(u64, OpenReply)> {
         let table = self.table.as_deref();
         if let Some(handle) = table.and_then(|table| table.opened_before(asked, node.number)) {
-            return Ok((handle, Opened::cached()));
+            return Ok((handle, OpenReply::cached()));
         }
         let file = open()?;
         let opened = match self.way(node, &file, flags, register) {

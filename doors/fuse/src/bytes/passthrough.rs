@@ -42,17 +42,17 @@ pub(crate) enum Way {
 }
 
 /// The answer to the kernel about an open.
-pub(crate) struct Opened {
+pub(crate) struct OpenReply {
     pub(crate) way: Way,
     /// For passthrough: the object's registration with the kernel, and whether reads and writes
     /// also bypass the door, beside mappings.
     pub(crate) backing: Option<(Arc<Backing>, bool)>,
 }
 
-impl Opened {
+impl OpenReply {
     /// The way of all opens where the mount outlives the process.
-    pub(crate) fn cached() -> Opened {
-        Opened {
+    pub(crate) fn cached() -> OpenReply {
+        OpenReply {
             way: Way::Cached,
             backing: None,
         }
@@ -153,7 +153,7 @@ impl Door {
         file: &OpenFile,
         flags: i32,
         register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
-    ) -> Answer<Opened> {
+    ) -> Answer<OpenReply> {
         let flags = OFlags::from_bits_retain(flags as u32);
         let access = flags & OFlags::ACCMODE;
         let is_mapped_at_most = locked(&file.ways).is_mapped_at_most();
@@ -175,7 +175,7 @@ impl Door {
         let Some(object) = ways.object else {
             let is_direct = access == OFlags::WRONLY && self.can_pass.load(Ordering::Acquire);
             let way = ways.add(if is_direct { Way::Direct } else { Way::Cached });
-            return Ok(Opened { way, backing: None });
+            return Ok(OpenReply { way, backing: None });
         };
         let is_lost = self.pool.is_lost(object.member);
         if is_lost && access != OFlags::WRONLY {
@@ -205,14 +205,14 @@ impl Door {
             Err(_) if is_first => {
                 file.pass(&mut ways, None);
                 let way = ways.add(Way::Cached);
-                return Ok(Opened { way, backing: None });
+                return Ok(OpenReply { way, backing: None });
             }
             // A program may have it mapped still, and no call answers that. A program that opens it
             // now gets the same errors as for any file there, and bytes that it adds get a place on
             // another member.
             Err(_) if is_away && ways.passed == 0 => {
                 let way = ways.add(Way::Cached);
-                return Ok(Opened { way, backing: None });
+                return Ok(OpenReply { way, backing: None });
             }
             Err(error) => return Err(error),
         };
@@ -225,7 +225,7 @@ impl Door {
         ways.backing = Some(Arc::clone(&backing));
         let way = ways.add(Way::Passed { writes });
         self.tidying.passed_begins();
-        Ok(Opened {
+        Ok(OpenReply {
             way,
             backing: Some((backing, is_whole)),
         })

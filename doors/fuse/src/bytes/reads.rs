@@ -43,7 +43,7 @@ struct Part {
 }
 
 /// A file of which the daemon does not know yet.
-pub(crate) struct Opened {
+pub(crate) struct UntoldOpen {
     object: Object,
     node: Arc<Node>,
     file: Arc<OpenFile>,
@@ -355,7 +355,7 @@ impl Door {
     /// Call it before the kernel is told that the file is open: a program that finds all its reads
     /// in the kernel's cache closes the file a moment later, and here it stays open until the
     /// daemon knows of it ([`Door::tell_of_open`]).
-    pub(crate) fn opened_to_read(&self, number: u64, flags: i32) -> Option<Opened> {
+    pub(crate) fn opened_to_read(&self, number: u64, flags: i32) -> Option<UntoldOpen> {
         let flags = OFlags::from_bits_retain(flags as u32);
         if flags & OFlags::ACCMODE == OFlags::WRONLY {
             return None;
@@ -368,7 +368,7 @@ impl Door {
         if file.may_be_passed() || !self.sessions.serves(object) {
             return None;
         }
-        Some(Opened {
+        Some(UntoldOpen {
             object,
             node,
             file,
@@ -377,14 +377,14 @@ impl Door {
     }
 
     /// Tells the daemon of the file. Waits for nothing.
-    pub(crate) fn tell_of_open(self: &Arc<Door>, opened: Opened) {
+    pub(crate) fn tell_of_open(self: &Arc<Door>, opened: UntoldOpen) {
         let object = opened.object;
         if let Some(fd) = opened.state.known(object) {
             return self.sessions.tell_of(object, fd);
         }
         let door = Arc::clone(self);
         self.lines.put(Line::Disk(object.member), move || {
-            let Opened {
+            let UntoldOpen {
                 node, file, state, ..
             } = opened;
             // If the object cannot be opened, a program that reads it gets the error.

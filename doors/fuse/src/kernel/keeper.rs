@@ -250,7 +250,7 @@ pub(crate) fn is_unmounted(device: &OwnedFd, pause: Duration) -> io::Result<bool
 
 /// The things that a process gets from its keeper.
 #[derive(Debug)]
-pub struct Kept {
+pub struct Handover {
     keeper: OwnedFd,
     serial: u32,
     table: OwnedFd,
@@ -258,12 +258,12 @@ pub struct Kept {
     device: Option<OwnedFd>,
 }
 
-impl Kept {
+impl Handover {
     /// Receives them from the keeper at the other end of this socket, with the lock of the pool.
     /// From now on the keeper's death ends this process.
     ///
     /// Errors   InvalidData: it is no keeper
-    pub fn receive(socket: impl AsFd) -> io::Result<(Kept, OwnedFd)> {
+    pub fn receive(socket: impl AsFd) -> io::Result<(Handover, OwnedFd)> {
         let none = || {
             io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -293,13 +293,13 @@ impl Kept {
                 "the keeper has ended; expected it to run: mount the pool again",
             ));
         }
-        let kept = Kept {
+        let handover = Handover {
             keeper,
             serial: word(0),
             table,
             device: fds.next(),
         };
-        Ok((kept, lock))
+        Ok((handover, lock))
     }
 
     /// Whether the pool is mounted already, and a process before this one died.

@@ -6,7 +6,7 @@
 //! setgid directories, default ACLs and quotas, and no crash leaves a file with a wrong owner.
 
 use crate::bytes::descriptors::Opener;
-use crate::bytes::passthrough::Opened;
+use crate::bytes::passthrough::OpenReply;
 use crate::door::Door;
 use crate::kernel::answer::{Answer, errno};
 use crate::kernel::protocol::Backing;
@@ -275,7 +275,7 @@ impl Door {
         flags: i32,
         (maker, asked, opener): (Maker, Unique, Opener),
         register: impl FnOnce(&OwnedFd) -> io::Result<Backing>,
-    ) -> Answer<(Entry, u64, Opened)> {
+    ) -> Answer<(Entry, u64, OpenReply)> {
         let folder = self.folder(parent)?;
         // First: a file that could not be opened then would exist although its creation failed.
         let share = self.descriptors.take_for(opener)?;

@@ -47,20 +47,20 @@ pub(crate) struct Burials {
     /// The thread that buries.
     burier: OnceLock<Thread>,
     /// The files that it could not remove.
-    kept: Mutex<Kept>,
+    unburied: Mutex<Unburied>,
     /// Inode numbers of stubs whose objects are being removed: they cannot be opened any more.
     closed_off: Mutex<BTreeSet<u64>>,
 }
 
 /// The removed files that must not be buried.
-pub(crate) struct Opened<'a> {
+pub(crate) struct FilesInUse<'a> {
     pub(crate) door: &'a Door,
     /// Waits for files that the kernel knows: a program that has only looked one up, or has it as a
     /// path (O_PATH), may still open it.
     pub(crate) waits: bool,
 }
 
-impl Opens for &Opened<'_> {
+impl Opens for &FilesInUse<'_> {
     fn need(&self, inode: u64) -> bool {
         if self.door.has_open(inode) {
             return true;
@@ -98,7 +98,7 @@ impl Opens for &Opened<'_> {
 
 /// Removed files that keep their space for now.
 #[derive(Debug, Default)]
-struct Kept {
+struct Unburied {
     /// Missing or read-only members that have bytes of them.
     waits_for: BTreeSet<MemberNumber>,
     /// Some have another reason, which may end.
@@ -110,7 +110,7 @@ struct Kept {
     tries: u32,
 }
 
-impl Kept {
+impl Unburied {
     /// A burial has ended with these errors for files that it could not remove.
     fn note(&mut self, errors: &[PoolError]) {
         self.tried = Some(Instant::now());
@@ -384,9 +384,9 @@ impl Door {
             std::thread::park_timeout(PAUSE);
             let has_rested = last.is_none_or(|last| last.elapsed() >= REST);
             // They may hang: no lock is held meanwhile.
-            let mut there = locked(&self.burials.kept).looked_for_next();
+            let mut there = locked(&self.burials.unburied).looked_for_next();
             there.retain(|&member| self.pool.can_bury_on(member));
-            if has_rested && locked(&self.burials.kept).begin_try(&there) {
+            if has_rested && locked(&self.burials.unburied).begin_try(&there) {
                 self.something_removed();
             }
             let waits = !self.burials.is_wanted();
@@ -401,8 +401,8 @@ impl Door {
     /// As [`Pool::bury`]. A file that the kernel has not forgotten yet stays for the next time.
     ///
     /// Assumes  `burying` is held
-    pub(crate) fn bury_unless(&self, opens: Opened<'_>) -> Result<Buried, PoolError> {
-        let buried = self.pool.bury(&opens, || locked(&self.links))?;
+    pub(crate) fn bury_unless(&self, in_use: FilesInUse<'_>) -> Result<Buried, PoolError> {
+        let buried = self.pool.bury(&in_use, || locked(&self.links))?;
         if buried.left_count > 0 {
             self.something_removed();
         }
@@ -414,9 +414,9 @@ impl Door {
     pub(crate) fn bury_removed(&self, waits: bool) {
         let _burying = locked(&self.burying);
         let begun = self.burials.begin();
-        match self.bury_unless(Opened { door: self, waits }) {
+        match self.bury_unless(FilesInUse { door: self, waits }) {
             Ok(buried) => {
-                locked(&self.burials.kept).note(&buried.kept);
+                locked(&self.burials.unburied).note(&buried.kept);
                 for error in buried.kept {
                     // Other files get the same error, each time.
                     self.say_once(format!("a deleted file keeps its space for now: {error}"));
@@ -471,35 +471,38 @@ mod tests {
             path: path(),
         };
         let ago = |time| Instant::now().checked_sub(time);
-        let mut kept = Kept::default();
-        assert!(!kept.begin_try(&some), "nothing is kept");
-        kept.note(&[away, read_only]);
-        assert!(kept.looked_for_next().is_empty(), "it was tried just now");
-        (kept.looked, kept.tried) = (ago(REST), ago(REST));
-        assert_eq!(kept.looked_for_next(), BTreeSet::from([one, two]));
-        assert!(!kept.begin_try(&none), "they are away");
+        let mut unburied = Unburied::default();
+        assert!(!unburied.begin_try(&some), "nothing is kept");
+        unburied.note(&[away, read_only]);
         assert!(
-            kept.looked_for_next().is_empty(),
+            unburied.looked_for_next().is_empty(),
+            "it was tried just now"
+        );
+        (unburied.looked, unburied.tried) = (ago(REST), ago(REST));
+        assert_eq!(unburied.looked_for_next(), BTreeSet::from([one, two]));
+        assert!(!unburied.begin_try(&none), "they are away");
+        assert!(
+            unburied.looked_for_next().is_empty(),
             "and were just looked for"
         );
-        assert!(kept.begin_try(&some), "one is there");
-        kept.note(&[]);
-        assert_eq!(kept.tries, 0);
+        assert!(unburied.begin_try(&some), "one is there");
+        unburied.note(&[]);
+        assert_eq!(unburied.tries, 0);
 
         // If nothing shows when it would succeed, the tries become less frequent.
-        kept.note(&[PoolError::NoRoom]);
-        assert!(!kept.begin_try(&none));
-        kept.tried = ago(TRY_AGAIN);
-        assert!(kept.begin_try(&none));
-        kept.note(&[PoolError::NoRoom]);
-        kept.tried = ago(TRY_AGAIN);
-        assert!(!kept.begin_try(&none));
-        kept.tried = ago(TRY_AGAIN * 2);
-        assert!(kept.begin_try(&none));
+        unburied.note(&[PoolError::NoRoom]);
+        assert!(!unburied.begin_try(&none));
+        unburied.tried = ago(TRY_AGAIN);
+        assert!(unburied.begin_try(&none));
+        unburied.note(&[PoolError::NoRoom]);
+        unburied.tried = ago(TRY_AGAIN);
+        assert!(!unburied.begin_try(&none));
+        unburied.tried = ago(TRY_AGAIN * 2);
+        assert!(unburied.begin_try(&none));
         for _ in 0..40 {
-            kept.note(&[PoolError::NoRoom]);
-            kept.tried = ago(TRY_AGAIN_MAX);
-            assert!(kept.begin_try(&none), "it is never given up");
+            unburied.note(&[PoolError::NoRoom]);
+            unburied.tried = ago(TRY_AGAIN_MAX);
+            assert!(unburied.begin_try(&none), "it is never given up");
         }
     }
 

@@ -13,7 +13,7 @@ use crate::door::Door;
 use crate::kernel::answer::Answer;
 use crate::lock::locked;
 use crate::tree::nodes::{Node, status};
-use crate::tree::removals::Opened;
+use crate::tree::removals::FilesInUse;
 use rushes_core::pool::pace::{rest, rest_beside};
 use rushes_core::pool::tidy::Wait;
 use rushes_core::pool::vain::Rooms;
@@ -248,7 +248,7 @@ fn class_named(name: &str) -> Result<Class, PoolError> {
 impl Users for Door {
     fn bury(&self, _pool: &Pool) -> Result<(), PoolError> {
         let _burying = locked(&self.burying);
-        self.bury_unless(Opened {
+        self.bury_unless(FilesInUse {
             door: self,
             waits: false,
         })

@@ -3,7 +3,7 @@
 //! door's.
 
 use crate::bytes::descriptors::Opener;
-use crate::bytes::passthrough::{Opened, Way};
+use crate::bytes::passthrough::{OpenReply, Way};
 use crate::kernel::answer::Answer;
 use crate::kernel::table::Unique;
 use crate::tree::attributes::Attributes;
@@ -181,7 +181,7 @@ const CACHED: FopenFlags = FopenFlags::FOPEN_KEEP_CACHE.union(FopenFlags::FOPEN_
 /// While a file is open by passthrough, the kernel's cache has none of it, and must have none.
 const PASSED: FopenFlags = FopenFlags::FOPEN_NOFLUSH;
 
-pub(super) fn flags(opened: &Opened) -> FopenFlags {
+pub(super) fn flags(opened: &OpenReply) -> FopenFlags {
     match (opened.way, &opened.backing) {
         (Way::Direct, _) => CACHED | FopenFlags::FOPEN_DIRECT_IO,
         (_, None) => CACHED,
