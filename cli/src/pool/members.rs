@@ -242,7 +242,7 @@ struct RemoveReport {
 }
 
 /// Without --yes a missing member is not given up. One that is there is refused in any case.
-fn may_be_given_up(pool: &Pool, number: MemberNumber) -> Result<(), String> {
+fn require_yes(pool: &Pool, number: MemberNumber) -> Result<(), String> {
     let Some(member) = pool.member(number) else {
         return Ok(());
     };
@@ -266,7 +266,7 @@ pub(crate) fn remove(args: &PoolRemoveArgs) -> Result<ExitCode, String> {
     };
     let (member, lost, number) = (report.member, report.lost, MemberNumber(report.member));
     if lost && !args.yes {
-        may_be_given_up(&pool, number)?;
+        require_yes(&pool, number)?;
     }
     let hand = Hand::on(&args.catalogue)?;
     let bar = waiting("looking for files with bytes there");

@@ -54,7 +54,7 @@ fn protect(args: &PoolMountArgs) {
 }
 
 /// Only root may mount, on an existing folder.
-fn can_mount(user: u32, args: &PoolMountArgs) -> Result<(), String> {
+fn check_mount(user: u32, args: &PoolMountArgs) -> Result<(), String> {
     let folder = args.folder.display();
     if user != 0 {
         return Err(format!(
@@ -80,7 +80,7 @@ fn can_mount(user: u32, args: &PoolMountArgs) -> Result<(), String> {
 /// Opens the pool if no process has it and it may be mounted there. Call it before any change of
 /// the folder.
 fn pool_for(args: &PoolMountArgs) -> Result<Pool, String> {
-    can_mount(rustix::process::geteuid().as_raw(), args)?;
+    check_mount(rustix::process::geteuid().as_raw(), args)?;
     let pool = serve(&args.catalogue).map_err(told)?;
     rushes_pool::check_mountpoint(&pool, &args.folder).map_err(told)?;
     Ok(pool)
@@ -281,20 +281,20 @@ mod tests {
         std::fs::create_dir_all(&folder).unwrap();
         let (file, gone) = (folder.join("file"), folder.join("gone"));
         std::fs::write(&file, "").unwrap();
-        assert_eq!(can_mount(0, &args(&folder)), Ok(()));
-        let of_user = can_mount(1000, &args(&folder)).unwrap_err();
+        assert_eq!(check_mount(0, &args(&folder)), Ok(()));
+        let of_user = check_mount(1000, &args(&folder)).unwrap_err();
         let sudo = format!("sudo rushes pool mount /mnt/catalogue {}", folder.display());
         assert!(
             of_user.contains("user 1000") && of_user.ends_with(&sudo),
             "{of_user}"
         );
-        let of_gone = can_mount(0, &args(&gone)).unwrap_err();
+        let of_gone = check_mount(0, &args(&gone)).unwrap_err();
         let mkdir = format!("mkdir -p {}", gone.display());
         assert!(
             of_gone.contains("is not there") && of_gone.ends_with(&mkdir),
             "{of_gone}"
         );
-        let of_file = can_mount(0, &args(&file)).unwrap_err();
+        let of_file = check_mount(0, &args(&file)).unwrap_err();
         assert!(of_file.contains("is not a folder"), "{of_file}");
         std::fs::remove_dir_all(&folder).unwrap();
     }

@@ -82,7 +82,7 @@ impl Rule {
 }
 
 /// Whether these can be the rules of a pool.
-pub fn can_be_rules(rules: &[Rule]) -> Result<(), RuleFault> {
+pub fn check_rules(rules: &[Rule]) -> Result<(), RuleFault> {
     if rules.len() > RULE_COUNT_MAX {
         return Err(RuleFault(format!(
             "{} rules; expected {RULE_COUNT_MAX} at most",
@@ -117,13 +117,13 @@ pub struct RuleChange {
 impl RuleChange {
     /// The rules that there are then.
     pub fn of(&self, rules: &[Rule]) -> Result<Vec<Rule>, RuleFault> {
-        can_be_rules(&self.said)?;
+        check_rules(&self.said)?;
         let mut rules = match self.is_clear {
             true => Vec::new(),
             false => rules.to_vec(),
         };
         for pattern in &self.gone {
-            let index = must_be_there(&rules, pattern)?;
+            let index = require_rule(&rules, pattern)?;
             rules.remove(index);
         }
         if let Some(before) = &self.before {
@@ -132,9 +132,9 @@ impl RuleChange {
                     "the rule \"{before}\" is one of those that are to come before it; expected the pattern of another one, that the pool has already"
                 )));
             }
-            must_be_there(&rules, before)?;
+            require_rule(&rules, before)?;
             rules.retain(|rule| position(&self.said, &rule.pattern).is_none());
-            let index = must_be_there(&rules, before)?;
+            let index = require_rule(&rules, before)?;
             rules.splice(index..index, self.said.iter().cloned());
         } else {
             for rule in &self.said {
@@ -144,7 +144,7 @@ impl RuleChange {
                 }
             }
         }
-        can_be_rules(&rules)?;
+        check_rules(&rules)?;
         Ok(rules)
     }
 }
@@ -153,7 +153,7 @@ fn position(rules: &[Rule], pattern: &str) -> Option<usize> {
     rules.iter().position(|rule| rule.pattern == pattern)
 }
 
-fn must_be_there(rules: &[Rule], pattern: &str) -> Result<usize, RuleFault> {
+fn require_rule(rules: &[Rule], pattern: &str) -> Result<usize, RuleFault> {
     position(rules, pattern).ok_or_else(|| {
         let known: Vec<String> = rules
             .iter()
@@ -291,7 +291,7 @@ mod tests {
                 .map(|number| rule(&format!("folder{number}/** single")))
                 .collect()
         };
-        assert_eq!(can_be_rules(&many(RULE_COUNT_MAX)), Ok(()));
+        assert_eq!(check_rules(&many(RULE_COUNT_MAX)), Ok(()));
         let change = RuleChange {
             said: rules(&["one/more"]),
             ..RuleChange::default()
@@ -299,6 +299,6 @@ mod tests {
         let fault = change.of(&many(RULE_COUNT_MAX)).expect_err("65");
         assert_eq!(fault.to_string(), "65 rules; expected 64 at most");
         let twice = [many(2), many(1)].concat();
-        assert!(can_be_rules(&twice).is_err());
+        assert!(check_rules(&twice).is_err());
     }
 }

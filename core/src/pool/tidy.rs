@@ -171,9 +171,9 @@ impl Tidier {
         self.done = Some((now, members));
     }
 
-    /// Whether to tidy now, asked before it begins.
-    pub fn may_begin(&mut self, now: Instant, seen: Seen) -> Result<(), Wait> {
-        self.may_go_on(now, seen)?;
+    /// Notes the facts of `seen`, and says whether to tidy now: before a pass begins.
+    pub fn decide_to_begin(&mut self, now: Instant, seen: Seen) -> Result<(), Wait> {
+        self.decide_to_go_on(now, seen)?;
         let since = match seen.schedule {
             // A user that has just mounted it must not wait for this.
             Schedule::Always => self.begun_at,
@@ -197,8 +197,8 @@ impl Tidier {
         now.0.saturating_sub(self.busy_at.0) < self.quiet.0
     }
 
-    /// Whether to go on with the pass that was begun, asked before every step of a copy.
-    pub fn may_go_on(&mut self, now: Instant, seen: Seen) -> Result<(), Wait> {
+    /// Notes the facts of `seen`, and says whether to go on: before each step of a copy.
+    pub fn decide_to_go_on(&mut self, now: Instant, seen: Seen) -> Result<(), Wait> {
         let is_asked = seen.asked_count != self.asked_count || seen.has_unseen;
         self.asked_count = seen.asked_count;
         if is_asked || seen.is_promised {
@@ -290,61 +290,64 @@ mod tests {
     #[test]
     fn it_begins_after_a_minute_of_quiet_and_ends_at_the_first_request() {
         let mut tidier = Tidier::new(at(0), QUIET);
-        assert_eq!(tidier.may_begin(at(1), IDLE), Err(Wait::Asked));
+        assert_eq!(tidier.decide_to_begin(at(1), IDLE), Err(Wait::Asked));
         assert_eq!(
-            tidier.may_begin(at(60), IDLE),
+            tidier.decide_to_begin(at(60), IDLE),
             Err(Wait::Asked),
             "asked at second 1"
         );
-        assert_eq!(tidier.may_begin(at(61), IDLE), Ok(()));
-        assert_eq!(tidier.may_go_on(at(62), IDLE), Ok(()));
+        assert_eq!(tidier.decide_to_begin(at(61), IDLE), Ok(()));
+        assert_eq!(tidier.decide_to_go_on(at(62), IDLE), Ok(()));
         let asked = Seen {
             asked_count: 8,
             ..IDLE
         };
-        assert_eq!(tidier.may_go_on(at(63), asked), Err(Wait::Asked));
+        assert_eq!(tidier.decide_to_go_on(at(63), asked), Err(Wait::Asked));
         // Once is enough for a whole minute.
-        assert_eq!(tidier.may_begin(at(64), asked), Err(Wait::Asked));
-        assert_eq!(tidier.may_begin(at(122), asked), Err(Wait::Asked));
-        assert_eq!(tidier.may_begin(at(123), asked), Ok(()));
+        assert_eq!(tidier.decide_to_begin(at(64), asked), Err(Wait::Asked));
+        assert_eq!(tidier.decide_to_begin(at(122), asked), Err(Wait::Asked));
+        assert_eq!(tidier.decide_to_begin(at(123), asked), Ok(()));
     }
 
     #[test]
     fn promises_and_commands_end_it_and_a_promise_that_ended_is_waited_out() {
         let mut tidier = Tidier::new(at(0), QUIET);
-        let _ = tidier.may_begin(at(0), IDLE);
-        assert_eq!(tidier.may_begin(at(60), IDLE), Ok(()));
+        let _ = tidier.decide_to_begin(at(0), IDLE);
+        assert_eq!(tidier.decide_to_begin(at(60), IDLE), Ok(()));
         let promised = Seen {
             is_promised: true,
             ..IDLE
         };
-        assert_eq!(tidier.may_go_on(at(61), promised), Err(Wait::Promised));
-        assert_eq!(tidier.may_begin(at(100), IDLE), Err(Wait::Asked));
-        assert_eq!(tidier.may_begin(at(121), IDLE), Ok(()));
+        assert_eq!(
+            tidier.decide_to_go_on(at(61), promised),
+            Err(Wait::Promised)
+        );
+        assert_eq!(tidier.decide_to_begin(at(100), IDLE), Err(Wait::Asked));
+        assert_eq!(tidier.decide_to_begin(at(121), IDLE), Ok(()));
         let command = Seen {
             has_command: true,
             ..IDLE
         };
-        assert_eq!(tidier.may_go_on(at(122), command), Err(Wait::Command));
+        assert_eq!(tidier.decide_to_go_on(at(122), command), Err(Wait::Command));
         let unseen = Seen {
             has_unseen: true,
             ..IDLE
         };
-        assert_eq!(tidier.may_go_on(at(122), unseen), Err(Wait::Asked));
-        assert_eq!(tidier.may_begin(at(181), IDLE), Err(Wait::Asked));
-        assert_eq!(tidier.may_begin(at(182), IDLE), Ok(()));
+        assert_eq!(tidier.decide_to_go_on(at(122), unseen), Err(Wait::Asked));
+        assert_eq!(tidier.decide_to_begin(at(181), IDLE), Err(Wait::Asked));
+        assert_eq!(tidier.decide_to_begin(at(182), IDLE), Ok(()));
         // A command is no user: when it is done this goes on.
-        assert_eq!(tidier.may_begin(at(183), IDLE), Ok(()));
+        assert_eq!(tidier.decide_to_begin(at(183), IDLE), Ok(()));
         let late = Seen {
             schedule: Schedule::Daily { from: 60, to: 180 },
             ..IDLE
         };
-        assert_eq!(tidier.may_go_on(at(184), late), Err(Wait::Window));
+        assert_eq!(tidier.decide_to_go_on(at(184), late), Err(Wait::Window));
         let off = Seen {
             schedule: Schedule::Off,
             ..IDLE
         };
-        assert_eq!(tidier.may_go_on(at(185), off), Err(Wait::Off));
+        assert_eq!(tidier.decide_to_go_on(at(185), off), Err(Wait::Off));
     }
 
     #[test]
@@ -357,31 +360,34 @@ mod tests {
             is_promised: true,
             ..IDLE
         };
-        assert_eq!(tidier.may_begin(at(59), busy(1)), Err(Wait::Asked));
-        assert_eq!(tidier.may_begin(at(60), busy(2)), Ok(()));
-        assert_eq!(tidier.may_go_on(at(61), busy(3)), Ok(()));
+        assert_eq!(tidier.decide_to_begin(at(59), busy(1)), Err(Wait::Asked));
+        assert_eq!(tidier.decide_to_begin(at(60), busy(2)), Ok(()));
+        assert_eq!(tidier.decide_to_go_on(at(61), busy(3)), Ok(()));
         assert!(tidier.is_beside_others(at(61)) && !tidier.is_beside_others(at(121)));
         let command = Seen {
             has_command: true,
             ..busy(4)
         };
-        assert_eq!(tidier.may_go_on(at(62), command), Err(Wait::Command));
-        assert_eq!(tidier.may_begin(at(63), busy(5)), Ok(()));
+        assert_eq!(tidier.decide_to_go_on(at(62), command), Err(Wait::Command));
+        assert_eq!(tidier.decide_to_begin(at(63), busy(5)), Ok(()));
         tidier.passed(at(70), IDLE.members);
-        assert_eq!(tidier.may_begin(at(71), busy(6)), Err(Wait::Done));
+        assert_eq!(tidier.decide_to_begin(at(71), busy(6)), Err(Wait::Done));
     }
 
     #[test]
     fn what_is_in_order_is_left_alone_until_tomorrow_or_until_members_come() {
         let mut tidier = Tidier::new(at(0), QUIET);
-        let _ = tidier.may_begin(at(0), IDLE);
-        assert_eq!(tidier.may_begin(at(60), IDLE), Ok(()));
+        let _ = tidier.decide_to_begin(at(0), IDLE);
+        assert_eq!(tidier.decide_to_begin(at(60), IDLE), Ok(()));
         tidier.passed(at(70), IDLE.members);
-        assert_eq!(tidier.may_begin(at(200), IDLE), Err(Wait::Done));
+        assert_eq!(tidier.decide_to_begin(at(200), IDLE), Err(Wait::Done));
         let more = Seen { members: 2, ..IDLE };
-        assert_eq!(tidier.may_begin(at(201), more), Ok(()));
+        assert_eq!(tidier.decide_to_begin(at(201), more), Ok(()));
         tidier.passed(at(210), 2);
-        assert_eq!(tidier.may_begin(at(209 + 12 * 3600), more), Err(Wait::Done));
-        assert_eq!(tidier.may_begin(at(210 + 12 * 3600), more), Ok(()));
+        assert_eq!(
+            tidier.decide_to_begin(at(209 + 12 * 3600), more),
+            Err(Wait::Done)
+        );
+        assert_eq!(tidier.decide_to_begin(at(210 + 12 * 3600), more), Ok(()));
     }
 }

@@ -6,7 +6,7 @@
 use crate::refusal::PolicyRefusal;
 use globset::{Candidate, GlobBuilder, GlobSet, GlobSetBuilder};
 use rushes_core::pool::Rule;
-use rushes_core::pool::rules::can_be_rules;
+use rushes_core::pool::rules::check_rules;
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl Eq for Rules {}
 impl Rules {
     /// Errors   about the first invalid one
     pub(crate) fn of(rules: Vec<Rule>) -> Result<Rules, PolicyRefusal> {
-        can_be_rules(&rules).map_err(PolicyRefusal::Rule)?;
+        check_rules(&rules).map_err(PolicyRefusal::Rule)?;
         let rules = rules.into_iter().map(|rule| {
             let names = compile(rule.pattern())?;
             Ok(Compiled { rule, names })

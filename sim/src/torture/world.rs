@@ -842,12 +842,12 @@ impl World {
             return event;
         }
         self.counts.doubted_syncs += 1;
-        self.may_tell_of_others(at, id);
+        self.note_error_of_others(at, id);
         Event::SyncDoubted { file: id, errno }
     }
 
     /// An error that may be about other programs' bytes is reported, though no disk is to blame.
-    fn may_tell_of_others(&mut self, at: usize, id: FileId) {
+    fn note_error_of_others(&mut self, at: usize, id: FileId) {
         let server = self.server.as_ref();
         if server.is_some_and(|server| server.may_have_bytes_of_others(id)) {
             self.files[at].reasons.write = self.now;
@@ -1149,7 +1149,7 @@ impl World {
         if file.has_failed {
             file.reasons.write = self.now;
         }
-        self.may_tell_of_others(at, id);
+        self.note_error_of_others(at, id);
         let file = &mut self.files[at];
         file.again.extend(file.covered.iter().chain(&file.loose));
         let telling = file.lost.clone();

@@ -50,7 +50,7 @@ pub(crate) struct Full(Mutex<Option<Instant>>);
 impl Full {
     /// No member has room. Returns whether another look is worth it, because a member may soon have
     /// room: only beside a daemon, and for one such time in all, not for each write.
-    fn may_end(&self, beside_daemon: bool) -> bool {
+    fn note(&self, beside_daemon: bool) -> bool {
         let since = *locked(&self.0).get_or_insert_with(Instant::now);
         beside_daemon && since.elapsed() < ROOM_COMES_BY
     }
@@ -301,17 +301,17 @@ impl Door {
     /// by now or soon.
     ///
     /// `full`  since when no member has room
-    fn room_may_come(&self, sought: &mut RoomSought, full: &Full) -> bool {
+    fn wait_for_room(&self, sought: &mut RoomSought, full: &Full) -> bool {
         if self.room_comes(sought) {
             // Files that the daemon has open free their room a little later.
             full.ended();
             return true;
         }
-        let may_end = full.may_end(self.sessions.serves_any());
-        if may_end {
+        let is_worth_it = full.note(self.sessions.serves_any());
+        if is_worth_it {
             std::thread::sleep(LOOK_FOR_ROOM_EVERY);
         }
-        may_end
+        is_worth_it
     }
 
     /// Does an operation on a range, in each object that holds a part of it, and makes places as
@@ -343,7 +343,7 @@ impl Door {
                     tries += 1;
                     match self.make_place(node, file, range(offset + done, total - done), why) {
                         Err(Errno::NOSPC | Errno::DQUOT)
-                            if self.room_may_come(&mut sought, &self.full) =>
+                            if self.wait_for_room(&mut sought, &self.full) =>
                         {
                             tries = 0;
                             Ok(())
@@ -439,7 +439,7 @@ impl Door {
         let before = self
             .pool
             .room_before(file.state().layout.as_ref(), range(offset, length));
-        if takes_room && let Err(error) = self.may_fit(&file, &before) {
+        if takes_room && let Err(error) = self.require_room(&file, &before) {
             self.changed(&node);
             return Err(error);
         }
@@ -465,7 +465,7 @@ impl Door {
 
     /// Refuses a request that cannot fit before it begins; else other writers would get "no space"
     /// meanwhile.
-    fn may_fit(&self, file: &OpenFile, before: &RoomBefore) -> Answer<()> {
+    fn require_room(&self, file: &OpenFile, before: &RoomBefore) -> Answer<()> {
         // Other members may have room enough.
         let (mut sought, full) = (RoomSought::default(), Full::default());
         loop {
@@ -477,7 +477,7 @@ impl Door {
             if before.lacking() <= room {
                 return Ok(());
             }
-            if !self.room_may_come(&mut sought, &full) {
+            if !self.wait_for_room(&mut sought, &full) {
                 return Err(Errno::NOSPC);
             }
         }

@@ -76,7 +76,7 @@ impl Door {
         let quiet = units::Duration::from_s(self.tidy_after.as_secs());
         let mut tidier = Tidier::new(now(), quiet);
         while !self.closing.load(Ordering::Acquire) {
-            let may = |has_command| tidier.may_begin(now(), self.seen(has_command));
+            let may = |has_command| tidier.decide_to_begin(now(), self.seen(has_command));
             match self.care.begin_tidying(WorkKind::Rebalance, may) {
                 Ok(busy) => self.tidy(&busy, &mut tidier),
                 Err(wait) => *locked(&self.tidying.wait) = Some(wait),
@@ -114,7 +114,7 @@ impl Door {
                     }
                 }
                 let seen = self.seen(self.care.has_command());
-                ended = tidier.may_go_on(now(), seen).err();
+                ended = tidier.decide_to_go_on(now(), seen).err();
                 let is_beside_others = tidier.is_beside_others(now());
                 let told = &self.tidying.is_beside_others;
                 told.store(is_beside_others, Ordering::Relaxed);
