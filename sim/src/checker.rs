@@ -521,7 +521,7 @@ impl Checker {
 
     fn learn(&mut self, facts: &FileFacts) -> FileIndex {
         let file = FileIndex::of(facts.key);
-        if facts.way == Some(WriteWay::Cached) {
+        if facts.way == Some(WriteWay::Extents) {
             self.written.learn(file, facts.size.0);
         }
         let index = facts.file.0 as usize;

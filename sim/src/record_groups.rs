@@ -373,7 +373,7 @@ fn new_file(world: &mut World, folder: &str, index: u64, hint: Option<RateHint>)
     let device = DeviceId((index % world.disks.len().max(1) as u64) as u16);
     let mut file = contiguous(folder, &format!("w{index}.mov"), device, 0, 0, hint);
     file.extents.clear();
-    file.way = WriteWay::Cached;
+    file.way = WriteWay::Extents;
     world.files.add(file)
 }
 

@@ -171,8 +171,9 @@ pub enum WriteWay {
     /// ([`Event::Changed`]).
     #[default]
     Through,
-    /// Through a lane: its blocks can be reserved, and stay where they are when they are written.
-    Cached,
+    /// By extents, through a lane: its blocks can be reserved, and stay where they are when they
+    /// are written.
+    Extents,
 }
 
 /// The facts that the driver found out about a file when it was opened.

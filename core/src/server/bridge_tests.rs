@@ -103,7 +103,7 @@ impl Bench {
                 extents,
                 hint: None,
                 is_header_unread: false,
-                way: Some(WriteWay::Cached),
+                way: Some(WriteWay::Extents),
                 is_exclusive: terms.exclusive,
                 has_unwritten: true,
                 is_fresh: false,

@@ -149,7 +149,7 @@ fn a_lane_gives_no_record_that_its_table_has_not() {
 fn a_write_waits_for_a_record() {
     let mut bench = begun();
     let cached = FileFacts {
-        way: Some(WriteWay::Cached),
+        way: Some(WriteWay::Extents),
         ..facts(2, MIB)
     };
     bench.open(1, 2, "b", cached);

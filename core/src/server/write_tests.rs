@@ -265,7 +265,7 @@ impl World {
             next_session: 1,
             failing,
             has_failed: failing,
-            way: WriteWay::Cached,
+            way: WriteWay::Extents,
             is_exclusive,
             is_scattered,
             is_tiny,
@@ -1420,10 +1420,10 @@ fn an_open_that_looks_at_nothing_changes_no_way() {
     world.settle();
     let way = |world: &World| world.server.files.get(&FILE).map(|file| file.way);
     for (found, then) in [
-        (None, WriteWay::Cached),
+        (None, WriteWay::Extents),
         (Some(WriteWay::Through), WriteWay::Through),
         (None, WriteWay::Through),
-        (Some(WriteWay::Cached), WriteWay::Cached),
+        (Some(WriteWay::Extents), WriteWay::Extents),
     ] {
         world.open_again(found);
         assert_eq!(way(&world), Some(then));

@@ -319,7 +319,7 @@ impl Daemon {
         }
         self.files.count_again(id);
         Some(match has_place {
-            true => WriteWay::Cached,
+            true => WriteWay::Extents,
             false => WriteWay::Through,
         })
     }

@@ -153,7 +153,7 @@ impl OneFile {
             },
             path: format!("take{}.mov", (b'a' + index as u8) as char),
             id: None,
-            way: WriteWay::Cached,
+            way: WriteWay::Extents,
             is_exclusive: true,
             refuses_direct: false,
             hint: None,
