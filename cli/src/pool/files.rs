@@ -2,7 +2,7 @@
 //! `rushes pool where`: the places of a file's bytes.
 
 use super::error::CommandError;
-use super::standing::{Standing, state_of};
+use super::state::{ShownState, state_of};
 use super::words::{class_of, shown, told, whole, with_wish};
 use crate::args::PoolWhereArgs;
 use crate::ask::{print_json, say};
@@ -41,7 +41,7 @@ pub(crate) struct ObjectReport {
     pub(crate) member: u16,
     pub(crate) assigned_class: Option<String>,
     pub(crate) path: Option<String>,
-    pub(crate) state: Standing,
+    pub(crate) state: ShownState,
     pub(crate) reason: Option<String>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn where_is(args: &PoolWhereArgs) -> Result<ExitCode, String> {
         .iter()
         .flat_map(|report| &report.segments)
         .flat_map(|segment| &segment.objects)
-        .all(|object| matches!(object.state, Standing::Present | Standing::ReadOnly));
+        .all(|object| matches!(object.state, ShownState::Present | ShownState::ReadOnly));
     Ok(ExitCode::from(u8::from(!is_whole)))
 }
 
@@ -134,10 +134,10 @@ fn object_report(pool: &Pool, layout: &Layout, object: Object) -> ObjectReport {
     let (state, reason) = match (member.as_ref().map(|member| member.status().state), opened) {
         (Some(state @ (MemberState::Present | MemberState::ReadOnly)), Ok(_)) => state_of(&state),
         (Some(state @ MemberState::Missing(_)), _) => state_of(&state),
-        (None, Err(error @ PoolError::Lost { .. })) => (Standing::Lost, Some(error.to_string())),
-        (None, Err(error)) => (Standing::Missing, Some(error.to_string())),
-        (Some(_), Err(error)) => (Standing::Unusable, Some(error.to_string())),
-        (None, Ok(_)) => (Standing::Unusable, None),
+        (None, Err(error @ PoolError::Lost { .. })) => (ShownState::Lost, Some(error.to_string())),
+        (None, Err(error)) => (ShownState::Missing, Some(error.to_string())),
+        (Some(_), Err(error)) => (ShownState::Unusable, Some(error.to_string())),
+        (None, Ok(_)) => (ShownState::Unusable, None),
     };
     ObjectReport {
         member: object.member.0,
@@ -174,7 +174,7 @@ fn file_text(report: &FileReport) -> String {
                 },
                 object.path.clone().unwrap_or_default(),
                 match (object.state, &object.reason) {
-                    (Standing::Present, _) => String::new(),
+                    (ShownState::Present, _) => String::new(),
                     (state, None) => state.word().to_owned(),
                     (state, Some(reason)) => format!("{}: {reason}", state.word()),
                 },

@@ -2,7 +2,7 @@
 //! `rushes pool ls`: a pool and its members. `create` prints the same of a new pool.
 
 use super::opening::seen;
-use super::standing::{Standing, state_of};
+use super::state::{ShownState, state_of};
 use super::words::{class_of, draining_text, shown, size_on, told, with_wish};
 use crate::args::PoolLsArgs;
 use crate::ask::{print_json, say};
@@ -34,7 +34,7 @@ pub(crate) struct PoolReport {
 pub(crate) struct MemberReport {
     pub(crate) number: u16,
     pub(crate) path: String,
-    pub(crate) state: Standing,
+    pub(crate) state: ShownState,
     pub(crate) reason: Option<String>,
     pub(crate) duty: &'static str,
     pub(crate) bytes_total: u64,
@@ -55,7 +55,7 @@ pub(crate) fn ls(args: &PoolLsArgs) -> Result<ExitCode, String> {
     let is_whole = reports
         .iter()
         .flat_map(|report| &report.members)
-        .all(|member| member.state == Standing::Present);
+        .all(|member| member.state == ShownState::Present);
     Ok(ExitCode::from(u8::from(!is_whole)))
 }
 

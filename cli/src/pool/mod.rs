@@ -15,7 +15,7 @@ mod mount;
 mod opening;
 mod policy;
 mod repair;
-mod standing;
+mod state;
 mod status;
 mod tidying;
 mod words;

@@ -4,7 +4,7 @@
 use super::hand::moved_so_far;
 use super::listing::{catalogues, print_all};
 use super::opening::seen;
-use super::standing::{Standing, state_of};
+use super::state::{ShownState, state_of};
 use super::words::{class_of, draining_text, shown, size_on, told, with_wish};
 use crate::args::PoolLsArgs;
 use crate::show::{self, Table};
@@ -222,7 +222,7 @@ impl TidyReport {
 struct MemberStatusReport {
     number: u16,
     path: String,
-    state: Standing,
+    state: ShownState,
     reason: Option<String>,
     duty: &'static str,
     class: &'static str,
@@ -241,7 +241,7 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
         let status = member.status();
         let (mut state, mut reason) = state_of(&status.state);
         let counted = match state {
-            Standing::Missing => None,
+            ShownState::Missing => None,
             _ => Some(member.object_count()),
         };
         let number = member.number().0;
@@ -250,7 +250,7 @@ fn status_of(catalogue: &Path) -> Result<StatusReport, String> {
         // One that fails does not hide the state of the others.
         let failed = counted.as_ref().and_then(|counted| counted.as_ref().err());
         if let Some(why) = failing.or_else(|| failed.map(ToString::to_string)) {
-            (state, reason) = (Standing::Failing, Some(why));
+            (state, reason) = (ShownState::Failing, Some(why));
         }
         let object_count = counted.and_then(Result::ok);
         members.push(MemberStatusReport {
@@ -301,7 +301,7 @@ pub(crate) fn status(args: &PoolLsArgs) -> Result<ExitCode, String> {
             && report
                 .members
                 .iter()
-                .all(|one| one.state == Standing::Present)
+                .all(|one| one.state == ShownState::Present)
     });
     Ok(ExitCode::from(u8::from(!is_well)))
 }

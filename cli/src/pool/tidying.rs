@@ -4,7 +4,7 @@
 use super::bars::{counter, waiting};
 use super::hand::{Hand, asked, failed_text, moved_so_far, say_when_interrupted};
 use super::opening::seen;
-use super::standing::{Standing, state_of};
+use super::state::{ShownState, state_of};
 use super::words::{shown, told};
 use crate::args::{PoolCatalogueArgs, PoolDefragArgs};
 use crate::ask::{print_json, say};
@@ -45,7 +45,7 @@ struct FullerReport {
 struct LeftOutReport {
     member: u16,
     duty: &'static str,
-    state: Standing,
+    state: ShownState,
 }
 
 impl RebalanceReport {

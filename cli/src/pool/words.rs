@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The words for a pool that several commands print.
 
-use super::standing::Standing;
+use super::state::ShownState;
 use crate::show;
 use rushes_pool::{Class, Member, PoolError};
 use std::path::{Path, PathBuf};
@@ -25,9 +25,9 @@ pub(crate) fn class_of(member: &Member) -> Option<String> {
 }
 
 /// A size on a member's disk, as shown: not known while the disk is missing.
-pub(crate) fn size_on(state: Standing, bytes: u64) -> String {
+pub(crate) fn size_on(state: ShownState, bytes: u64) -> String {
     match state {
-        Standing::Missing => String::from("?"),
+        ShownState::Missing => String::from("?"),
         _ => show::bytes(bytes),
     }
 }

@@ -53,7 +53,7 @@ pub(crate) struct CatalogueIdentity {
 
 /// The catalogue that a member names as its own, seen from a catalogue of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
+pub(crate) enum CatalogueOrder {
     /// This one.
     Same,
     /// One before it, of which it takes members over.
@@ -79,13 +79,13 @@ impl CatalogueIdentity {
         }
     }
 
-    /// How the catalogue of a member stands to this one.
-    pub(crate) fn standing_of(self, of_member: CatalogueIdentity) -> Standing {
+    /// Whether the catalogue of a member came before this one or after it.
+    pub(crate) fn order_of(self, of_member: CatalogueIdentity) -> CatalogueOrder {
         match of_member.number.cmp(&self.number) {
-            Ordering::Less => Standing::Earlier,
-            Ordering::Greater => Standing::Later,
-            Ordering::Equal if of_member.id == self.id => Standing::Same,
-            Ordering::Equal => Standing::Beside,
+            Ordering::Less => CatalogueOrder::Earlier,
+            Ordering::Greater => CatalogueOrder::Later,
+            Ordering::Equal if of_member.id == self.id => CatalogueOrder::Same,
+            Ordering::Equal => CatalogueOrder::Beside,
         }
     }
 
@@ -847,10 +847,10 @@ mod tests {
             .following(of(3, 8))
             .following(of(1, 9));
         assert_eq!(made, of(4, 5));
-        assert_eq!(made.standing_of(made), Standing::Same);
-        assert_eq!(made.standing_of(of(4, 6)), Standing::Beside);
-        assert_eq!(made.standing_of(of(3, 5)), Standing::Earlier);
-        assert_eq!(made.standing_of(of(5, 5)), Standing::Later);
+        assert_eq!(made.order_of(made), CatalogueOrder::Same);
+        assert_eq!(made.order_of(of(4, 6)), CatalogueOrder::Beside);
+        assert_eq!(made.order_of(of(3, 5)), CatalogueOrder::Earlier);
+        assert_eq!(made.order_of(of(5, 5)), CatalogueOrder::Later);
         let drawn = [(); 2].map(|()| CatalogueIdentity::draw().unwrap());
         assert_ne!(drawn[0], drawn[1]);
     }

@@ -11,8 +11,8 @@ use crate::data::has_data;
 use crate::error::{ObjectFault, PoolError};
 use crate::failing::{Failing, is_of_device, is_of_process};
 use crate::format::{
-    self, CatalogueFormat, CatalogueIdentity, Duty, FORMAT_FILE, Format, FormatFault, MemberEntry,
-    MemberFormat, MemberId, Standing,
+    self, CatalogueFormat, CatalogueIdentity, CatalogueOrder, Duty, FORMAT_FILE, Format,
+    FormatFault, MemberEntry, MemberFormat, MemberId,
 };
 use crate::refusal::{CatalogueRefusal, OtherCatalogue, refused};
 use crate::xattr::{self, OBJECT_ATTRIBUTE};
@@ -364,10 +364,10 @@ impl Member {
             Ok(Some(Format::Member(format)))
                 if (format.pool, format.id, format.number) == (self.pool, self.id, self.number) =>
             {
-                match self.catalogue.standing_of(format.catalogue) {
-                    Standing::Same | Standing::Earlier => {}
-                    Standing::Later => return Err(self.missing(OF_A_LATER_CATALOGUE)),
-                    Standing::Beside => return Err(self.missing(OF_ANOTHER_CATALOGUE)),
+                match self.catalogue.order_of(format.catalogue) {
+                    CatalogueOrder::Same | CatalogueOrder::Earlier => {}
+                    CatalogueOrder::Later => return Err(self.missing(OF_A_LATER_CATALOGUE)),
+                    CatalogueOrder::Beside => return Err(self.missing(OF_ANOTHER_CATALOGUE)),
                 }
             }
             Ok(Some(Format::Member(format))) if format.pool == self.pool => {
@@ -403,14 +403,14 @@ impl Member {
         };
         let (number, path) = (self.number, self.path.clone());
         let catalogue = catalogue.to_path_buf();
-        match self.catalogue.standing_of(format.catalogue) {
-            Standing::Same | Standing::Earlier => Ok(()),
-            Standing::Later => refused(CatalogueRefusal::Superseded {
+        match self.catalogue.order_of(format.catalogue) {
+            CatalogueOrder::Same | CatalogueOrder::Earlier => Ok(()),
+            CatalogueOrder::Later => refused(CatalogueRefusal::Superseded {
                 number,
                 path,
                 catalogue,
             }),
-            Standing::Beside => refused(CatalogueRefusal::Beside(OtherCatalogue {
+            CatalogueOrder::Beside => refused(CatalogueRefusal::Beside(OtherCatalogue {
                 number,
                 path,
                 its: format.catalogue,
@@ -428,7 +428,7 @@ impl Member {
     pub(crate) fn take_over(&self) -> Result<(), PoolError> {
         match self.own_format() {
             Some((root, mut format))
-                if self.catalogue.standing_of(format.catalogue) == Standing::Earlier =>
+                if self.catalogue.order_of(format.catalogue) == CatalogueOrder::Earlier =>
             {
                 format.catalogue = self.catalogue;
                 let format = Format::Member(format);

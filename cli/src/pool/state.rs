@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The state of a member, or of an object on one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Standing {
+pub(crate) enum ShownState {
     /// It can be read and written.
     Present,
     /// It can be read.
@@ -22,24 +22,24 @@ pub(crate) enum Standing {
     Unusable,
 }
 
-impl Standing {
+impl ShownState {
     /// The word in tables.
     pub(crate) fn word(self) -> &'static str {
         match self {
-            Standing::Present => "present",
-            Standing::ReadOnly => "read-only",
-            Standing::Missing => "missing",
-            Standing::Failing => "failing",
-            Standing::Lost => "lost",
-            Standing::Unusable => "unusable",
+            ShownState::Present => "present",
+            ShownState::ReadOnly => "read-only",
+            ShownState::Missing => "missing",
+            ShownState::Failing => "failing",
+            ShownState::Lost => "lost",
+            ShownState::Unusable => "unusable",
         }
     }
 }
 
-pub(crate) fn state_of(state: &MemberState) -> (Standing, Option<String>) {
+pub(crate) fn state_of(state: &MemberState) -> (ShownState, Option<String>) {
     match state {
-        MemberState::Present => (Standing::Present, None),
-        MemberState::ReadOnly => (Standing::ReadOnly, None),
-        MemberState::Missing(why) => (Standing::Missing, Some(why.clone())),
+        MemberState::Present => (ShownState::Present, None),
+        MemberState::ReadOnly => (ShownState::ReadOnly, None),
+        MemberState::Missing(why) => (ShownState::Missing, Some(why.clone())),
     }
 }
