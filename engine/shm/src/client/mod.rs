@@ -503,13 +503,18 @@ impl Client {
             private_data,
             waited_for: false,
         };
+        self.send_or_wait(file, &ask)
+    }
+
+    /// Sends a request, or lets it wait for the next daemon. None: not taken.
+    fn send_or_wait(&mut self, file: FileHandle, ask: &Ask) -> Option<Ticket> {
         if self.waits(file) {
-            return self.wait_for_another(file, &ask);
+            return self.wait_for_another(file, ask);
         }
         if !self.usable() {
             return None;
         }
-        self.send(file, &ask)
+        self.send(file, ask)
     }
 
     fn send(&mut self, file: FileHandle, ask: &Ask) -> Option<Ticket> {

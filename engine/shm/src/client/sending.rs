@@ -66,10 +66,7 @@ impl Client {
                 if !self.send_query(key, given) {
                     return;
                 }
-                if let Some(ticket) = self.tickets.get_mut(key) {
-                    ticket.is_sent = true;
-                    ticket.part_count += 1;
-                }
+                self.note_sent(key);
                 continue;
             }
             if ticket.kind != Kind::Read {
@@ -88,10 +85,7 @@ impl Client {
                 if self.send_part(op, handle, offset, length, use_).is_none() {
                     return;
                 }
-                if let Some(ticket) = self.tickets.get_mut(key) {
-                    ticket.is_sent = true;
-                    ticket.part_count += 1;
-                }
+                self.note_sent(key);
                 continue;
             }
             let offset = ticket.offset + start as u64;
@@ -109,6 +103,14 @@ impl Client {
                 ticket.sent += length;
                 ticket.part_count += 1;
             }
+        }
+    }
+
+    /// A request that is one part is on its way.
+    fn note_sent(&mut self, key: TicketKey) {
+        if let Some(ticket) = self.tickets.get_mut(key) {
+            ticket.is_sent = true;
+            ticket.part_count += 1;
         }
     }
 

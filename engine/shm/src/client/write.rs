@@ -32,13 +32,7 @@ impl Client {
             private_data,
             waited_for: false,
         };
-        if self.waits(file) {
-            return self.wait_for_another(file, &ask);
-        }
-        if !self.usable() {
-            return None;
-        }
-        self.send(file, &ask)
+        self.send_or_wait(file, &ask)
     }
 
     /// Flush the acknowledged bytes of a file; [`Client::poll`] reports the end. None: not taken,
@@ -65,13 +59,7 @@ impl Client {
             private_data,
             ..Ask::without_bytes(Kind::Hold)
         };
-        if self.waits(file) {
-            return self.wait_for_another(file, &ask);
-        }
-        if !self.usable() {
-            return None;
-        }
-        self.send(file, &ask)
+        self.send_or_wait(file, &ask)
     }
 
     /// Write and wait.
