@@ -307,8 +307,7 @@ impl Sessions {
             return Done::Plain;
         };
         lend(bytes, |bytes| {
-            let (answer, answered) = sync_channel(1);
-            queue.push(Job::Write {
+            let answered = queue.ask(|answer| Job::Write {
                 object: object.id,
                 fd: Arc::clone(fd),
                 bytes,
@@ -332,8 +331,7 @@ impl Sessions {
             // Also for an object that lacks nothing: the kernel reports a failed write once to each
             // descriptor. The daemon, which has the bytes, must get that error before a second sync
             // succeeds.
-            let (answer, answered) = sync_channel(1);
-            queue.push(Job::Sync {
+            let answered = queue.ask(|answer| Job::Sync {
                 object: object.id,
                 fd: Arc::clone(fd),
                 answer,
@@ -396,8 +394,7 @@ impl Sessions {
                 held.objects.push((*object, Arc::clone(fd)));
                 continue;
             }
-            let (answer, answered) = sync_channel(1);
-            queue.push(Job::Hold {
+            let answered = queue.ask(|answer| Job::Hold {
                 object: object.id,
                 fd: Arc::clone(fd),
                 answer,
@@ -435,8 +432,7 @@ impl Sessions {
             let Some(queue) = self.serving(object.member) else {
                 continue;
             };
-            let (answer, answered) = sync_channel(1);
-            queue.push(Job::Changed {
+            let answered = queue.ask(|answer| Job::Changed {
                 object: object.id,
                 fd: Arc::clone(fd),
                 what,

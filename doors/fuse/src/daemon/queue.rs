@@ -12,7 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::SyncSender;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -183,6 +183,14 @@ impl Queue {
                 left: Condvar::new(),
             }),
         })
+    }
+
+    /// Queues a job that is answered. Returns the end on which the answer comes; an error on it
+    /// means that the job was dropped.
+    pub(super) fn ask<T>(&self, job: impl FnOnce(SyncSender<T>) -> Job) -> Receiver<T> {
+        let (answer, answered) = sync_channel(1);
+        self.push(job(answer));
+        answered
     }
 
     pub(super) fn push(&self, job: Job) {
