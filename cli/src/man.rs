@@ -27,6 +27,10 @@ const RUNTIME: Named = (
     "/run/rushes",
     "The runtime folder: sockets, and acknowledged data that no disk has yet. Delete nothing in it.",
 );
+const CONTROL: Named = (
+    "/run/rushes/control.sock",
+    "The socket on which the daemon answers.",
+);
 const STATE: Named = (
     "/var/lib/rushes",
     "Calibrations, and other things that outlive the daemon.",
@@ -105,13 +109,7 @@ const PAGES: &[More] = &[
     },
     More {
         command: "rushes-status",
-        files: &[
-            CONFIG,
-            (
-                "/run/rushes/control.sock",
-                "The socket on which the daemon answers.",
-            ),
-        ],
+        files: &[CONFIG, CONTROL],
         examples: &[
             ("rushes status", "The ledger, for people."),
             ("rushes status --json", "All of it, for programs."),
@@ -119,13 +117,7 @@ const PAGES: &[More] = &[
     },
     More {
         command: "rushes-top",
-        files: &[
-            CONFIG,
-            (
-                "/run/rushes/control.sock",
-                "The socket on which the daemon answers.",
-            ),
-        ],
+        files: &[CONFIG, CONTROL],
         examples: &[
             ("rushes top", "Live, until q."),
             (
@@ -136,13 +128,7 @@ const PAGES: &[More] = &[
     },
     More {
         command: "rushes-admit",
-        files: &[
-            CONFIG,
-            (
-                "/run/rushes/control.sock",
-                "The socket on which the daemon answers.",
-            ),
-        ],
+        files: &[CONFIG, CONTROL],
         examples: &[
             (
                 "rushes admit --bitrate 120M --count 2",
