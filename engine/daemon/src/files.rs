@@ -54,6 +54,24 @@ pub(crate) struct Written {
     pub(crate) doubted_flush: Repeated,
 }
 
+#[cfg(test)]
+impl Written {
+    /// For unit tests: a file to which nothing has happened yet.
+    pub(crate) fn of_test(file: Result<WriteFile, Errno>, durable: Durable) -> Written {
+        Written {
+            file,
+            durable,
+            changed_ns: TIME_IS_SET,
+            chores: VecDeque::new(),
+            is_busy: false,
+            told_past_before: 0,
+            doubted_sync_count: 0,
+            said: None,
+            doubted_flush: Default::default(),
+        }
+    }
+}
+
 /// A sentence that would fill the log.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Repeated {
@@ -343,17 +361,8 @@ mod tests {
             handle: Box::default(),
             writer: Writer { uid: 0, gid: 0 },
         };
-        let mut written = Written {
-            file: Err(Errno::IO),
-            durable,
-            changed_ns: TIME_IS_SET,
-            chores: VecDeque::new(),
-            is_busy: false,
-            told_past_before: 7,
-            doubted_sync_count: 0,
-            said: None,
-            doubted_flush: Default::default(),
-        };
+        let mut written = Written::of_test(Err(Errno::IO), durable);
+        written.told_past_before = 7;
         // A drive that fails to flush; the other descriptor had got an error before the sync.
         assert!(!written.doubt_sync(Errno::IO, false, 7));
         assert!(!written.doubt_sync(Errno::NO_SPACE, true, 8));

@@ -672,41 +672,18 @@ impl Durable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_folder::Folder;
     use rushes_core::units::SlotIndex;
-
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(test: &str) -> Folder {
-            Folder(PathBuf::from(format!(
-                "/dev/shm/rushes-daemon-lanes-{test}-{}",
-                std::process::id()
-            )))
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
 
     fn written(inode: u64) -> Written {
         let null = || Arc::new(std::fs::File::open("/dev/null").unwrap().into());
-        Written {
-            file: Ok(rushes_sys::space::WriteFile {
-                direct: null(),
-                buffered: null(),
-            }),
-            durable: durable(inode),
-            changed_ns: 7,
-            chores: VecDeque::new(),
-            is_busy: false,
-            told_past_before: 0,
-            doubted_sync_count: 0,
-            said: None,
-            doubted_flush: Default::default(),
-        }
+        let file = rushes_sys::space::WriteFile {
+            direct: null(),
+            buffered: null(),
+        };
+        let mut written = Written::of_test(Ok(file), durable(inode));
+        written.changed_ns = 7;
+        written
     }
 
     fn durable(inode: u64) -> Durable {
@@ -725,7 +702,7 @@ mod tests {
 
     #[test]
     fn files_are_named_as_long_as_they_have_pieces() {
-        let folder = Folder::new("names");
+        let folder = Folder::new();
         let mut lanes = Lanes::new(&folder.0, 1 << 20).unwrap();
         let id = lanes.create().unwrap();
         let (one, two) = (written(10), written(20));
@@ -788,7 +765,7 @@ mod tests {
 
     #[test]
     fn what_is_published_again_takes_no_name_of_what_is_kept_and_is_nobodys_request() {
-        let folder = Folder::new("again");
+        let folder = Folder::new();
         let id = two_left(&folder);
         let mut next = Lanes::new(&folder.0, 1 << 20).unwrap();
         let left = next.take_over().unwrap().remove(0);
@@ -814,7 +791,7 @@ mod tests {
 
     #[test]
     fn a_lane_with_something_that_is_kept_outlives_the_rest_of_it() {
-        let folder = Folder::new("kept");
+        let folder = Folder::new();
         let id = two_left(&folder);
         let mut next = Lanes::new(&folder.0, 1 << 20).unwrap();
         let left = next.take_over().unwrap().remove(0);
@@ -848,7 +825,7 @@ mod tests {
 
     #[test]
     fn pages_that_pieces_share_are_put_together() {
-        let folder = Folder::new("pages");
+        let folder = Folder::new();
         let mut lanes = Lanes::new(&folder.0, 1 << 20).unwrap();
         let id = lanes.create().unwrap();
         let bytes: Vec<u8> = (0..65_536u32).map(|at| (at / 256) as u8).collect();

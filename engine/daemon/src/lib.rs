@@ -37,6 +37,8 @@ mod serve;
 mod sessions;
 mod share;
 mod signals;
+#[cfg(test)]
+mod test_folder;
 mod through;
 mod visitors;
 mod wanted;

@@ -365,23 +365,8 @@ impl Daemon {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_folder::Folder;
     use rushes_shm::Writer;
-
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(test: &str) -> Folder {
-            let path = format!("/dev/shm/rushes-reserved-{test}-{}", std::process::id());
-            std::fs::create_dir(&path).unwrap();
-            Folder(PathBuf::from(path))
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
 
     fn durable(inode: u64) -> Durable {
         Durable {
@@ -399,7 +384,7 @@ mod tests {
 
     #[test]
     fn what_was_begun_and_not_ended_is_left_for_the_next() {
-        let folder = Folder::new("left");
+        let folder = Folder::new();
         assert!(!any_in(&folder.0));
         let mut first = Reserved::open(&folder.0).unwrap();
         for inode in [10, 11, 12] {
@@ -434,7 +419,7 @@ mod tests {
 
     #[test]
     fn who_gets_an_inode_number_again_is_another_file() {
-        let folder = Folder::new("another");
+        let folder = Folder::new();
         let mut first = Reserved::open(&folder.0).unwrap();
         first.begin(&durable(10)).unwrap();
         drop(first);
@@ -456,7 +441,7 @@ mod tests {
 
     #[test]
     fn damage_costs_one_file_and_another_version_all() {
-        let folder = Folder::new("damage");
+        let folder = Folder::new();
         let mut first = Reserved::open(&folder.0).unwrap();
         for inode in [10, 11, 12] {
             first.begin(&durable(inode)).unwrap();
@@ -475,7 +460,7 @@ mod tests {
 
     #[test]
     fn no_more_than_there_is_room_for() {
-        let folder = Folder::new("full");
+        let folder = Folder::new();
         let mut reserved = Reserved::open(&folder.0).unwrap();
         for inode in 0..u64::from(RECORD_COUNT_MAX) {
             reserved.begin(&durable(inode)).unwrap();

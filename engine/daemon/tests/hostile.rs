@@ -7,8 +7,8 @@
 mod support;
 
 use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
+    Config, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, MountOption,
+    OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
 use rushes_core::format::{PLAIN, RING_ENTRIES, VERSION, message, op};
 use rushes_shm::client::{Client, ReadError};
@@ -22,7 +22,8 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
+use support::fuse::attributes;
 use support::raw::{Answer, Raw, answer, connect_packet, head, open_packet, say};
 use support::*;
 
@@ -462,37 +463,10 @@ struct Hanging {
     hang: Arc<AtomicBool>,
 }
 
-impl Hanging {
-    fn attributes(&self, inode: u64) -> FileAttr {
-        let kind = if inode == 1 {
-            FileType::Directory
-        } else {
-            FileType::RegularFile
-        };
-        FileAttr {
-            ino: INodeNo(inode),
-            size: 4096,
-            blocks: 8,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind,
-            perm: 0o755,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        }
-    }
-}
-
 impl Filesystem for Hanging {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if parent.0 == 1 && name == "file" {
-            reply.entry(&Duration::ZERO, &self.attributes(2), Generation(0));
+            reply.entry(&Duration::ZERO, &attributes(2, 4096), Generation(0));
         } else {
             reply.error(Errno::ENOENT);
         }
@@ -503,7 +477,7 @@ impl Filesystem for Hanging {
             // Dropped, it would answer EIO; forgotten, it never answers.
             std::mem::forget(reply);
         } else {
-            reply.attr(&Duration::ZERO, &self.attributes(inode.0));
+            reply.attr(&Duration::ZERO, &attributes(inode.0, 4096));
         }
     }
 

@@ -6,8 +6,8 @@
 mod support;
 
 use fuser::{
-    Config, Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo,
-    LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
+    Config, Errno, FileHandle, Filesystem, FopenFlags, Generation, INodeNo, LockOwner, MountOption,
+    OpenFlags, ReplyAttr, ReplyData, ReplyEntry, ReplyOpen, Request,
 };
 use rushes_shm::client::{Client, ReadError};
 use std::ffi::OsStr;
@@ -15,7 +15,8 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant};
+use support::fuse::attributes;
 use support::raw::Raw;
 use support::*;
 
@@ -25,41 +26,21 @@ const BAD: std::ops::Range<u64> = (4 << 20)..(5 << 20);
 /// One file of a pattern with a range that cannot be read.
 struct Scratched(Vec<u8>);
 
-fn attributes(inode: u64) -> FileAttr {
-    FileAttr {
-        ino: INodeNo(inode),
-        size: FILE_BYTES,
-        blocks: FILE_BYTES / 512,
-        atime: UNIX_EPOCH,
-        mtime: UNIX_EPOCH,
-        ctime: UNIX_EPOCH,
-        crtime: UNIX_EPOCH,
-        kind: if inode == 1 {
-            FileType::Directory
-        } else {
-            FileType::RegularFile
-        },
-        perm: 0o755,
-        nlink: 1,
-        uid: 0,
-        gid: 0,
-        rdev: 0,
-        blksize: 4096,
-        flags: 0,
-    }
-}
-
 impl Filesystem for Scratched {
     fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
         if parent.0 == 1 && name == "take.mov" {
-            reply.entry(&Duration::from_secs(9), &attributes(2), Generation(0));
+            reply.entry(
+                &Duration::from_secs(9),
+                &attributes(2, FILE_BYTES),
+                Generation(0),
+            );
         } else {
             reply.error(Errno::ENOENT);
         }
     }
 
     fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        reply.attr(&Duration::from_secs(9), &attributes(inode.0));
+        reply.attr(&Duration::from_secs(9), &attributes(inode.0, FILE_BYTES));
     }
 
     fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {

@@ -8,7 +8,7 @@
 
 mod place;
 
-use place::{Place, Written, fill, objects_on, pattern};
+use place::{Place, Written, check_start, fill, objects_on, pattern, put, remount};
 use rushes_pool::{
     Access, ByteRange, Duty, MemberNumber, MemberState, NameLog, Nobody, Parting, Policy,
     PolicyChange, Pool, PoolError, SpillReason, Wanted, Wish, add, change_policy, create, drain,
@@ -18,23 +18,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 const MIB: usize = 1 << 20;
-
-fn check(pool: &Pool, below: &str, length: usize) {
-    let path = pool.catalogue().path().join("tree").join(below);
-    let stub = fs::File::open(path).unwrap();
-    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
-    let file = Written { stub, layout };
-    assert!(file.read(pool, 0, length) == pattern(0, length), "{below}");
-}
-
-fn put(pool: &Pool, name: &str, length: usize) -> Written {
-    let mut file = Written::new(pool, name);
-    file.write(pool, 0, &pattern(0, length)).unwrap();
-    file
-}
 
 fn assert_sound(pool: &Pool) {
     let found = fsck(pool, false, |_| {}).unwrap();
@@ -113,8 +98,8 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
             .unwrap(),
         0
     );
-    check(&pool, "old", 4 * MIB);
-    check(&pool, "new", 3 * MIB);
+    check_start(&pool, "old", 4 * MIB);
+    check_start(&pool, "new", 3 * MIB);
     assert_sound(&pool);
     // The drain may be cancelled.
     set_draining(&pool, MemberNumber(1), false).unwrap();
@@ -135,7 +120,7 @@ fn a_member_is_added_filled_emptied_and_removed_and_its_number_is_never_given_ag
     );
     drop(pool);
     let pool = Pool::serve(&catalogue).unwrap();
-    check(&pool, "new", 3 * MIB);
+    check_start(&pool, "new", 3 * MIB);
     assert_sound(&pool);
 }
 
@@ -167,7 +152,7 @@ fn a_stripe_is_spread_again_once_its_drained_member_takes_bytes_again() {
     let (done, failed) = rebalance(&pool, |_| {}).unwrap();
     assert_eq!((done.moved_count, failed.count), (1, 0));
     assert_eq!(members(&pool), 3);
-    check(&pool, "wide", 3 * MIB);
+    check_start(&pool, "wide", 3 * MIB);
     assert_sound(&pool);
     // And that was all.
     assert_eq!(rebalance(&pool, |_| {}).unwrap().0.moved_count, 0);
@@ -183,7 +168,7 @@ fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays()
     let catalogue = pool.catalogue().path().to_path_buf();
     set_draining(&pool, MemberNumber(0), true).unwrap();
     drain(&pool, MemberNumber(0), |_| {}).unwrap();
-    check(&pool, "big", 8 * MIB);
+    check_start(&pool, "big", 8 * MIB);
     assert_sound(&pool);
     set_draining(&pool, MemberNumber(0), false).unwrap();
     let mut other = Written::new(&pool, "other");
@@ -194,8 +179,8 @@ fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays()
     let (_, failed) = drain(&pool, MemberNumber(0), |_| {}).unwrap();
     assert_eq!((failed.count, failed.first[0].file.as_str()), (1, "other"));
     assert!(failed.first[0].sentence.contains("room"), "{failed:?}");
-    check(&pool, "big", 8 * MIB);
-    check(&pool, "other", 9 * MIB);
+    check_start(&pool, "big", 8 * MIB);
+    check_start(&pool, "other", 9 * MIB);
     assert_sound(&pool);
     drop((pool, other));
     // With another member it goes on.
@@ -205,7 +190,7 @@ fn what_does_not_fit_on_one_member_goes_to_several_and_what_fits_nowhere_stays()
     drop(pool);
     let pool = Pool::serve(&catalogue).unwrap();
     drain(&pool, MemberNumber(0), |_| {}).unwrap();
-    check(&pool, "other", 9 * MIB);
+    check_start(&pool, "other", 9 * MIB);
     assert_sound(&pool);
     remove(&pool, MemberNumber(0), Parting::Empty, &Nobody).unwrap();
 }
@@ -349,18 +334,11 @@ fn a_member_that_is_read_only_can_be_emptied() {
     put(&pool, "f", 2 * MIB);
     let path = pool.members()[0].path().to_path_buf();
     set_draining(&pool, MemberNumber(0), true).unwrap();
-    let remount = |how: &str| {
-        let done = Command::new("mount")
-            .args(["-o", &format!("remount,{how}")])
-            .arg(&path)
-            .status();
-        assert!(done.unwrap().success());
-    };
-    remount("ro");
+    remount(&path, "ro");
     let (done, _) = drain(&pool, MemberNumber(0), |_| {}).unwrap();
     assert_eq!(done.moved_bytes, 2 * MIB as u64);
-    check(&pool, "f", 2 * MIB);
-    remount("rw");
+    check_start(&pool, "f", 2 * MIB);
+    remount(&path, "rw");
     // fsck proves that the object that could not be removed there is a copy.
     assert_eq!(objects_on(&pool), 2);
     assert_eq!(fsck(&pool, true, |_| {}).unwrap().left_count(), 0);

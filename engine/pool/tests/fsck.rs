@@ -9,7 +9,7 @@
 
 mod place;
 
-use place::{Place, Written, look, objects_on, of, path_of, pattern};
+use place::{Place, Written, check, look, objects_on, of, path_of, pattern};
 use rushes_pool::{
     Access, ByteCount, ByteOffset, ByteRange, Doomed, Files, Fsck, LAYOUT_ATTRIBUTE, Layout, Move,
     OBJECT_ATTRIBUTE, Object, Pool, PoolError, SpillReason, State, fsck,
@@ -46,19 +46,6 @@ fn spilled_at(pool: &Pool, name: &str, length: usize) -> Written {
         .unwrap();
     assert_eq!(file.layout.objects().len(), 2);
     file
-}
-
-/// Read by the layout that is on the stub now.
-fn check(pool: &Pool, below: &str, length: usize) {
-    let stub = fs::File::options()
-        .read(true)
-        .write(true)
-        .open(pool.catalogue().path().join("tree").join(below))
-        .unwrap();
-    assert_eq!(stub.metadata().unwrap().len(), length as u64);
-    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
-    let file = Written { stub, layout };
-    assert!(file.read(pool, 0, length) == pattern(0, length), "{below}");
 }
 
 /// A copy to which no layout leads takes room for ever. Found by torture, seed 800, round 0, and

@@ -13,7 +13,7 @@
 
 mod place;
 
-use place::{Place, Written, objects_on, pattern};
+use place::{Place, Written, objects_on, pattern, remount};
 use rushes_pool::{
     Access, ByteCount, ByteRange, Layout, LayoutFault, MemberNumber, MemberState, ObjectFault,
     ObjectName, Policy, Pool, PoolError, SpillReason, Wanted, create, find,
@@ -22,7 +22,6 @@ use rustix::fs::{XattrFlags, fsetxattr};
 use std::fs;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 const PIECE: usize = 64 << 10;
 
@@ -213,19 +212,12 @@ fn a_missing_member_costs_what_is_on_it_and_comes_back_by_itself() {
     assert_eq!(pool.members()[1].status().state, MemberState::Present);
     assert_eq!(pool.bury(|_| false, || ()).unwrap().file_count, 1);
 
-    let remount = |how: &str| {
-        let done = Command::new("mount")
-            .args(["-o", &format!("remount,{how}")])
-            .arg(&path)
-            .status();
-        assert!(done.unwrap().success());
-    };
-    remount("ro");
+    remount(&path, "ro");
     assert_eq!(pool.members()[1].status().state, MemberState::ReadOnly);
     let mut third = Written::new(&pool, "h");
     third.write(&pool, 0, b"h").unwrap();
     assert_eq!(third.layout.objects()[0].member, MemberNumber(0));
-    remount("rw");
+    remount(&path, "rw");
     assert_eq!(pool.members()[1].status().state, MemberState::Present);
 }
 

@@ -9,7 +9,7 @@
 
 mod place;
 
-use place::{Place, Written, fill, pattern};
+use place::{Place, Written, check, fill, pattern, put};
 use rushes_pool::{
     ByteCount, ByteRange, INODE_ATTRIBUTE, Layout, MemberNumber, MemberState, NameLog,
     OBJECT_ATTRIBUTE, ObjectName, Pool, PoolError, Rescued, SpillReason, State, fsck, newest_log,
@@ -54,21 +54,6 @@ fn shown(root: &Path) -> Vec<String> {
     }
     found.sort();
     found
-}
-
-fn check(pool: &Pool, below: &str, length: usize) {
-    let path = pool.catalogue().path().join("tree").join(below);
-    let stub = fs::File::open(path).unwrap();
-    assert_eq!(stub.metadata().unwrap().len(), length as u64, "{below}");
-    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
-    let file = Written { stub, layout };
-    assert!(file.read(pool, 0, length) == pattern(0, length), "{below}");
-}
-
-fn put(pool: &Pool, name: &str, length: usize) -> Written {
-    let mut file = Written::new(pool, name);
-    file.write(pool, 0, &pattern(0, length)).unwrap();
-    file
 }
 
 /// A tree with some of everything.

@@ -9,7 +9,7 @@
 
 mod place;
 
-use place::{Place, Written, look, objects_on, of, path_of, pattern};
+use place::{Place, Written, look, objects_on, of, path_of, pattern, remount};
 use rushes_pool::{
     ByteOffset, ByteRange, LAYOUT_ATTRIBUTE, Layout, MemberNumber, NameLog, OBJECT_ATTRIBUTE,
     Object, PolicyChange, Pool, SpillReason, State, Wish, change_policy, fsck, rescue,
@@ -18,8 +18,7 @@ use rustix::fs::{XattrFlags, fremovexattr, fsetxattr};
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::PathBuf;
 
 const MIB: usize = 1 << 20;
 const UNIT: usize = 64 << 10;
@@ -274,14 +273,6 @@ fn what_was_never_synced_is_left_as_it_is_where_that_is_in_doubt() {
     let twin = Written::new(&pool, "twin");
     pool.set_layout(twin.stub.as_fd(), &file.layout).unwrap();
     is_left(&pool);
-}
-
-fn remount(member: &Path, how: &str) {
-    let done = Command::new("mount")
-        .args(["-o", &format!("remount,{how}")])
-        .arg(member)
-        .status();
-    assert!(done.unwrap().success());
 }
 
 #[test]

@@ -567,25 +567,7 @@ impl FactsView {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    struct Folder(std::path::PathBuf);
-
-    impl Folder {
-        fn new() -> Folder {
-            use std::sync::atomic::AtomicU32;
-            static COUNT: AtomicU32 = AtomicU32::new(0);
-            let number = COUNT.fetch_add(1, Relaxed);
-            let path = format!("/dev/shm/rushes-facts-{}-{number}", std::process::id());
-            std::fs::create_dir(&path).unwrap();
-            Folder(path.into())
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
+    use crate::test_folder::Folder;
 
     #[test]
     fn marks_of_loose_bytes_are_no_facts_and_not_those_of_reserved_blocks() {

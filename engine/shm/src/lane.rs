@@ -429,24 +429,9 @@ fn remove(folder: &Path, lane: LaneId) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_folder::Folder;
     use rushes_core::units::ByteRange;
     use rushes_core::write::{PageRun, Runs};
-
-    struct Folder(PathBuf);
-
-    impl Folder {
-        fn new(test: &str) -> Folder {
-            let path = format!("/dev/shm/rushes-lanes-{test}-{}", std::process::id());
-            std::fs::create_dir(&path).expect("a folder of our own");
-            Folder(PathBuf::from(path))
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
 
     fn head(lane: u32) -> Head {
         Head {
@@ -471,7 +456,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_opened_is_not_taken_for_nothing() {
-        let folder = Folder::new("unopened");
+        let folder = Folder::new();
         drop(LaneFile::create(&folder.0, head(5)).unwrap());
         let (path, away) = (bytes_path(&folder.0, LaneId(5)), folder.0.join("away"));
         std::fs::rename(&path, &away).unwrap();
@@ -490,7 +475,7 @@ mod tests {
 
     #[test]
     fn what_was_published_is_found_by_who_comes_next() {
-        let folder = Folder::new("published");
+        let folder = Folder::new();
         let lane = LaneFile::create(&folder.0, head(5)).unwrap();
         rustix::io::pwrite(lane.bytes_fd(), b"footage", 2 * 4096).unwrap();
         lane.publish(9, &piece(2, 600));
@@ -530,7 +515,7 @@ mod tests {
 
     #[test]
     fn lane_that_was_never_finished_is_removed_and_a_damaged_one_is_not() {
-        let folder = Folder::new("damaged");
+        let folder = Folder::new();
         std::fs::write(table_path(&folder.0, LaneId(1)), b"").unwrap();
         std::fs::write(bytes_path(&folder.0, LaneId(2)), b"").unwrap();
         for lane in [1, 2] {
@@ -560,7 +545,7 @@ mod tests {
 
     #[test]
     fn session_that_cuts_its_bytes_short_harms_itself_alone() {
-        let folder = Folder::new("short");
+        let folder = Folder::new();
         let lane = LaneFile::create(&folder.0, head(6)).unwrap();
         ftruncate(lane.bytes_fd(), 4096).unwrap();
         let mut bytes = [1; 8192];

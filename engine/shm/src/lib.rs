@@ -19,6 +19,8 @@ mod layout;
 mod rings;
 pub mod server;
 pub mod survey;
+#[cfg(test)]
+mod test_folder;
 
 pub use layout::{Connect, PeerError, Writer};
 

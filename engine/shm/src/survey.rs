@@ -197,6 +197,7 @@ impl Table {
 mod tests {
     use super::*;
     use crate::lane::LaneFile;
+    use crate::test_folder::Folder;
     use rushes_core::units::ByteRange;
     use rushes_core::write::{PageRun, Runs};
     use std::path::PathBuf;
@@ -204,15 +205,7 @@ mod tests {
     /// Where pieces begin and of which inode they are, and which records are damaged.
     type Told = (Vec<(u64, Option<u64>)>, Vec<(&'static str, u32)>);
 
-    struct Folder(PathBuf);
-
     impl Folder {
-        fn new(test: &str) -> Folder {
-            let path = format!("/dev/shm/rushes-survey-{test}-{}", std::process::id());
-            std::fs::create_dir(&path).expect("a folder of our own");
-            Folder(PathBuf::from(path))
-        }
-
         /// A lane with two files, two pieces of the first and one of the second.
         fn lane(&self) -> LaneId {
             let head = Head {
@@ -276,15 +269,9 @@ mod tests {
         }
     }
 
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
-        }
-    }
-
     #[test]
     fn one_damaged_record_says_nothing_against_the_others() {
-        let folder = Folder::new("record");
+        let folder = Folder::new();
         let lane = folder.lane();
         let all = [(0, Some(10)), (9000, Some(10)), (500, Some(20))];
         assert_eq!(folder.told(lane), (all.to_vec(), vec![]));
@@ -306,7 +293,7 @@ mod tests {
 
     #[test]
     fn another_versions_records_are_not_guessed_at() {
-        let folder = Folder::new("version");
+        let folder = Folder::new();
         let lane = folder.lane();
         folder.change(lane, place::HEAD + 8);
         assert_eq!(folder.told(lane), (vec![], vec![]));
@@ -316,7 +303,7 @@ mod tests {
 
     #[test]
     fn spent_piece_needs_no_bytes() {
-        let folder = Folder::new("spent");
+        let folder = Folder::new();
         let lane = folder.lane();
         let file = LaneFile::open(&folder.0, lane).unwrap().expect("a lane");
         file.set_state(2, State::Spent);
@@ -333,7 +320,7 @@ mod tests {
 
     #[test]
     fn what_was_cut_short_is_damage_and_what_is_left_is_told() {
-        let folder = Folder::new("short");
+        let folder = Folder::new();
         let lane = folder.lane();
         let cut = |path: PathBuf, bytes: u64| {
             let file = File::options().write(true).open(path).unwrap();

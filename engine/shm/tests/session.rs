@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use support::{Echo, EchoSize, Folder, Running, SMALL};
+use support::{Echo, EchoSize, Folder, Numbers, Running, SMALL};
 
 /// A machine that is busy with other tests may keep the server from answering in 50 ms.
 fn connect(path: &Path) -> Client {
@@ -25,19 +25,6 @@ fn who() -> Connect {
         user: "eva".into(),
         client: "test".into(),
         ..Connect::default()
-    }
-}
-
-/// A small deterministic sequence of numbers below `limit`.
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
     }
 }
 

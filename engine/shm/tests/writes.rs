@@ -10,7 +10,7 @@ use rushes_shm::client::{Client, ReadError};
 use std::collections::HashMap;
 use std::fs::File;
 use std::path::Path;
-use support::{Echo, EchoSize, Folder, Running, SMALL};
+use support::{Echo, EchoSize, Folder, Numbers, Running, SMALL};
 
 fn connect(path: &Path) -> Client {
     let who = Connect {
@@ -40,18 +40,6 @@ fn opened(folder: &Folder, name: &str) -> File {
         .truncate(true)
         .open(folder.0.join(name))
         .unwrap()
-}
-
-struct Numbers(u64);
-
-impl Numbers {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
 }
 
 #[test]

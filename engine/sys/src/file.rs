@@ -340,12 +340,6 @@ fn finish(fd: OwnedFd, direct: bool, expected: Option<FileKey>) -> Result<Privat
 mod tests {
     use super::*;
 
-    fn folder(name: &str) -> std::path::PathBuf {
-        let path = std::env::temp_dir().join(format!("rushes-sys-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        path
-    }
-
     fn mounts(path: &Path) -> [MountId; 1] {
         [mount_of(path).unwrap()]
     }
@@ -362,7 +356,7 @@ mod tests {
 
     #[test]
     fn the_inode_is_known_without_the_file_system() {
-        let path = folder("inode").join("clip.mov");
+        let path = crate::test_folder("inode").join("clip.mov");
         let file = std::fs::File::create(path).unwrap();
         let inode = status(&file).unwrap().key.inode;
         assert_eq!(FdInfo::of(&file).unwrap().inode, Some(inode));
@@ -370,7 +364,7 @@ mod tests {
 
     #[test]
     fn regular_file_of_a_share_is_reopened_for_ourselves() {
-        let folder = folder("reopen");
+        let folder = crate::test_folder("reopen");
         let path = folder.join("clip.mov");
         std::fs::write(&path, vec![7; 5000]).unwrap();
         let theirs = std::fs::File::options()
@@ -406,7 +400,7 @@ mod tests {
 
     #[test]
     fn strange_descriptors_are_refused_by_name() {
-        let folder = folder("strange");
+        let folder = crate::test_folder("strange");
         let path = folder.join("file");
         std::fs::write(&path, b"x").unwrap();
         let mounts = mounts(&folder);
@@ -435,7 +429,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_opened_beneath_and_nowhere_else() {
-        let path = folder("beneath");
+        let path = crate::test_folder("beneath");
         std::fs::write(path.join("a.0002.dpx"), b"frame").unwrap();
         std::fs::create_dir_all(path.join("sub")).unwrap();
         std::os::unix::fs::symlink("a.0002.dpx", path.join("link")).unwrap();
@@ -480,7 +474,7 @@ mod tests {
             let flags = rustix::mount::MountFlags::empty();
             let served = Arc::clone(&device);
             // Its drop removes the folder also if the mount fails.
-            let path = folder("hanging");
+            let path = crate::test_folder("hanging");
             let mount = HangingMount { path, device };
             rustix::mount::mount("hanging", &mount.path, "fuse", flags, options.as_c_str())?;
             // Ends when the mount does: the read then fails.

@@ -171,12 +171,6 @@ mod tests {
     use super::*;
     use rustix::fs::{Mode, open};
 
-    fn folder(name: &str) -> std::path::PathBuf {
-        let path = std::env::temp_dir().join(format!("rushes-sys-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        path
-    }
-
     /// None, with a note that the test is skipped, where this needs root.
     fn opened(handle: &Handle, within: &OwnedFd) -> Option<io::Result<OwnedFd>> {
         match handle.open(within.as_fd(), OFlags::PATH) {
@@ -190,7 +184,7 @@ mod tests {
 
     #[test]
     fn handle_survives_rename_and_dies_with_the_inode() {
-        let folder = folder("handle");
+        let folder = crate::test_folder("handle");
         let within = open(&folder, OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).unwrap();
         let (first, second) = (folder.join("first"), folder.join("second"));
         std::fs::write(&first, b"x").unwrap();

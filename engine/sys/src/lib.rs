@@ -51,3 +51,11 @@ fn skip(sentence: &str) {
     );
     eprintln!("SKIPPED: {sentence}");
 }
+
+/// A folder for one test of this process.
+#[cfg(test)]
+fn test_folder(name: &str) -> std::path::PathBuf {
+    let path = std::env::temp_dir().join(format!("rushes-sys-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}

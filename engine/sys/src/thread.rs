@@ -124,19 +124,13 @@ mod tests {
     use super::*;
     use std::os::unix::fs::MetadataExt;
 
-    fn folder(name: &str) -> std::path::PathBuf {
-        let path = std::env::temp_dir().join(format!("rushes-sys-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        path
-    }
-
     #[test]
     fn files_are_made_as_somebody_else_and_then_as_oneself() {
         if !rustix::process::geteuid().is_root() {
             crate::skip("acting as somebody else needs root");
             return;
         }
-        let folder = folder("acting");
+        let folder = crate::test_folder("acting");
         let identity = Identity {
             user: 65_534,
             group: 1,
@@ -164,7 +158,7 @@ mod tests {
 
     #[test]
     fn umask_is_the_threads_own() {
-        let folder = folder("umask");
+        let folder = crate::test_folder("umask");
         let path = |name: &str| folder.join(name);
         let result = std::thread::scope(|scope| {
             let inner = scope.spawn(|| {

@@ -4,6 +4,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod ext4;
+pub(crate) mod fuse;
 pub(crate) mod raw;
 
 use rushes_control::{Answer, Ask, Client as ControlClient, Status};

@@ -197,6 +197,37 @@ pub(crate) fn pattern(at: u64, length: usize) -> Vec<u8> {
         .collect()
 }
 
+/// A file of the pattern.
+pub(crate) fn put(pool: &Pool, name: &str, length: usize) -> Written {
+    let mut file = Written::new(pool, name);
+    file.write(pool, 0, &pattern(0, length)).unwrap();
+    file
+}
+
+/// A file begins with so much of the pattern, by the layout that is on its stub now.
+pub(crate) fn check_start(pool: &Pool, below: &str, length: usize) {
+    let stub = File::open(pool.catalogue().path().join("tree").join(below)).unwrap();
+    let layout = pool.layout(stub.as_fd()).unwrap().unwrap();
+    let file = Written { stub, layout };
+    assert!(file.read(pool, 0, length) == pattern(0, length), "{below}");
+}
+
+/// It has that and no more.
+pub(crate) fn check(pool: &Pool, below: &str, length: usize) {
+    let stub = pool.catalogue().path().join("tree").join(below);
+    assert_eq!(fs::metadata(stub).unwrap().len(), length as u64, "{below}");
+    check_start(pool, below, length);
+}
+
+/// Makes a member read-only, "ro", or writable again, "rw".
+pub(crate) fn remount(member: &Path, how: &str) {
+    let done = Command::new("mount")
+        .args(["-o", &format!("remount,{how}")])
+        .arg(member)
+        .status();
+    assert!(done.unwrap().success());
+}
+
 pub(crate) fn objects_on(pool: &Pool) -> usize {
     pool.members()
         .iter()

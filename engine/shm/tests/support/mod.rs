@@ -459,6 +459,19 @@ pub const SMALL: EchoSize = EchoSize {
     lane_pages: 0,
 };
 
+/// A sequence of numbers that follow from a seed.
+pub struct Numbers(pub u64);
+
+impl Numbers {
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
 /// A folder of the test's own, removed in the end.
 pub struct Folder(pub PathBuf);
 
