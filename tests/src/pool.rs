@@ -283,6 +283,14 @@ impl PoolWorld {
         until_ended(killed);
     }
 
+    /// SIGKILL to the process that serves the mount. Returns the time until the next one answers.
+    pub fn measure_kill(&self) -> Duration {
+        let killed = Instant::now();
+        self.kill_serving();
+        fs::metadata(self.path("nobody")).expect_err("not there, and said by the next one");
+        killed.elapsed()
+    }
+
     /// SIGTERM to the mount's process, which is to end when it can.
     pub fn tell_to_end(&self) {
         run(Command::new("kill").arg(self.keeper().to_string()));

@@ -187,10 +187,7 @@ fn clients_do_not_notice(with_daemon: bool) {
             if !clients.go_on() {
                 break;
             }
-            let killed = Instant::now();
-            world.kill_serving();
-            fs::metadata(world.path("nobody")).expect_err("not there, and said by the next one");
-            pauses.push(killed.elapsed());
+            pauses.push(world.measure_kill());
         }
         clients.wait_for_all(world);
         clients.stop.store(true, Ordering::Relaxed);
