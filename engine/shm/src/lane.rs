@@ -218,16 +218,7 @@ impl LaneFile {
     /// Copy bytes out, for the cache or for a page combined of several sources. Returns how many
     /// there were.
     pub fn copy_out(&self, offset: u64, to: &mut [u8]) -> io::Result<usize> {
-        let mut done = 0;
-        while let Some(rest) = to.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match rustix::io::pread(&self.bytes, rest, offset + done as u64) {
-                Ok(0) => break,
-                Ok(count) => done += count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(done)
+        rushes_sys::file::read_full(&self.bytes, to, offset)
     }
 
     /// Free the memory of unused pages.
@@ -368,16 +359,10 @@ impl LaneFile {
     }
 
     fn read_exact(&self, start: usize, to: &mut [u8]) -> io::Result<()> {
-        let mut done = 0;
-        while let Some(rest) = to.get_mut(done..).filter(|rest| !rest.is_empty()) {
-            match rustix::io::pread(&self.table_fd, rest, (start + done) as u64) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => done += count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+        match rushes_sys::file::read_full(&self.table_fd, to, start as u64)? {
+            count if count < to.len() => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     fn load<const N: usize>(&self, start: usize) -> [u64; N] {

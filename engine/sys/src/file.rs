@@ -304,6 +304,20 @@ pub fn folder_of(
     Ok(Some((folder, name.to_owned())))
 }
 
+/// Reads at `at` until `to` is full, or to the end of the file. Returns how many bytes there were.
+pub fn read_full(fd: impl AsFd, to: &mut [u8], at: u64) -> io::Result<usize> {
+    let mut done = 0;
+    while let Some(rest) = to.get_mut(done..).filter(|rest| !rest.is_empty()) {
+        match rustix::io::pread(&fd, rest, at + done as u64) {
+            Ok(0) => break,
+            Ok(count) => done += count,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(done)
+}
+
 /// Read-only, direct where that is possible. O_NONBLOCK: a FIFO or a lease must not make us wait.
 fn open_reading(
     open: impl Fn(OFlags) -> rustix::io::Result<OwnedFd>,

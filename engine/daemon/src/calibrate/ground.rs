@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use rushes_core::server::Extent;
 use rushes_sys::extents;
+use rushes_sys::file::read_full;
 use rustix::fs::{Mode, OFlags};
 use serde::{Deserialize, Serialize};
 
@@ -189,14 +190,8 @@ impl Ground {
     /// Reads at `at`, as much as `buffer` holds. Returns how long it took. Units: s.
     pub(super) fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<f64> {
         let start = Instant::now();
-        let mut done = 0;
-        while done < buffer.len() {
-            match rustix::io::pread(&self.file, &mut buffer[done..], at + done as u64) {
-                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-                Ok(count) => done += count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
+        if read_full(&self.file, buffer, at)? < buffer.len() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(start.elapsed().as_secs_f64())
     }
