@@ -161,6 +161,7 @@ impl Question {
             let name = format!("p{index}.mov");
             let file = contiguous("play", &name, device, ask.position, size, Some(hint));
             let plan = PlayerPlan {
+                pass_frames: u64::MAX,
                 source: Source::File(world.files.add(file)),
                 frame_bytes,
                 period: ask.period,

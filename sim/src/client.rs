@@ -215,6 +215,8 @@ pub struct Hand {
     pub waiting: Vec<Waiting>,
     /// Finished, or dead.
     pub over: bool,
+    /// Its login; empty: one of its own.
+    pub login: String,
     /// How long it holds slots before it releases them.
     pub hold: Duration,
     /// A read of it has reached the server.
@@ -262,6 +264,7 @@ impl Client {
                 end,
                 waiting: Vec::with_capacity(16),
                 over: false,
+                login: String::new(),
                 hold: Duration::ZERO,
                 prng,
                 next_request: 1,

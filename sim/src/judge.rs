@@ -192,6 +192,8 @@ pub struct Report {
     pub frames: u64,
     /// Late frames of all.
     pub late: u64,
+    /// Those of them in the last pass of timelines that are played again.
+    pub late_last_pass: u64,
     /// Late frames of promised players, before any pause or jump of theirs and before their
     /// contract was withdrawn.
     pub late_promised: u64,
@@ -361,6 +363,7 @@ impl Report {
         self.players += 1;
         self.frames += count.frame_count;
         self.late += count.late_count;
+        self.late_last_pass += count.late_last_pass_count;
         self.failed += count.failed_count;
         self.plain += count.plain_count;
         self.worst_ms = self.worst_ms.max(ms(count.worst_late_ns));

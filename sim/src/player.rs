@@ -62,6 +62,9 @@ pub struct PlayerPlan {
     /// Closes each clip of a timeline with its last frame, and opens the next with its first;
     /// otherwise all stay open.
     pub closes_first: bool,
+    /// Frames of a pass of a timeline that is played again: each pass begins when the time of the
+    /// one before is over, and a second later.
+    pub pass_frames: u64,
     /// Order.
     pub pattern: Pattern,
     /// Asks up to so much later than it may.
@@ -81,6 +84,8 @@ pub struct PlayerCount {
     pub frame_count: u64,
     /// Late frames; also those that were due and never came.
     pub late_count: u64,
+    /// Those of them in the last pass of a timeline.
+    pub late_last_pass_count: u64,
     /// Those of them that were after a pause or jump.
     pub late_after_jump_count: u64,
     /// Late by more than a period and 5 ms: the ledger must know of these.
@@ -125,6 +130,9 @@ pub struct SlackLog {
     pub late: Vec<(u32, u64, Instant, Duration)>,
 }
 
+/// Between two passes of a timeline.
+const REST: Duration = Duration::from_s(1);
+
 /// Late frames reported one by one.
 const LATE_TOLD_MAX: usize = 200;
 
@@ -168,6 +176,8 @@ pub struct Player {
     /// The frame of the source with which the stretch began.
     stretch_frame: u64,
     after_jump: bool,
+    /// When the present pass of a timeline began.
+    pass_start: Instant,
     /// The next frame to ask for, and the instant.
     ordinal: u64,
     ask_at: Instant,
@@ -196,6 +206,7 @@ impl Player {
             stretch_ordinal: 0,
             stretch_frame,
             after_jump: false,
+            pass_start: Instant::ZERO,
             ordinal: 0,
             ask_at: Instant::ZERO,
             frames: Vec::with_capacity(8),
@@ -210,11 +221,13 @@ impl Player {
             self.handle = Some(hand.open(scene, file));
         }
         self.stretch_start = scene.now;
+        self.pass_start = scene.now;
         self.ask_at = scene.now;
     }
 
     /// Asks for all frames that it may ask for now.
     pub fn act(&mut self, hand: &mut Hand, scene: &mut Scene<'_>) {
+        self.end_pass(scene.now);
         while hand.waiting.len() < self.plan.in_flight {
             if self.frames.last().is_none_or(|frame| frame.unasked == 0) {
                 if self.ordinal >= self.plan.frame_count {
@@ -422,6 +435,38 @@ impl Player {
         }
     }
 
+    /// The time of a pass is over: frames of it that were never asked for are late, and the next
+    /// pass begins in time.
+    fn end_pass(&mut self, now: Instant) {
+        let pass = self.plan.pass_frames;
+        if pass >= self.plan.frame_count {
+            return;
+        }
+        let nth = self.ordinal / pass;
+        let is_at_end = self.ordinal.is_multiple_of(pass) && self.ordinal > self.stretch_ordinal;
+        let end = self.pass_start + self.plan.period.times(pass);
+        let is_over = now > end + self.plan.preroll;
+        if !is_at_end && !is_over || !self.frames.is_empty() {
+            return;
+        }
+        let next = if is_at_end {
+            nth * pass
+        } else {
+            (nth + 1) * pass
+        };
+        while self.ordinal < next {
+            let due = self.earliest(self.ordinal) + self.plan.preroll;
+            self.note_late(self.ordinal, (due, now), self.after_jump);
+            self.ordinal += 1;
+        }
+        let begin = (end + REST).max(now);
+        self.pass_start = begin;
+        self.stretch_frame = self.frame_index(self.ordinal);
+        self.stretch_start = begin;
+        self.stretch_ordinal = self.ordinal;
+        self.ask_at = begin;
+    }
+
     fn start_anew(&mut self, at: Instant, frame: u64) {
         self.count.jump_count += 1;
         self.stretch_frame = frame;
@@ -444,7 +489,7 @@ impl Player {
             self.count.nearly_late_count += 1;
             let known = if frame.unasked > 0 { stopped } else { now };
             if frame.due < known {
-                self.note_late(frame.due, known, frame.after_jump);
+                self.note_late(frame.ordinal, (frame.due, known), frame.after_jump);
             }
         }
         // Frames that it never asked for, since earlier ones were missing: only the player knows of
@@ -455,7 +500,7 @@ impl Player {
             if due >= stopped {
                 break;
             }
-            self.note_late(due, stopped, self.after_jump);
+            self.note_late(self.ordinal, (due, stopped), self.after_jump);
             self.ordinal += 1;
         }
         self.count.clearly_late_count = clearly_late_count;
@@ -475,13 +520,15 @@ impl Player {
         count.slack_ns_min = count.slack_ns_min.min(frame.due.since(now).0);
         count.nearly_late_count += u64::from(now + Duration::from_ms(5) > frame.due);
         if now > frame.due {
-            self.note_late(frame.due, now, frame.after_jump);
+            self.note_late(frame.ordinal, (frame.due, now), frame.after_jump);
         }
     }
 
-    fn note_late(&mut self, due: Instant, now: Instant, after_jump: bool) {
+    fn note_late(&mut self, ordinal: u64, (due, now): (Instant, Instant), after_jump: bool) {
+        let is_last = ordinal.saturating_add(self.plan.pass_frames) >= self.plan.frame_count;
         let count = &mut self.count;
         count.late_count += 1;
+        count.late_last_pass_count += u64::from(is_last);
         count.late_after_jump_count += u64::from(after_jump);
         let clearly = now > due + self.plan.period + Duration::from_ms(5);
         count.clearly_late_count += u64::from(clearly);

@@ -93,6 +93,8 @@ pub struct ServerPlan {
     pub write_buffer_mib: u64,
     /// The server bridges no gap.
     pub no_coalesce: bool,
+    /// The server does not remember which run followed which.
+    pub no_rehearsal: bool,
 }
 
 /// Delays; 0 is the default of [`Latency`].
@@ -218,6 +220,12 @@ pub struct PlayerGroup {
     pub behind_ms: u64,
     /// They close each clip before they open the next.
     pub closes_first: bool,
+    /// Each plays its timeline so many times again.
+    pub again: u64,
+    /// Every so many-th clip of a timeline that is played again is another one; 0: none.
+    pub again_changed: u64,
+    /// All work under one login.
+    pub one_login: bool,
     /// Clips of the timelines.
     pub clips: u64,
     /// Length of each clip; 0: as long as its place on the disk allows, a gigabyte at most. Units:
@@ -254,6 +262,9 @@ impl Default for PlayerGroup {
             cut_ms_max: 0,
             behind_ms: 0,
             closes_first: false,
+            again: 0,
+            again_changed: 0,
+            one_login: false,
             clips: 16,
             clip_mb: 0,
         }
@@ -491,6 +502,8 @@ pub struct Expect {
     pub promised_max: Option<u64>,
     /// Late frames of all players.
     pub late_max: Option<u64>,
+    /// Late frames of all players in the last pass of timelines that are played again.
+    pub late_last_pass_max: Option<u64>,
     /// Late frames of promised streams after pauses and jumps of theirs.
     pub late_after_jump_max: Option<u64>,
     /// Slowest first frame of a promised stream. Units: ms.
@@ -536,6 +549,7 @@ impl Default for Expect {
             promised_min: 0,
             promised_max: None,
             late_max: None,
+            late_last_pass_max: None,
             late_after_jump_max: None,
             first_frame_ms_max: None,
             cut_ms_p95_max: None,
@@ -574,14 +588,31 @@ impl PlayerGroup {
     fn cut_list(&self, clips: &[(FileIndex, u64)], frame_count: u64, prng: &mut Prng) -> Vec<Shot> {
         let frames = |ms: u64| ((ms as f64 / self.frame_ms) as u64).max(1);
         let (least, most) = (frames(self.cut_ms_min), frames(self.cut_ms_max));
-        let mut shots = Vec::new();
-        let mut first = 0;
-        while first < frame_count {
+        let pass = frame_count / (1 + self.again);
+        let shot = |prng: &mut Prng, first: u64| {
             let (file, length) = clips[prng.below(clips.len() as u64) as usize];
             let count = prng.between(least, most.max(least)).min(length);
             let frame = prng.below(length - count + 1);
-            shots.push(Shot { first, file, frame });
-            first += count;
+            (Shot { first, file, frame }, first + count)
+        };
+        let mut shots = Vec::new();
+        let mut first = 0;
+        while first < pass {
+            let (shot, end) = shot(prng, first);
+            shots.push(shot);
+            first = end;
+        }
+        // The last one is as long as the pass.
+        let once = shots.clone();
+        for nth in 1..=self.again {
+            for (place, again) in (1..).zip(&once) {
+                let first = nth * pass + again.first;
+                let is_changed = self.again_changed > 0 && place % self.again_changed == 0;
+                shots.push(match is_changed {
+                    true => shot(prng, first).0,
+                    false => Shot { first, ..*again },
+                });
+            }
         }
         shots
     }
@@ -624,6 +655,7 @@ impl ServerPlan {
             margin_permille: self.margin_permille.unwrap_or(base.margin_permille),
             analyser: !self.no_analyser,
             coalesce: !self.no_coalesce,
+            rehearsal: !self.no_rehearsal,
             ..base
         }
     }
@@ -1019,6 +1051,8 @@ impl Scenario {
         let frame_bytes = rate.bytes_in(period).0.max(1);
         let seconds = or(group.seconds, self.seconds);
         let frame_count = (NS_PER_S * seconds / period.0.max(1)).max(1);
+        // Passes of a timeline are of one length.
+        let frame_count = frame_count / (1 + group.again) * (1 + group.again);
         let mut shared = None;
         let clips = match group.has_cuts() {
             true => self.clips(world, layout, &format!("play{number}"), group, frame_bytes),
@@ -1056,6 +1090,7 @@ impl Scenario {
                 request_bytes: or(group.request_kib << 10, frame_bytes).min(longest),
                 in_flight: group.in_flight.max(1),
                 closes_first: group.closes_first,
+                pass_frames: frame_count / (1 + group.again),
                 pattern: match (group.reverse, group.stride) {
                     (true, _) => Pattern::Reverse,
                     (false, 0 | 1) => Pattern::Forward,
@@ -1068,7 +1103,11 @@ impl Scenario {
             };
             let begin = Duration::from_ms(group.start_ms + index * group.every_ms);
             let client = world.add_client(Player::kind(plan), Instant::ZERO + begin, self.end());
-            world.clients[client as usize].hand.hold = Duration::from_ms(group.hold_ms);
+            let hand = &mut world.clients[client as usize].hand;
+            hand.hold = Duration::from_ms(group.hold_ms);
+            if group.one_login {
+                hand.login = format!("group{number}");
+            }
         }
     }
 
@@ -1078,6 +1117,7 @@ impl Scenario {
         for (track, begin) in recorded.take(group.count as usize) {
             let longest = self.server.limits().read_bytes_max.min(8 << 20);
             let plan = PlayerPlan {
+                pass_frames: u64::MAX,
                 source: Source::File(track.file),
                 frame_bytes: track.frame_bytes,
                 period: track.period,
@@ -1253,6 +1293,11 @@ impl Expect {
                 "late frames",
                 r.late as f64,
                 self.late_max.map(|n| n as f64),
+            ),
+            (
+                "late frames of the last pass",
+                r.late_last_pass as f64,
+                self.late_last_pass_max.map(|n| n as f64),
             ),
             (
                 "promised streams",

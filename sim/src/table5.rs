@@ -216,6 +216,7 @@ impl Table5 {
             Source::File(world.files.add(file))
         };
         Player::kind(PlayerPlan {
+            pass_frames: u64::MAX,
             source,
             frame_bytes,
             period,

@@ -592,7 +592,10 @@ impl World {
             session,
             label: SessionLabel {
                 share: "media".to_owned(),
-                user: format!("user{client}"),
+                user: match self.clients[client as usize].hand.login.as_str() {
+                    "" => format!("user{client}"),
+                    login => login.to_owned(),
+                },
                 client: format!("client{client}"),
             },
         });

@@ -86,6 +86,8 @@ pub struct Policy {
     pub write_age: Duration,
     /// False, for ablation runs: the server bridges no gap, neither reading nor writing.
     pub coalesce: bool,
+    /// Remember which run followed which, and read ahead across such cuts.
+    pub rehearsal: bool,
 }
 
 impl Policy {
@@ -106,6 +108,7 @@ impl Default for Policy {
             contracts_from_header: true,
             write_age: Duration::from_s(4),
             coalesce: true,
+            rehearsal: true,
         }
     }
 }
@@ -946,6 +949,13 @@ pub struct SeatRecord {
     /// How much it reads at one place before it cuts to another, in the mean; None: it has not cut
     /// yet.
     pub run: Option<ByteCount>,
+    /// Its cuts from runs that its user had played before, and how many of those went where the
+    /// last one had gone.
+    pub rehearsed_cuts: u64,
+    /// See there.
+    pub foreseen_cuts: u64,
+    /// Bytes fetched ahead of it that it has left unread.
+    pub unread: ByteCount,
     /// Where it plays: all places with a contract, and those without one that it reads at a known
     /// rate.
     pub playheads: Vec<PlayheadRecord>,
@@ -978,6 +988,8 @@ pub struct DeviceRecord {
     pub write_bridged: ByteCount,
     /// Of `bytes`, those that no client had asked for: they lay in gaps between the others.
     pub read_bridged: ByteCount,
+    /// Bytes fetched ahead of readers that these have left unread.
+    pub unread: ByteCount,
     /// Turns in which it was sent something, one request or several at once.
     pub batch_count: u64,
     /// Flushes of its volatile cache.

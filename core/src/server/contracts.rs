@@ -219,6 +219,7 @@ impl Server {
         match verdict {
             Ok(()) => {
                 self.promised = self.promised_with(rate.0, 1);
+                self.lay_way(id);
                 if let Some(kept) = replaced {
                     self.end_kept(kept);
                 }
@@ -300,6 +301,7 @@ impl Server {
     /// by itself. Bytes that are still there are passed over and held. Returns up to where the
     /// stream had been fetched.
     fn begin_at_reader(&mut self, id: StreamId) -> u64 {
+        let awaited = self.awaited_from(id);
         let Some(stream) = self.streams.get_mut(id.0) else {
             return 0;
         };
@@ -308,8 +310,25 @@ impl Server {
             // The count has whole stretches, and bytes that the reader has asked for: those are on
             // their way to it.
             stream.fetched = stream.consumed.min(fetched);
+            if let (Flow::Forward, Some(awaited)) = (stream.flow, awaited) {
+                // Reads that were served one by one do not move it: their bytes are the reader's.
+                stream.fetched = stream.fetched.max(awaited);
+            }
         }
         fetched
+    }
+
+    /// `v` of the first byte that the reader of a stream that is read forward waits for; the end of
+    /// those that it has got if it waits for none.
+    fn awaited_from(&self, id: StreamId) -> Option<u64> {
+        let stream = self.streams.get(id.0)?;
+        let awaited = self
+            .reads
+            .iter()
+            .filter(|(_, read)| read.stream == Some(id) && read.file == Some(stream.file))
+            .map(|(_, read)| read.range.start.0.saturating_sub(stream.origin));
+        let first = awaited.min().unwrap_or(stream.consumed);
+        Some(first.min(stream.consumed))
     }
 
     /// Whether each device that the stream is fetched from can promise its portion, in place of the
@@ -402,6 +421,7 @@ impl Server {
             lead: claim.deadline.since(asked),
             first_read: ByteCount(stream.read_bytes.saturating_sub(fetched)),
             run: self.run_bytes(stream).map(ByteCount),
+            is_rehearsed: self.is_rehearsed(stream),
             claim,
         })
     }
@@ -447,6 +467,7 @@ impl Server {
         }
         stream.standing = Standing::BestEffort;
         self.unsettle(id);
+        self.leave_way(id);
         let Some(stream) = self.streams.get(id.0) else {
             return;
         };
@@ -531,6 +552,7 @@ impl Server {
     /// Streams that were refused on a device ask again, the oldest first.
     pub(super) fn retry_refused(&mut self, device: DeviceId) {
         let now = self.now;
+        self.forget_left(device);
         let Some(entry) = self.devices.get_mut(&device) else {
             return;
         };
@@ -651,6 +673,7 @@ impl Server {
                 // A frame.
                 first_read: rate.bytes_in(Duration::from_ms(40)),
                 run: None,
+                is_rehearsed: false,
             });
         }
         self.dry_run(now, device, promised, &players)

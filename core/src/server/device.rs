@@ -173,6 +173,8 @@ pub(super) struct Counts {
     /// The bytes of `bytes`, of both classes, and of `write_bytes` that lay in gaps between wanted
     /// bytes.
     pub read_bridged: u64,
+    /// Fetched ahead of readers that have left these bytes unread.
+    pub unread_bytes: u64,
     pub write_bridged: u64,
     /// Turns in which it was sent something.
     pub batch_count: u64,

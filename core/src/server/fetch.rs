@@ -514,19 +514,20 @@ impl Server {
         let slot_bytes = self.slot_bytes();
         match stream.flow {
             Flow::Forward => {
-                let start = stream.origin.saturating_add(stream.fetched);
+                let (spot, file, left) = self.next_spot(stream)?;
+                let start = spot.offset;
                 // Requests end where slots do, so that the next one starts a slot; never longer
                 // than asked.
                 let asked = start.saturating_add(bytes);
-                let wanted = stream.origin.saturating_add(stream.consumed);
+                let wanted = start.saturating_add(stream.consumed.saturating_sub(stream.fetched));
                 let end = match asked / slot_bytes * slot_bytes {
                     whole if whole > start && asked > wanted => whole,
                     _ => asked,
                 };
                 let end = end
-                    .min(file.size)
+                    .min(start.saturating_add(left))
                     .min(start.saturating_add(file.place(start).contiguous));
-                next_of(stream.file, start, end, end - start)
+                next_of(spot.file, start, end, end.saturating_sub(start))
             }
             Flow::Reverse => {
                 let end = stream.origin.saturating_sub(stream.fetched).min(file.size);
@@ -727,7 +728,7 @@ impl Server {
             return;
         };
         let end = match stream.flow {
-            Flow::Forward => stop.saturating_sub(stream.origin),
+            Flow::Forward => stream.v_of(file, stop),
             Flow::Frames => stream.frame_end(file),
             // Until the reader has come to the last stretch that begins in it.
             Flow::Strided {

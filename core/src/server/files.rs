@@ -3,6 +3,7 @@
 //! of its cached bytes.
 
 use super::gaps::Gaps;
+use super::rehearsal::ShareUser;
 use super::state::*;
 use super::*;
 use crate::cache::PageSet;
@@ -42,6 +43,10 @@ impl Server {
         self.sessions.insert(
             session,
             Session {
+                login: ShareUser {
+                    share: label.share.clone(),
+                    user: label.user.clone(),
+                },
                 label,
                 ..Session::default()
             },

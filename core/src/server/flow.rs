@@ -44,7 +44,12 @@ impl Server {
             let id = self.stream_of(session, handle, file);
             return (id, Due::NEVER);
         }
-        let seen = entry.recogniser.observe(self.now, range);
+        let goes_on = entry.recogniser.goes_on(range);
+        let is_start = !goes_on && self.is_known_start(session, file, range);
+        let Some(entry) = self.handles.get_mut(&(session, handle)) else {
+            return (None, Due::NEVER);
+        };
+        let seen = (entry.recogniser).observe_start(self.now, range, is_start);
         // A frame that is stepped to may be read in several pieces.
         let stretch_bytes = entry
             .recogniser
@@ -76,7 +81,9 @@ impl Server {
             .streams
             .get_mut(id.0)
             .and_then(|stream| stream.first_read.take());
+        let hops = (hops, is_start);
         self.follow(id, &seen, (stretch_bytes, hops), (range, arrived), actions);
+        self.leave_legacy(id);
         self.settle_rate(id);
         let stream = self.streams.get_mut(id.0);
         let is_followed = stream.is_some_and(|stream| {
@@ -146,7 +153,7 @@ impl Server {
         &mut self,
         id: StreamId,
         seen: &Observation,
-        (stretch_bytes, hops): (u64, bool),
+        (stretch_bytes, (hops, is_start)): (u64, (bool, bool)),
         (range, arrived): (ByteRange, Instant),
         actions: &mut Actions,
     ) {
@@ -162,6 +169,10 @@ impl Server {
             Pattern::Unknown | Pattern::Random => None,
         };
         self.look_at_presumption(id, seen, flow.is_some());
+        let stream = self.streams.get(id.0);
+        let is_known = is_start
+            && moved == Moved::Began
+            && stream.is_some_and(|stream| !self.glances_about(stream));
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
         };
@@ -171,9 +182,9 @@ impl Server {
             Some(own) if own == cursor => {
                 stream.stray_count = 0;
                 match flow {
-                    Some(flow)
-                        if hops || moved != Moved::Continued || !stream.flow.same_kind(flow) =>
-                    {
+                    // The stream that has followed a reader to a place since its first read there
+                    // does not begin again when that shows to be a jump.
+                    Some(flow) if hops || moved == Moved::Began || !stream.flow.same_kind(flow) => {
                         self.restart(id, cursor, flow, (range, arrived), actions);
                     }
                     None if pattern == Pattern::Random => self.leave_cursor(id, actions),
@@ -186,7 +197,8 @@ impl Server {
             }
             None => {
                 // A reader under contract plays where it reads.
-                let plays = stream.standing == Standing::Contract && pattern != Pattern::Random;
+                let plays = stream.standing == Standing::Contract || is_known;
+                let plays = plays && pattern != Pattern::Random;
                 let presumed = plays.then_some(Flow::Forward);
                 if let Some(flow) = flow.or(presumed) {
                     stream.is_presumed = pattern == Pattern::Unknown;
@@ -197,8 +209,9 @@ impl Server {
                 stream.stray_count += 1;
                 let cuts = stream.standing == Standing::Contract && moved == Moved::Began;
                 let jumps = moved == Moved::Jumped { from: own };
-                let followed = cuts || jumps || stream.stray_count >= STRAYS;
-                if let Some(flow) = flow
+                let followed = cuts || jumps || is_known || stream.stray_count >= STRAYS;
+                let presumed = is_known.then_some(Flow::Forward);
+                if let Some(flow) = flow.or(presumed)
                     && followed
                 {
                     self.restart(id, cursor, flow, (range, arrived), actions);
@@ -217,6 +230,14 @@ impl Server {
         actions: &mut Actions,
     ) {
         self.end_run(id);
+        let goes_on = self.is_in_run(id, cursor);
+        let before = match goes_on {
+            true => None,
+            false => self.leave_run(id),
+        };
+        let given = (self.streams.get_mut(id.0)).and_then(|stream| stream.legacy.take());
+        let left_ahead = self.streams.get(id.0).map_or(0, Stream::ahead_bytes);
+        let legacy = given.or_else(|| self.take_way(id));
         self.release_held(id, u64::MAX);
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
@@ -237,6 +258,11 @@ impl Server {
         stream.was_cut_to = was_contract;
         if let Some(session) = self.sessions.get_mut(&stream.session) {
             session.look_count = 0;
+        }
+        self.inherit(id, legacy, left_ahead);
+        match goes_on {
+            true => self.lay_way(id),
+            false => self.begin_run(id, before),
         }
         self.enlist_background(id);
         self.touch(device);
@@ -293,6 +319,16 @@ impl Server {
             }
         };
         stream.consumed = stream.consumed.max(end);
+        if stream
+            .way
+            .first()
+            .is_some_and(|leg| stream.consumed > leg.v)
+        {
+            self.leave_way(id);
+        }
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return Due::NEVER;
+        };
         let by_clock = stream.due_by_clock((start, range.length.0), arrived, preroll);
         let due = Due::of_stream(stream.due(start, arrived, preroll), by_clock);
         stream.clock_due = by_clock;
@@ -568,6 +604,9 @@ impl Server {
                 stream.handle = None;
             }
         } else {
+            self.leave_run_of_closed(id);
+            let ahead = self.streams.get(id.0).map_or(0, Stream::ahead_bytes);
+            self.count_unread(id, ahead);
             self.keep_promise(id);
             self.remove_stream(id, record, actions);
         }
@@ -615,8 +654,11 @@ impl Server {
     pub(super) fn next_place(&self, stream: &Stream, device: DeviceId, file: &File) -> NextPlace {
         let (offset, left) = match stream.flow {
             Flow::Forward => {
-                let offset = stream.origin.saturating_add(stream.fetched);
-                (offset, file.size.saturating_sub(offset))
+                let Some((spot, file, left)) = self.next_spot(stream) else {
+                    return NextPlace::default();
+                };
+                let physical = file.place(spot.offset).physical;
+                return NextPlace { physical, left };
             }
             Flow::Reverse => {
                 let offset = stream.origin.saturating_sub(stream.fetched);

@@ -196,6 +196,7 @@ impl Server {
             lead,
             first_read: ByteCount(stream.read_bytes),
             run: self.run_bytes(stream).map(ByteCount),
+            is_rehearsed: false,
         }
     }
 

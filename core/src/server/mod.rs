@@ -71,6 +71,7 @@ mod pool_tests;
 #[cfg(test)]
 mod promise_tests;
 mod reads;
+mod rehearsal;
 #[cfg(test)]
 mod reserve_tests;
 #[cfg(test)]
@@ -88,6 +89,9 @@ mod tests;
 mod turns;
 mod unused;
 #[cfg(test)]
+mod way_tests;
+mod ways;
+#[cfg(test)]
 mod write_tests;
 mod writeback;
 mod writes;
@@ -104,6 +108,7 @@ use alloc::vec::Vec;
 use blocks::ReservedBlocks;
 use fetch::Claimant;
 use frames::{Folder, Owner, Place};
+use rehearsal::Rehearsal;
 use slab::Slab;
 use state::*;
 use writeback::NextWrite;
@@ -176,6 +181,8 @@ pub struct Server {
     closed: VecDeque<StreamRecord>,
     /// Streams so far.
     stream_count: u32,
+    /// Which run followed which.
+    rehearsal: Rehearsal,
     /// Contracts that seats keep after the close of their handles.
     kept: Vec<StreamId>,
     /// When the time of one of them may be over.
@@ -249,6 +256,7 @@ impl Server {
             writing_out: Vec::new(),
             closed: VecDeque::new(),
             stream_count: 0,
+            rehearsal: Rehearsal::default(),
             kept: Vec::new(),
             kept_wake: Instant::NEVER,
             rest_wake: Instant::NEVER,

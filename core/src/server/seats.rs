@@ -15,6 +15,7 @@ use super::glances::RUN_MIN;
 use super::state::*;
 use super::*;
 use crate::stream::{Observation, Pattern};
+use alloc::vec::Vec;
 
 /// A place that was not read for so long is one that a reader can come back to.
 const AWAY: Duration = Duration::from_s(1);
@@ -115,8 +116,16 @@ impl Server {
             return;
         };
         self.end_run(from);
+        let came_from = self.leave_run(from);
+        let left_ahead = self.streams.get(from.0).map_or(0, Stream::ahead_bytes);
+        let legacy = self.take_way(from);
         self.release_held(from, u64::MAX);
         self.unsettle(from);
+        if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.came_from = came_from;
+            stream.legacy = legacy;
+            stream.left_ahead = left_ahead;
+        }
         let Some(left) = self.streams.get_mut(from.0) else {
             return;
         };
@@ -289,6 +298,10 @@ impl Server {
         let (Some(run), Some(device)) = (self.run_bytes(stream), self.devices.get(&device)) else {
             return cap;
         };
+        if !stream.way.is_empty() {
+            // It is read on along its way, and nothing is lost.
+            return cap;
+        }
         let step = device.model.typical_positioning(device.contracts.len());
         let positioning = device.model.base.read.rate.bytes_in(step).0;
         let best = u128::from(positioning) * u128::from(run) * 2;
@@ -322,6 +335,42 @@ impl Server {
         let handle = (stream.session, stream.handle?);
         let answered = self.handles.get(&handle)?.cadence.last_answered();
         Some(answered + REST).filter(|until| *until > self.now)
+    }
+
+    /// Streams that were refused on a device, and that their seat has left for another place since,
+    /// ask no more: each of them would take the turn of the place that is played. They ask anew
+    /// when they are read again.
+    pub(super) fn forget_left(&mut self, device: DeviceId) {
+        let Some(entry) = self.devices.get(&device) else {
+            return;
+        };
+        let read = |id: &StreamId| {
+            let stream = self.streams.get(id.0)?;
+            let session = self.sessions.get(&stream.session)?;
+            let is_one = session.is_seat() && stream.frames.is_none();
+            is_one.then_some((stream.session, stream.last_read))
+        };
+        let is_left = |id: &&StreamId| {
+            let Some((session, last_read)) = read(id).filter(|(_, at)| self.now.since(*at) > AWAY)
+            else {
+                return false;
+            };
+            let mut others = entry
+                .refused
+                .iter()
+                .chain(&entry.contracts)
+                .filter_map(read);
+            others.any(|(other, at)| other == session && at.since(last_read) > AWAY)
+        };
+        let left: Vec<StreamId> = entry.refused.iter().filter(is_left).copied().collect();
+        for id in left {
+            if let Some(stream) = self.streams.get_mut(id.0) {
+                stream.standing = Standing::BestEffort;
+            }
+            if let Some(entry) = self.devices.get_mut(&device) {
+                entry.refused.retain(|&other| other != id);
+            }
+        }
     }
 
     /// Give back a contract on a device that its reader has left for another place under contract.

@@ -8,8 +8,10 @@ use super::clock::{Due, PlayClock};
 pub(super) use super::device::*;
 use super::glances::Glances;
 pub(super) use super::pieces::*;
+use super::rehearsal::{RunPlace, ShareUser};
 use super::shares::User;
 pub(super) use super::stream::*;
+use super::ways::Foresight;
 use crate::stream::{Cadence, CursorIndex, Recogniser};
 use crate::units::*;
 use crate::write::{DirtyMap, Pace, PieceKey, Runs};
@@ -24,6 +26,8 @@ const TRY_AGAIN: Duration = Duration::from_s(1);
 #[derive(Clone, Debug, Default)]
 pub(super) struct Session {
     pub label: SessionLabel,
+    /// Whose runs are remembered.
+    pub login: ShareUser,
     /// Bytes of slots in its hands.
     pub pinned_bytes: u64,
     pub handle_count: u32,
@@ -48,6 +52,12 @@ pub(super) struct Session {
     pub look_count: u8,
     /// No play followed such reads: until then they are served as any others.
     pub presumed_wrongly_until: Instant,
+    /// The run in a file that it has closed, if no other has begun since.
+    pub left_run: Option<RunPlace>,
+    /// Whether it cuts as it did before.
+    pub foresight: Foresight,
+    /// Fetched ahead of it, and left unread.
+    pub unread_bytes: u64,
 }
 
 impl Session {

@@ -6,6 +6,8 @@ use super::clock::PlayClock;
 use super::flow::SAFETY;
 use super::frames::Frames;
 use super::glances::{Glances, Row};
+use super::rehearsal::RunPlace;
+use super::ways::{Leg, Legacy, PresentRun};
 use super::*;
 use crate::stream::CursorIndex;
 
@@ -129,6 +131,16 @@ pub(super) struct Stream {
     pub anchor: Instant,
     pub read_bytes: u64,
     pub held: VecDeque<HeldSlot>,
+    /// The runs ahead along which it is read; none: only its own file.
+    pub way: Vec<Leg>,
+    /// Of the stream that its contract came from, for the read that is being looked at.
+    pub legacy: Option<Legacy>,
+    /// The run that its reader is in.
+    pub run: Option<PresentRun>,
+    /// The run that its reader was in when the contract came here, and the bytes that were fetched
+    /// ahead there.
+    pub came_from: Option<RunPlace>,
+    pub left_ahead: u64,
     pub last_read: Instant,
     /// The clock of the run that it follows, and of one that has begun elsewhere.
     pub clock: Option<PlayClock>,
@@ -206,6 +218,11 @@ impl Stream {
             anchor: now,
             read_bytes: 0,
             held: VecDeque::new(),
+            way: Vec::new(),
+            legacy: None,
+            run: None,
+            came_from: None,
+            left_ahead: 0,
             last_read: now,
             reads: ReadCounts::default(),
             clock: None,
@@ -250,6 +267,11 @@ impl Stream {
             }
             None => self.fetched += bytes,
         }
+    }
+
+    /// The bytes that are fetched, or on their way, ahead of its reader.
+    pub(super) fn ahead_bytes(&self) -> u64 {
+        self.fetched.saturating_sub(self.consumed)
     }
 
     /// Bytes from `v` on are asked of devices again.

@@ -581,6 +581,7 @@ impl Server {
                 lead: Duration::ZERO,
                 first_read: ByteCount(0),
                 run: None,
+                is_rehearsed: false,
             })
         };
         device.writers.iter().filter_map(player).collect()

@@ -107,6 +107,20 @@ impl Recogniser {
     /// A read arrived, in any order in which its pipelining client's reads arrive. An empty read
     /// says nothing of the pattern.
     pub fn observe(&mut self, now: Instant, range: ByteRange) -> Observation {
+        self.observe_start(now, range, false)
+    }
+
+    /// The read goes on right where the last one ended.
+    pub fn goes_on(&self, range: ByteRange) -> bool {
+        self.cursor(self.last)
+            .is_some_and(|cursor| cursor.ends_at(range.start.0))
+    }
+
+    /// The same as [`Recogniser::observe`].
+    ///
+    /// `is_start`  a run is known that begins with this read: unless the read may be one of its
+    ///             pipeline's that comes early, its reader is there now, also over old ground
+    pub fn observe_start(&mut self, now: Instant, range: ByteRange, is_start: bool) -> Observation {
         if range.length.0 == 0 && self.cursor(self.last).is_some() {
             return self.report(self.last, Moved::Continued);
         }
@@ -122,7 +136,14 @@ impl Recogniser {
             return self.begin_stepping(now, range, stepping);
         }
         let again = core::mem::take(&mut self.again);
+        let is_in_pipeline = |index: CursorIndex| {
+            let cursor = self.cursor(index);
+            cursor.is_some_and(|cursor| cursor.may_be_out_of_order(range))
+        };
         match best {
+            Some((index, Fit::Again(_) | Fit::Loose(_))) if is_start && !is_in_pipeline(index) => {
+                self.begin(now, range, true)
+            }
             Some((_, Fit::Again(_))) if again.is_some_and(|span| span.end == range.start.0) => {
                 // Two reads in order over old ground: the reader went back to play it again.
                 let start = again.map_or(range.start.0, |span| span.start);

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+//! The memory of rehearsal: which run followed which, for each user of each share.
+//!
+//! An editor plays the same stretch of a timeline again and again. A *run* is a stretch of a file
+//! that was played: the file and the first byte are its place, and its length was read. Each run
+//! has the place of the run that followed it. `ways` reads ahead by that (docs/decisions/0051).
+//!
+//! The memory is bounded: what was played longest ago is forgotten first.
+
+use crate::server::FileKey;
+use crate::units::*;
+use alloc::collections::BTreeMap;
+use alloc::string::String;
+
+/// Runs that are remembered of one user.
+const RUN_COUNT_MAX: usize = 4096;
+/// Users that are remembered.
+const USER_COUNT_MAX: usize = 64;
+
+/// Where a run begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct RunPlace {
+    /// Its file.
+    pub file: FileKey,
+    /// Its first byte.
+    pub start: u64,
+}
+
+/// A run that was played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct PlayedRun {
+    /// How much of it was read, from its place on. Units: bytes.
+    pub length: u64,
+    /// The rate at which it was played.
+    pub rate: BytesPerSecond,
+    /// Where its reader went on. None: not known.
+    pub next: Option<RunPlace>,
+    /// When it was played last, in the order of all runs.
+    played: u64,
+}
+
+/// A user of a share.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct ShareUser {
+    /// The share.
+    pub share: String,
+    /// The user.
+    pub user: String,
+}
+
+/// The runs of one user.
+#[derive(Clone, Debug, Default)]
+struct Runs {
+    by_place: BTreeMap<RunPlace, PlayedRun>,
+    /// The same, in the order in which they were played.
+    by_age: BTreeMap<u64, RunPlace>,
+}
+
+/// The runs of all users.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rehearsal {
+    users: BTreeMap<ShareUser, Runs>,
+    /// Runs played so far.
+    played_count: u64,
+}
+
+impl Runs {
+    fn enter(&mut self, place: RunPlace, run: PlayedRun) {
+        if let Some(former) = self.by_place.insert(place, run) {
+            self.by_age.remove(&former.played);
+        }
+        self.by_age.insert(run.played, place);
+        while self.by_place.len() > RUN_COUNT_MAX
+            && let Some((_, oldest)) = self.by_age.pop_first()
+        {
+            self.by_place.remove(&oldest);
+        }
+    }
+
+    /// When one of them was played last.
+    fn played(&self) -> u64 {
+        self.by_age
+            .last_key_value()
+            .map_or(0, |(played, _)| *played)
+    }
+}
+
+impl Rehearsal {
+    /// A run was played to its end. The run that followed it last time is kept until
+    /// [`Rehearsal::goes_on`] says otherwise.
+    pub(super) fn ends(
+        &mut self,
+        user: &ShareUser,
+        place: RunPlace,
+        length: u64,
+        rate: BytesPerSecond,
+    ) {
+        self.played_count += 1;
+        let played = self.played_count;
+        if !self.users.contains_key(user) {
+            self.make_room();
+        }
+        let runs = self.users.entry(user.clone()).or_default();
+        let next = runs.by_place.get(&place).and_then(|run| run.next);
+        let run = PlayedRun {
+            length,
+            rate,
+            next,
+            played,
+        };
+        runs.enter(place, run);
+    }
+
+    fn make_room(&mut self) {
+        while self.users.len() >= USER_COUNT_MAX {
+            let oldest = self.users.iter().min_by_key(|(_, runs)| runs.played());
+            let Some(oldest) = oldest.map(|(user, _)| user.clone()) else {
+                return;
+            };
+            self.users.remove(&oldest);
+        }
+    }
+
+    /// The reader of a run went on at another place.
+    pub(super) fn goes_on(&mut self, user: &ShareUser, from: RunPlace, to: RunPlace) {
+        let run = self.users.get_mut(user);
+        if let Some(run) = run.and_then(|runs| runs.by_place.get_mut(&from)) {
+            run.next = Some(to);
+        }
+    }
+
+    /// The run that a user has played from this place on.
+    pub(super) fn run_at(&self, user: &ShareUser, place: RunPlace) -> Option<PlayedRun> {
+        self.users.get(user)?.by_place.get(&place).copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::format;
+
+    const RATE: BytesPerSecond = BytesPerSecond(12_500_000);
+
+    fn user(name: &str) -> ShareUser {
+        ShareUser {
+            share: String::from("media"),
+            user: String::from(name),
+        }
+    }
+
+    fn place(inode: u64, start: u64) -> RunPlace {
+        RunPlace {
+            file: FileKey { device: 1, inode },
+            start,
+        }
+    }
+
+    #[test]
+    fn run_keeps_its_next_one_when_it_is_played_again() {
+        let mut rehearsal = Rehearsal::default();
+        let ana = user("ana");
+        rehearsal.ends(&ana, place(1, 0), 100, RATE);
+        assert_eq!(rehearsal.run_at(&ana, place(1, 0)).unwrap().next, None);
+        rehearsal.goes_on(&ana, place(1, 0), place(2, 50));
+        rehearsal.ends(&ana, place(1, 0), 120, RATE);
+        let run = rehearsal.run_at(&ana, place(1, 0)).unwrap();
+        assert_eq!((run.length, run.next), (120, Some(place(2, 50))));
+    }
+
+    #[test]
+    fn users_and_shares_have_runs_of_their_own() {
+        let mut rehearsal = Rehearsal::default();
+        rehearsal.ends(&user("ana"), place(1, 0), 100, RATE);
+        assert_eq!(rehearsal.run_at(&user("ben"), place(1, 0)), None);
+        let elsewhere = ShareUser {
+            share: String::from("other"),
+            ..user("ana")
+        };
+        assert_eq!(rehearsal.run_at(&elsewhere, place(1, 0)), None);
+    }
+
+    #[test]
+    fn runs_that_were_played_longest_ago_are_forgotten_first() {
+        let mut rehearsal = Rehearsal::default();
+        let ana = user("ana");
+        for number in 0..RUN_COUNT_MAX as u64 {
+            rehearsal.ends(&ana, place(number, 0), 100, RATE);
+        }
+        // The first one is played again, so the second one is the oldest.
+        rehearsal.ends(&ana, place(0, 0), 100, RATE);
+        rehearsal.ends(&ana, place(RUN_COUNT_MAX as u64, 0), 100, RATE);
+        assert!(rehearsal.run_at(&ana, place(0, 0)).is_some());
+        assert_eq!(rehearsal.run_at(&ana, place(1, 0)), None);
+        assert!(rehearsal.run_at(&ana, place(2, 0)).is_some());
+    }
+
+    #[test]
+    fn user_who_played_longest_ago_is_forgotten_first() {
+        let mut rehearsal = Rehearsal::default();
+        for number in 0..USER_COUNT_MAX {
+            rehearsal.ends(&user(&format!("u{number}")), place(1, 0), 100, RATE);
+        }
+        rehearsal.ends(&user("u0"), place(1, 0), 100, RATE);
+        rehearsal.ends(&user("new"), place(1, 0), 100, RATE);
+        assert!(rehearsal.run_at(&user("u0"), place(1, 0)).is_some());
+        assert_eq!(rehearsal.run_at(&user("u1"), place(1, 0)), None);
+        assert_eq!(rehearsal.users.len(), USER_COUNT_MAX);
+    }
+
+    #[test]
+    fn way_of_a_run_that_was_not_played_is_not_remembered() {
+        let mut rehearsal = Rehearsal::default();
+        rehearsal.goes_on(&user("ana"), place(1, 0), place(2, 0));
+        assert_eq!(rehearsal.run_at(&user("ana"), place(1, 0)), None);
+    }
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+//! A seat that plays what it has played before is read ahead across its cuts. How many editors a
+//! device keeps then is in `sim/scenarios/timeline_again.toml`.
+
+use super::tests::{Bench, ruled};
+use super::*;
+use alloc::vec::Vec;
+
+const MIB: u64 = 1 << 20;
+const FRAME: u64 = 500_000;
+/// Frames of a run: three seconds.
+const RUN: u64 = 75;
+
+/// An editor with a timeline: clips that stay open, each under a handle of its own.
+struct Editor {
+    bench: Bench,
+    request: u64,
+}
+
+impl Editor {
+    fn new() -> Editor {
+        let mut bench = Bench::new(128);
+        bench.session(1);
+        for handle in 1..=6 {
+            bench.open(1, handle, "clip", ruled(handle, 1000 * MIB, 100_000_000));
+        }
+        Editor { bench, request: 0 }
+    }
+
+    /// Read frames of a clip in time; the device keeps up. True: the first one and more was fetched
+    /// before it was asked for.
+    fn play(&mut self, clip: u32, start: u64, count: u64) -> bool {
+        let mut was_there = false;
+        for frame in 0..count {
+            self.request += 1;
+            self.bench
+                .read(1, clip, self.request, start + frame * FRAME, FRAME);
+            was_there |= frame == 0 && self.is_fetched_beyond_a_frame();
+            self.bench.answer_looks();
+            self.bench.serve_all();
+            self.bench.answer_looks();
+            self.bench.end(1, self.request);
+            self.bench.now = self.bench.now + Duration::from_ms(40);
+        }
+        was_there
+    }
+
+    /// Play a list of clips, each from its own place. For each one: whether its first frame was
+    /// there.
+    fn play_list(&mut self, clips: &[u32]) -> Vec<bool> {
+        let play = |&clip: &u32| self.play(clip, place(clip), RUN);
+        clips.iter().map(play).collect()
+    }
+
+    fn is_fetched_beyond_a_frame(&self) -> bool {
+        let mut streams = self.bench.server.streams.iter().map(|(_, stream)| stream);
+        let promised = streams.find(|stream| stream.standing == Standing::Contract);
+        promised.is_some_and(|stream| stream.fetched > FRAME)
+    }
+
+    fn promised(&self) -> &Stream {
+        let mut streams = self.bench.server.streams.iter().map(|(_, stream)| stream);
+        let promised = streams.find(|stream| stream.standing == Standing::Contract);
+        promised.expect("a stream has a contract")
+    }
+
+    fn seat(&self) -> SeatRecord {
+        self.bench.server.seats(self.bench.now).remove(0)
+    }
+}
+
+/// Where the run of a clip begins; not where a buffer does.
+fn place(clip: u32) -> u64 {
+    u64::from(clip) * 100 * MIB + 12_345
+}
+
+const LIST: [u32; 5] = [1, 4, 2, 5, 3];
+
+#[test]
+fn first_frames_are_there_when_a_list_is_played_again() {
+    let mut editor = Editor::new();
+    assert_eq!(editor.play_list(&LIST), [false; 5]);
+    // The first clip follows the last one for the first time.
+    assert_eq!(editor.play_list(&LIST), [false, true, true, true, true]);
+    assert_eq!(editor.play_list(&LIST), [true; 5]);
+    let seat = editor.seat();
+    assert_eq!((seat.rehearsed_cuts, seat.foreseen_cuts), (9, 9));
+}
+
+#[test]
+fn nothing_is_fetched_along_a_way_where_rehearsal_is_off() {
+    let mut editor = Editor::new();
+    let policy = Policy {
+        rehearsal: false,
+        ..editor.bench.server.policy.clone()
+    };
+    editor.bench.step(Event::PolicyChanged(policy));
+    editor.play_list(&LIST);
+    assert_eq!(editor.play_list(&LIST), [false; 5]);
+    assert_eq!(editor.seat().rehearsed_cuts, 0);
+}
+
+#[test]
+fn way_is_fetched_as_far_as_the_window_and_in_order() {
+    let mut editor = Editor::new();
+    editor.play_list(&LIST);
+    editor.play(1, place(1), 10);
+    let stream = editor.promised();
+    let legs: Vec<u64> = stream.way.iter().map(|leg| leg.v / FRAME).collect();
+    // After the last one the list begins again.
+    let expected: Vec<u64> = (1..=8).map(|nth| nth * RUN).collect();
+    assert_eq!(legs, expected);
+    // The buffers of the way are held in the order in which they are needed.
+    assert!(stream.fetched > RUN * FRAME, "{}", stream.fetched);
+    let ends: Vec<u64> = stream.held.iter().map(|held| held.end).collect();
+    assert!(ends.is_sorted(), "{ends:?}");
+}
+
+#[test]
+fn reader_that_cuts_elsewhere_leaves_its_way() {
+    let mut editor = Editor::new();
+    editor.play_list(&LIST);
+    editor.play(1, place(1), RUN);
+    let before = editor.seat().unread.0;
+    // To a clip that the list has nowhere.
+    assert!(!editor.play(6, place(6), RUN));
+    assert!(editor.promised().way.is_empty());
+    let seat = editor.seat();
+    assert_eq!((seat.rehearsed_cuts, seat.foreseen_cuts), (1, 0));
+    assert!(seat.unread.0 > before, "{} {before}", seat.unread.0);
+    // Nothing of the way is held.
+    let held = editor.bench.held_count();
+    let own = editor.promised().held.len();
+    assert_eq!(held, own);
+}
+
+#[test]
+fn reader_that_plays_on_beyond_the_cut_is_read_ahead_there() {
+    let mut editor = Editor::new();
+    editor.play_list(&LIST);
+    editor.play(1, place(1), RUN);
+    assert!(!editor.promised().way.is_empty());
+    editor.play(1, place(1) + RUN * FRAME, 5);
+    let stream = editor.promised();
+    assert!(stream.way.is_empty());
+    let ahead = stream.fetched - stream.consumed;
+    assert!(ahead > 4 * MIB, "{ahead}");
+    assert_eq!(editor.bench.held_count(), editor.promised().held.len());
+}
+
+#[test]
+fn reader_that_cuts_earlier_finds_its_next_clip() {
+    let mut editor = Editor::new();
+    editor.play_list(&LIST);
+    editor.play(1, place(1), RUN - 25);
+    assert!(editor.play(4, place(4), RUN));
+    // From now on the run is as long as it was this time.
+    editor.play(1, place(1), 1);
+    assert_eq!(
+        editor.promised().way.first().map(|leg| leg.v / FRAME),
+        Some(RUN - 25)
+    );
+}
+
+#[test]
+fn reader_that_leaves_a_clip_out_finds_the_one_behind() {
+    let mut editor = Editor::new();
+    editor.play_list(&LIST);
+    editor.play(1, place(1), RUN);
+    assert!(editor.play(2, place(2), 1));
+}
+
+#[test]
+fn looks_between_two_runs_do_not_count() {
+    let mut editor = Editor::new();
+    editor.play(1, place(1), RUN);
+    editor.play(6, place(6), 3);
+    editor.play(2, place(2), RUN);
+    editor.play(1, place(1), RUN);
+    assert!(editor.play(2, place(2), 1));
+}
+
+#[test]
+fn seat_whose_ways_were_wrong_twice_in_a_row_is_followed_again_after_two_right_cuts() {
+    let mut editor = Editor::new();
+    editor.play_list(&LIST);
+    for wrong in [1, 2] {
+        editor.play(wrong, place(wrong), RUN);
+        editor.play(6, place(6) + u64::from(wrong) * 10 * MIB, RUN);
+    }
+    editor.play(4, place(4), 10);
+    assert!(editor.promised().way.is_empty(), "two were wrong");
+    editor.play(4, place(4) + 10 * FRAME, RUN - 10);
+    // Right, but not fetched.
+    assert!(!editor.play(2, place(2), RUN));
+    editor.play(6, place(6) + 20 * MIB, RUN);
+    editor.play(4, place(4), RUN);
+    editor.play(2, place(2), RUN);
+    editor.play(6, place(6) + 20 * MIB, 10);
+    assert!(!editor.promised().way.is_empty(), "two were right");
+}
+
+#[test]
+fn way_ends_where_its_file_is_closed() {
+    let mut editor = Editor::new();
+    editor.play_list(&LIST);
+    editor.bench.step(Event::Closed {
+        session: SessionId(1),
+        handle: HandleId(4),
+    });
+    editor.bench.step(Event::Gone {
+        session: SessionId(1),
+        request: RequestId(9),
+        key: FileKey {
+            device: 1,
+            inode: 4,
+        },
+    });
+    editor.play(1, place(1), 10);
+    let reached = editor.promised().way.len();
+    assert_eq!(reached, 0, "{:?}", editor.promised().way);
+    // The reader goes on as it would without a way.
+    assert!(!editor.play(2, place(2), RUN));
+    assert_eq!(
+        editor.bench.server.check(),
+        Vec::<alloc::string::String>::new()
+    );
+}
+
+#[test]
+fn loop_finds_its_beginning_at_the_second_time() {
+    let mut editor = Editor::new();
+    assert!(!editor.play(1, place(1), RUN));
+    editor.play(1, place(1), RUN);
+    assert!(editor.play(1, place(1), RUN));
+}
+
+#[test]
+fn contract_that_ends_takes_the_way_with_it() {
+    let mut editor = Editor::new();
+    editor.play_list(&LIST);
+    editor.play(1, place(1), RUN - 10);
+    let (key, _) = editor
+        .bench
+        .server
+        .streams
+        .iter()
+        .find(|(_, stream)| stream.standing == Standing::Contract)
+        .expect("a stream has a contract");
+    editor.bench.server.resign(StreamId(key));
+    let stream = editor.bench.server.streams.get(key).expect("it is there");
+    assert!(stream.way.is_empty());
+    assert!(stream.fetched <= RUN * FRAME);
+}
