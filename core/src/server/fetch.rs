@@ -25,6 +25,12 @@ const BEHIND: Duration = Duration::from_ms(250);
 /// costs positioning.
 const BEHIND_PERMILLE: u64 = 850;
 
+/// Requests at once with a device that does not position.
+const DEPTH_MAX: u32 = 64;
+/// The same with one that does, where they are so short that together they are not a chunk: each of
+/// them costs positioning, and a search of the bytes that wait.
+const BATCH_COUNT_MAX: u32 = 256;
+
 /// The holder of a claim; a writer with its next write.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Claimant {
@@ -139,13 +145,15 @@ impl Server {
     fn has_room(&self, device: &Device) -> bool {
         if !device.positions() {
             let chunk = self.limits.chunk_bytes_max;
-            return device.queue.flight_count < 64
+            return device.queue.flight_count < DEPTH_MAX
                 && device.queue.flight_bytes < 2 * chunk
                 && device.may_be_overtaken(self.now, chunk);
         }
         let is_kept_free = device.queue.is_awaited && device.writers.is_empty();
         device.queue.flight_count == 0
-            || (!is_kept_free && device.queue.batch_bytes < self.request_bytes_max(device))
+            || (!is_kept_free
+                && device.queue.flight_count < BATCH_COUNT_MAX
+                && device.queue.batch_bytes < self.request_bytes_max(device))
     }
 
     /// The longest request now.
