@@ -108,6 +108,9 @@ pub struct PolicyStatus {
     pub contracts_from_header: bool,
     /// Gaps are bridged where that is cheaper.
     pub coalesce: bool,
+    /// Cuts are remembered, and data is read ahead across those that are known.
+    #[serde(default)]
+    pub rehearsal: bool,
     /// Rules in force.
     pub rule_count: u32,
 }

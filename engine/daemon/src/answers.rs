@@ -219,6 +219,7 @@ impl Daemon {
                 contracts_from_cadence: policy.contracts_from_cadence,
                 contracts_from_header: policy.contracts_from_header,
                 coalesce: policy.coalesce,
+                rehearsal: policy.rehearsal,
                 rule_count: self.config.rules.len() as u32,
             },
             notes,

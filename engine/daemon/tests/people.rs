@@ -155,18 +155,19 @@ fn reload_takes_over_what_it_can_and_says_what_it_cannot() {
         wrong.contains("stays in force") && wrong.contains("rule[1].bitrate = 0"),
         "{wrong}"
     );
-    assert_eq!(daemon.status().daemon.policy.rule_count, 0);
+    let policy = daemon.status().daemon.policy;
+    assert_eq!((policy.rule_count, policy.rehearsal), (0, true));
 
     // Rules, policy, a new share; the size of the cache must wait.
     let second = Folder::below(&std::env::temp_dir());
     std::fs::write(second.0.join("y.bin"), pattern(2, 5000)).unwrap();
-    let text = base
-        .replace("64MiB", "128MiB")
-        .replace("[server]\n", "[server]\npreroll = \"250ms\"\n")
-        + &format!(
-            "[[share]]\nname = \"second\"\npath = {:?}\n[[rule]]\nmatch = \"**\"\nbitrate = \"8M\"\n",
-            second.0
-        );
+    let text = base.replace("64MiB", "128MiB").replace(
+        "[server]\n",
+        "[server]\npreroll = \"250ms\"\nrehearsal = false\n",
+    ) + &format!(
+        "[[share]]\nname = \"second\"\npath = {:?}\n[[rule]]\nmatch = \"**\"\nbitrate = \"8M\"\n",
+        second.0
+    );
     rewrite(&text);
     let told = notes(daemon.ask(&Ask::Reload {}));
     for expect in [
@@ -180,6 +181,7 @@ fn reload_takes_over_what_it_can_and_says_what_it_cannot() {
     let status = daemon.status();
     assert_eq!(status.daemon.policy.preroll_ms, 250);
     assert_eq!(status.daemon.policy.rule_count, 1);
+    assert!(!status.daemon.policy.rehearsal);
     assert_eq!(status.cache.bytes, 64 << 20);
     assert_eq!(status.shares.len(), 2);
     let mut client =

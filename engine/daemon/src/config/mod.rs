@@ -67,7 +67,7 @@ pub struct Config {
     /// `server.state_dir`: calibrations.
     pub state_dir: PathBuf,
     /// `server.preroll`, `pause`, `margin`, `analyser`, `contracts_from_cadence`,
-    /// `contracts_from_header`, `coalesce`; `write.age`.
+    /// `contracts_from_header`, `coalesce`, `rehearsal`; `write.age`.
     pub policy: Policy,
     /// `server.warm_metadata`: read names and extents while disks are idle.
     pub warm_metadata: bool,
@@ -504,6 +504,7 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
     let cadence = section.boolean(reader, "contracts_from_cadence");
     let header = section.boolean(reader, "contracts_from_header");
     let coalesce = section.boolean(reader, "coalesce");
+    let rehearsal = section.boolean(reader, "rehearsal");
     if let Some(analyser) = &analyser
         && !analyser.value
     {
@@ -533,6 +534,7 @@ fn read_policy(reader: &mut Reader<'_>, section: &mut Section<'_, '_>) -> Policy
         // `read_write` sets it.
         write_age: default.write_age,
         coalesce: coalesce.map_or(default.coalesce, |found| found.value),
+        rehearsal: rehearsal.map_or(default.rehearsal, |found| found.value),
     }
 }
 

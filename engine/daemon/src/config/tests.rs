@@ -77,6 +77,7 @@ fn every_key_is_read() {
         contracts_from_cadence = false
         contracts_from_header = false
         coalesce = false
+        rehearsal = false
         warm_metadata = false
         control_group = "video"
         metrics_listen = "127.0.0.1:9464"
@@ -104,6 +105,7 @@ fn every_key_is_read() {
     assert_eq!(config.policy.pause, Duration::from_s(90));
     assert_eq!(config.policy.margin_permille, 55);
     assert!(!config.warm_metadata && !config.policy.coalesce);
+    assert!(!config.policy.rehearsal);
     let exclusive = config.shares.iter().map(|share| share.exclusive);
     assert!(exclusive.eq([false, true]));
     assert!(!config.policy.contracts_from_cadence && !config.policy.contracts_from_header);
