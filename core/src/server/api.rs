@@ -954,7 +954,7 @@ pub struct SeatRecord {
     pub rehearsed_cuts: u64,
     /// See there.
     pub foreseen_cuts: u64,
-    /// Bytes fetched ahead of it that it has left unread.
+    /// Bytes fetched ahead of it that it has left unread; of a pool's door 0.
     pub unread: ByteCount,
     /// Where it plays: all places with a contract, and those without one that it reads at a known
     /// rate.

@@ -253,7 +253,11 @@ impl Server {
                     run: session.and_then(|session| session.run_bytes).map(ByteCount),
                     rehearsed_cuts: session.map_or(0, |session| session.foresight.cut_count),
                     foreseen_cuts: session.map_or(0, |session| session.foresight.right_count),
-                    unread: ByteCount(session.map_or(0, |session| session.unread_bytes)),
+                    unread: ByteCount(match session.filter(|session| session.is_seat()) {
+                        Some(session) => session.unread_bytes,
+                        // It is the sum of all seats of a pool's door.
+                        None => 0,
+                    }),
                     playheads: Vec::new(),
                     kept: Vec::new(),
                     streams: Vec::new(),

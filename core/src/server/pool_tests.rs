@@ -439,6 +439,22 @@ fn each_part_of_a_striped_file_has_its_share_of_the_rate_from_its_first_read() {
 }
 
 #[test]
+fn unread_bytes_of_a_door_are_of_none_of_its_seats() {
+    let mut pool = Pool::new(1, |_| None);
+    for (file, path) in [(1, "a.mov"), (2, "b.mov")] {
+        pool.open_part(path, file, FilePart::WHOLE, part_of(file, 0));
+        pool.read_part(file, 0, 0, 65_536);
+    }
+    pool.settle(Duration::from_s(1));
+    pool.close_part(1, 0);
+    let device = &pool.bench.server.devices()[0];
+    assert!(device.unread.0 > 0, "nothing was fetched ahead");
+    let seats = pool.bench.server.seats(pool.bench.now);
+    let unread: Vec<u64> = seats.iter().map(|seat| seat.unread.0).collect();
+    assert_eq!(unread, [0]);
+}
+
+#[test]
 fn shares_of_a_rate_that_does_not_divide_are_enough_for_all_of_it() {
     let part = FilePart::new(2, 3).expect("a part");
     assert_eq!(part.of(BytesPerSecond(10)), BytesPerSecond(4));
