@@ -26,6 +26,7 @@ pub(crate) fn text(status: &Status) -> String {
     out += "\ndevices\n";
     out += &devices(status).text();
     out += &slowness(status);
+    out += &left_unread(status);
     out += "\nshares\n";
     out += &shares(status).text();
     for trouble in status
@@ -89,6 +90,9 @@ fn seats(status: &Status) -> String {
     out
 }
 
+/// Read-ahead in vain is told of from this part of a device's reads on: one in so many bytes.
+const UNREAD_PART: u64 = 10;
+
 /// "anna at 10.0.0.7 on media: plays · 100 Mb/s promised · 2 playheads"
 fn seat_line(seat: &SeatStatus) -> String {
     let who = match (seat.user.as_str(), seat.client.as_str()) {
@@ -116,6 +120,16 @@ fn seat_line(seat: &SeatStatus) -> String {
     }
     if let Some(run) = seat.run_bytes {
         parts.push(format!("runs of {}", show::bytes(run)));
+    }
+    if seat.rehearsed_cuts > 0 {
+        parts.push(format!(
+            "as rehearsed: {} of {}",
+            seat.foreseen_cuts,
+            show::count(seat.rehearsed_cuts, "cut")
+        ));
+    }
+    if seat.unread_bytes > 0 {
+        parts.push(format!("{} left unread", show::bytes(seat.unread_bytes)));
     }
     for kept in &seat.kept {
         parts.push(format!(
@@ -153,6 +167,22 @@ fn slowness(status: &Status) -> String {
                     0 => String::new(),
                     others => format!("; others take {} % of its time", others / 10),
                 }
+            );
+        }
+    }
+    out
+}
+
+/// The devices of whose read-ahead much was in vain.
+fn left_unread(status: &Status) -> String {
+    let mut out = String::new();
+    for device in &status.devices {
+        let read = device.real_time_bytes + device.best_effort_bytes;
+        if device.unread_bytes > read / UNREAD_PART {
+            out += &format!(
+                "{} was read ahead of clients that left {} unread\n",
+                device.name,
+                show::bytes(device.unread_bytes)
             );
         }
     }
@@ -491,6 +521,9 @@ pub(crate) mod tests {
             state: String::from("plays"),
             promised_bytes_per_s: 12_500_000,
             run_bytes: Some(37 << 20),
+            rehearsed_cuts: 14,
+            foreseen_cuts: 12,
+            unread_bytes: 120 << 20,
             playheads: vec![playhead(3), playhead(4)],
             streams: vec![3, 4],
             ..SeatStatus::default()
@@ -508,7 +541,8 @@ pub(crate) mod tests {
         let order = [
             "seats: 2 · streams: 2 open, 3 in the ledger",
             "bea at 10.0.0.8 on media: away for 4 s · 100 Mb/s promised · keeps 100 Mb/s on md0 for 26 s more",
-            "anna at 10.0.0.7 on media: plays · 100 Mb/s promised · 2 playheads · runs of 37.0 MiB",
+            "anna at 10.0.0.7 on media: plays · 100 Mb/s promised · 2 playheads · runs of 37.0 MiB · \
+             as rehearsed: 12 of 14 cuts · 120.0 MiB left unread",
             "footage/take.mov",
             "scans/reel.mxf (2/4)",
             "closed:",
@@ -539,6 +573,27 @@ pub(crate) mod tests {
             "direct",
         ] {
             assert!(text.contains(expect), "{expect:?} is missing in\n{text}");
+        }
+    }
+
+    #[test]
+    fn cuts_and_read_ahead_are_told_of_where_they_tell_something() {
+        let mut status = sample();
+        let (device, seat) = (&mut status.devices[0], &mut status.seats[1]);
+        (device.real_time_bytes, device.unread_bytes) = (1 << 30, 64 << 20);
+        (seat.rehearsed_cuts, seat.foreseen_cuts, seat.unread_bytes) = (0, 0, 0);
+        let quiet = text(&status);
+        for silent in ["rehearsed", "unread"] {
+            assert!(!quiet.contains(silent), "{silent:?} is told in\n{quiet}");
+        }
+        status.devices[0].unread_bytes = 512 << 20;
+        status.seats[1].rehearsed_cuts = 1;
+        let told = text(&status);
+        for expect in [
+            "md0 was read ahead of clients that left 512.0 MiB unread\n",
+            " · as rehearsed: 0 of 1 cut\n",
+        ] {
+            assert!(told.contains(expect), "{expect:?} is missing in\n{told}");
         }
     }
 

@@ -227,6 +227,9 @@ pub struct DeviceStatus {
     pub write_bridged_bytes: u64,
     /// Of the bytes read, gaps between wanted ranges, which no read had asked for.
     pub read_bridged_bytes: u64,
+    /// Bytes fetched ahead of readers that these have left unread.
+    #[serde(default)]
+    pub unread_bytes: u64,
     /// Turns in which the daemon sent it requests, one or several.
     pub batch_count: u64,
     /// Flushes of its volatile cache before a read.
@@ -278,6 +281,15 @@ pub struct SeatStatus {
     /// Bytes that it reads at one place before it cuts to another, in the mean; None: it has not
     /// cut yet.
     pub run_bytes: Option<u64>,
+    /// Its cuts out of runs that its user had played before.
+    #[serde(default)]
+    pub rehearsed_cuts: u64,
+    /// Of those, cuts to where the user had cut last time.
+    #[serde(default)]
+    pub foreseen_cuts: u64,
+    /// Bytes fetched ahead of it that it has left unread; 0 through the door of a pool.
+    #[serde(default)]
+    pub unread_bytes: u64,
     /// Where it plays, or would play on.
     pub playheads: Vec<PlayheadStatus>,
     /// Its contracts that no playhead uses now.
