@@ -11,17 +11,19 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 use rushes_control::Status;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-/// Sums over all streams there ever were.
+/// Sums over all streams and seats there ever were.
 ///
-/// The ledger forgets streams that closed long ago; a counter must not go back when it does. So
-/// each status adds the increase of every stream.
+/// The ledger forgets streams that closed long ago, and a seat goes with its connection; a counter
+/// must not go back when they do. So each status adds the increase of every stream and seat.
 #[derive(Debug, Default)]
 pub(crate) struct Totals {
     seen: HashMap<u32, Sums>,
     sums: Sums,
+    seen_cuts: HashMap<u32, Cuts>,
+    cuts: Cuts,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,6 +36,13 @@ struct Sums {
     promised: u64,
     promised_late: u64,
     bytes: u64,
+}
+
+/// Cuts of a seat, or of all.
+#[derive(Clone, Copy, Debug, Default)]
+struct Cuts {
+    rehearsed: u64,
+    foreseen: u64,
 }
 
 impl Totals {
@@ -67,6 +76,30 @@ impl Totals {
             seen.insert(stream.stream, now);
         }
         self.seen = seen;
+        self.add_cuts(status);
+    }
+
+    fn add_cuts(&mut self, status: &Status) {
+        // A seat without an open file or a contract is not in the status, and its counts go on
+        // afterwards: they are known until its connection ends.
+        let sessions = status.sessions.iter().map(|session| session.session);
+        let seated = status.seats.iter().map(|seat| seat.session);
+        let connected: HashSet<u32> = sessions.chain(seated).collect();
+        self.seen_cuts
+            .retain(|number, _| connected.contains(number));
+        // The seats of a pool's door are of one session, and have no cuts.
+        for seat in status.seats.iter().filter(|seat| seat.rehearsed_cuts > 0) {
+            let now = Cuts {
+                rehearsed: seat.rehearsed_cuts,
+                foreseen: seat.foreseen_cuts,
+            };
+            let seen = self.seen_cuts.insert(seat.session, now);
+            let before = seen
+                .filter(|seen| seen.rehearsed <= now.rehearsed && seen.foreseen <= now.foreseen)
+                .unwrap_or_default();
+            self.cuts.rehearsed += now.rehearsed - before.rehearsed;
+            self.cuts.foreseen += now.foreseen - before.foreseen;
+        }
     }
 }
 
@@ -91,6 +124,7 @@ pub(crate) fn text(status: &Status, totals: &Totals) -> Result<String, fmt::Erro
     registry.register_collector(Box::new(Snapshot {
         status: status.clone(),
         sums: totals.sums,
+        cuts: totals.cuts,
     }));
     let mut out = String::new();
     encode(&mut out, &registry)?;
@@ -101,6 +135,7 @@ pub(crate) fn text(status: &Status, totals: &Totals) -> Result<String, fmt::Erro
 struct Snapshot {
     status: Status,
     sums: Sums,
+    cuts: Cuts,
 }
 
 /// Values of one metric, each with its labels.
@@ -251,6 +286,20 @@ impl Snapshot {
             Some(&Unit::Bytes),
             one(sums.bytes as f64),
         )?;
+        counters(
+            encoder,
+            "seat_cuts_rehearsed",
+            "Cuts out of runs that the user had played before",
+            None,
+            one(self.cuts.rehearsed as f64),
+        )?;
+        counters(
+            encoder,
+            "seat_cuts_foreseen",
+            "Of those, cuts to where the user had cut last time",
+            None,
+            one(self.cuts.foreseen as f64),
+        )?;
         gauges(
             encoder,
             "sessions",
@@ -362,6 +411,13 @@ impl Snapshot {
             by_class(&|device| device.real_time_bytes as f64, &|device| {
                 device.best_effort_bytes as f64
             }),
+        )?;
+        counters(
+            encoder,
+            "device_unread",
+            "Bytes fetched ahead of readers that these have left unread",
+            Some(&Unit::Bytes),
+            each(&|device| device.unread_bytes as f64),
         )?;
         self.coalescing(encoder, each)
     }
@@ -499,7 +555,7 @@ impl Snapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rushes_control::{DeviceStatus, StreamStatus};
+    use rushes_control::{DeviceStatus, SeatStatus, SessionStatus, StreamStatus};
 
     fn stream(number: u32, read_count: u64, late: u64) -> StreamStatus {
         StreamStatus {
@@ -523,6 +579,46 @@ mod tests {
     }
 
     #[test]
+    fn cuts_of_seats_that_come_and_go_count_once() {
+        let seat = |session, rehearsed_cuts, foreseen_cuts| SeatStatus {
+            session,
+            rehearsed_cuts,
+            foreseen_cuts,
+            user: String::from("anna"),
+            ..SeatStatus::default()
+        };
+        let connected = |session| SessionStatus {
+            session,
+            ..SessionStatus::default()
+        };
+        let mut totals = Totals::default();
+        let mut look = |sessions: Vec<SessionStatus>, seats: Vec<SeatStatus>| {
+            let status = Status {
+                sessions,
+                seats,
+                ..Status::default()
+            };
+            totals.add(&status);
+            text(&status, &totals).unwrap()
+        };
+        let both = || vec![connected(1), connected(2)];
+        look(both(), vec![seat(1, 10, 8), seat(2, 3, 0)]);
+        // The first has nothing open for a while.
+        look(both(), vec![seat(2, 3, 0)]);
+        look(both(), vec![seat(1, 12, 9), seat(2, 3, 0)]);
+        // It leaves, and another one gets its number.
+        look(vec![connected(2)], vec![seat(2, 4, 1)]);
+        let text = look(both(), vec![seat(1, 1, 1), seat(2, 4, 1)]);
+        for line in [
+            "rushes_seat_cuts_rehearsed_total 17.0",
+            "rushes_seat_cuts_foreseen_total 11.0",
+        ] {
+            assert!(text.contains(line), "{line:?} is missing in\n{text}");
+        }
+        assert!(!text.contains("anna"), "a user is told in\n{text}");
+    }
+
+    #[test]
     fn counters_never_go_back_and_nobody_is_named() {
         let mut totals = Totals::default();
         let mut status = Status::default();
@@ -533,6 +629,7 @@ mod tests {
             written_bytes: 70_000,
             write_bridged_bytes: 4096,
             batch_count: 2,
+            unread_bytes: 5000,
             ..DeviceStatus::default()
         });
         status.streams = vec![stream(1, 10, 0), stream(2, 5, 1)];
@@ -555,6 +652,7 @@ mod tests {
             "rushes_device_write_requests_total{device=\"md0\"} 3.0",
             "rushes_device_written_bytes_total{device=\"md0\"} 70000.0",
             "rushes_device_batches_total{device=\"md0\"} 2.0",
+            "rushes_device_unread_bytes_total{device=\"md0\"} 5000.0",
             "rushes_device_bridged_bytes_total{device=\"md0\",direction=\"write\"} 4096.0",
             "rushes_device_bridged_bytes_total{device=\"md0\",direction=\"read\"} 0.0",
             "# EOF",
