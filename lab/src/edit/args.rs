@@ -49,6 +49,9 @@ pub struct EditArgs {
     /// Rest of all clients between two passes
     #[arg(long, value_name = "SPAN", default_value = "1s", value_parser = parse_span, requires = "again")]
     pub rest: Duration,
+    /// Rushes remembers no cuts, and reads ahead across none
+    #[arg(long)]
+    pub no_rehearsal: bool,
     /// Layers of a timeline, all cut at once
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=8))]
     pub layers: Option<u64>,
@@ -164,6 +167,10 @@ impl EditArgs {
             let largest = edit.originals.iter().map(|original| original.bytes).max();
             edit.file_bytes = largest.unwrap_or(0);
         }
+        if self.no_rehearsal {
+            let switch = ("rehearsal".to_owned(), "false".to_owned());
+            edit.server.rushes_options.push(switch);
+        }
         if edit.writes() {
             self.ground.buffer(&mut edit.server);
         }
@@ -238,6 +245,14 @@ mod tests {
         assert_eq!((edit.again, edit.rest), (2, Duration::from_secs(3)));
         assert!(parsed("--rest 3s").is_err(), "--rest is of --again");
         assert!(parsed("--again 21").is_err());
+    }
+
+    #[test]
+    fn the_daemon_rehearses_unless_told_otherwise() {
+        let options = |line| parsed(line).unwrap().edit().unwrap().server.rushes_options;
+        assert_eq!(options("--clients 2"), []);
+        let off = [("rehearsal".to_owned(), "false".to_owned())];
+        assert_eq!(options("--clients 2 --no-rehearsal"), off);
     }
 
     #[test]
