@@ -94,6 +94,40 @@ fn a_stream_that_plays_is_in_the_ledger_with_its_contract() {
 }
 
 #[test]
+fn cuts_of_a_timeline_that_is_played_again_are_told_of() {
+    const FRAME: usize = 40_000;
+    const FRAME_TIME: Duration = Duration::from_millis(40);
+    const FRAMES: u32 = 30;
+    let Some(mut world) = world() else { return };
+    world.put("footage/next.mov", 2, 12_000_000);
+    let mut hand = Hand::connect(HAND, world.smbd.port());
+    let clips = [
+        hand.open("footage/clip.mov"),
+        hand.open("footage/next.mov"),
+        hand.open("footage/clip.mov"),
+    ];
+    let starts = [0, 2_400_000, 7_200_000];
+    for _ in 0..2 {
+        for (clip, start) in clips.into_iter().zip(starts) {
+            let began = Instant::now();
+            for frame in 0..FRAMES {
+                let left = (FRAME_TIME * frame).saturating_sub(began.elapsed());
+                std::thread::sleep(left);
+                hand.read(clip, start + u64::from(frame) * FRAME as u64, FRAME);
+            }
+        }
+    }
+    let count = |seat: &Value, key: &str| seat[key].as_u64().unwrap_or_default();
+    world.daemon().wait_for("a seat that rehearses", |status| {
+        let seat = &status["seats"][0];
+        let rehearsed = count(seat, "rehearsed_cuts");
+        (1..=rehearsed).contains(&count(seat, "foreseen_cuts"))
+    });
+    let text = printed(&rushes(&world, &["status"]));
+    assert!(text.contains(" · as rehearsed: "), "{text}");
+}
+
+#[test]
 fn can_i_add_two_more_is_answered_in_a_tenth_of_a_second() {
     let Some(world) = world() else { return };
     // The quickest of ten: other programs use this machine, too.
