@@ -5,7 +5,7 @@
 //! that was played: the file and the first byte are its place, and its length was read. Each run
 //! has the place of the run that followed it. `ways` reads ahead by that (docs/decisions/0051).
 //!
-//! The memory is bounded: what was played longest ago is forgotten first.
+//! The memory is bounded: the run that was played longest ago is forgotten first.
 
 use crate::server::FileKey;
 use crate::units::*;

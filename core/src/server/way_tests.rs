@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A seat that plays what it has played before is read ahead across its cuts. How many editors a
+//! A seat that plays known runs again is read ahead across its cuts. How many editors a
 //! device keeps then is in `sim/scenarios/timeline_again.toml`.
 
 use super::tests::{Bench, ruled};

@@ -427,7 +427,7 @@ impl Server {
         }
     }
 
-    /// No stream has taken over what came with the contract.
+    /// No stream has taken over the bytes that came with the contract.
     pub(super) fn leave_legacy(&mut self, id: StreamId) {
         let legacy = (self.streams.get_mut(id.0)).and_then(|stream| stream.legacy.take());
         for held in legacy.into_iter().flat_map(|legacy| legacy.held) {
@@ -470,7 +470,7 @@ impl Server {
         }
     }
 
-    /// Give back what a stream has fetched from `v` on.
+    /// Give back the bytes that a stream has fetched from `v` on.
     fn give_back_from(&mut self, id: StreamId, v: u64) {
         let Some(stream) = self.streams.get_mut(id.0) else {
             return;
