@@ -604,10 +604,14 @@ impl Server {
                 stream.handle = None;
             }
         } else {
+            let (had_way, ahead) = (!stream.way.is_empty(), stream.ahead_bytes());
             self.leave_run_of_closed(id);
-            let ahead = self.streams.get(id.0).map_or(0, Stream::ahead_bytes);
-            self.count_unread(id, ahead);
             self.keep_promise(id);
+            let has_way = |stream: &Stream| !stream.way.is_empty();
+            let is_handed_on = had_way && !self.streams.get(id.0).is_some_and(has_way);
+            if !is_handed_on {
+                self.count_unread(id, ahead);
+            }
             self.remove_stream(id, record, actions);
         }
     }

@@ -3,20 +3,25 @@
 //!
 //! Many players close a clip before they open the next one, at each cut. So a contract does not end
 //! with its handle: the seat keeps it for a pause's time, counted from the last read, and its next
-//! read takes it up. A kept contract is a line among the streams that has no handle, no file and no
-//! buffers, and is never fetched for; admission counts it as a player that may begin at any moment.
+//! read takes it up. A kept contract is a line among the streams that has no handle and no file, and
+//! is never fetched for; admission counts it as a player that may begin at any moment. It has no
+//! buffers but those that were fetched along a way (see `ways`), and these only for as long as a
+//! player that cuts takes to open the next clip.
 //!
 //! They end with the session: a client that disconnects has left.
 //!
 //! A reader that pauses with its handle open keeps its contract as long as that is open.
 
 use super::state::*;
+use super::ways::Legacy;
 use super::*;
 use crate::sched::admission::Player;
 
 /// Contracts kept at once, of one session and of all; more end with their handles.
 const KEPT_OF_SESSION_MAX: usize = 64;
 const KEPT_MAX: usize = 1024;
+/// So long a kept contract has the buffers of its way.
+const WAY_KEPT: Duration = Duration::from_s(1);
 /// The dry run lets so many others come back one after another, a second apart; the rest come with
 /// the last.
 const COME_BACK_MAX: u64 = 8;
@@ -45,7 +50,21 @@ impl Server {
         let device = stream.device;
         let file = self.files.get(&stream.file);
         let physical = file.map_or(0, |file| self.next_place(stream, device, file).physical);
+        let consumed = stream.consumed;
+        self.release_held(id, consumed);
+        let legacy = self.take_way(id);
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        let (way, held, fetched) = legacy.map_or_else(Default::default, Legacy::into_parts);
+        let until = match way.is_empty() {
+            true => Instant::NEVER,
+            false => self.now + WAY_KEPT,
+        };
         let kept = Stream {
+            way,
+            held,
+            fetched,
             is_kept: true,
             standing: Standing::Contract,
             rate: stream.rate,
@@ -63,7 +82,7 @@ impl Server {
                 self.now,
             )
         };
-        self.kept_wake = self.kept_wake.min(self.kept_until(&kept));
+        self.kept_wake = self.kept_wake.min(self.kept_until(&kept)).min(until);
         let to = StreamId(self.streams.insert(kept));
         self.kept.push(to);
         self.unsettle(id);
@@ -120,6 +139,7 @@ impl Server {
     /// another stream asks, which may be the first of those.
     pub(super) fn end_kept(&mut self, id: StreamId) {
         self.kept.retain(|&kept| kept != id);
+        self.end_kept_way(id);
         self.resign(id);
         let Some(stream) = self.streams.remove(id.0) else {
             return;
@@ -133,6 +153,12 @@ impl Server {
             }
         }
         self.touch(stream.device);
+    }
+
+    /// Give back the buffers of a kept contract's way.
+    fn end_kept_way(&mut self, id: StreamId) {
+        self.leave_way(id);
+        self.release_held(id, u64::MAX);
     }
 
     /// A kept contract has gone to a place that is read.
@@ -160,10 +186,23 @@ impl Server {
         for id in over {
             self.end_kept(id);
         }
-        let next = self
-            .kept
-            .iter()
-            .filter_map(|kept| Some(self.kept_until(self.streams.get(kept.0)?)));
+        let now = self.now;
+        let way_until = |stream: &Stream| match stream.way.is_empty() {
+            true => Instant::NEVER,
+            false => stream.anchor + WAY_KEPT,
+        };
+        let is_over = |id: &&StreamId| {
+            let stream = self.streams.get(id.0);
+            stream.is_some_and(|stream| way_until(stream) <= now)
+        };
+        let ways: Vec<StreamId> = self.kept.iter().filter(is_over).copied().collect();
+        for id in ways {
+            self.end_kept_way(id);
+        }
+        let next = self.kept.iter().filter_map(|kept| {
+            let stream = self.streams.get(kept.0)?;
+            Some(self.kept_until(stream).min(way_until(stream)))
+        });
         self.kept_wake = next.min().unwrap_or(Instant::NEVER);
     }
 

@@ -5,7 +5,7 @@
 //! that was played: the file and the first byte are its place, and its length was read. Each run
 //! has the place of the run that followed it. `ways` reads ahead by that (docs/decisions/0051).
 //!
-//! The memory is bounded: the run that was played longest ago is forgotten first.
+//! The memory is bounded: the runs that were played longest ago are forgotten first.
 
 use crate::server::FileKey;
 use crate::units::*;
@@ -16,6 +16,8 @@ use alloc::string::String;
 const RUN_COUNT_MAX: usize = 4096;
 /// Users that are remembered.
 const USER_COUNT_MAX: usize = 64;
+/// Runs of all users together: some 5 MB.
+const ALL_COUNT_MAX: usize = 32_768;
 
 /// Where a run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,9 +72,13 @@ impl Runs {
             self.by_age.remove(&former.played);
         }
         self.by_age.insert(run.played, place);
-        while self.by_place.len() > RUN_COUNT_MAX
-            && let Some((_, oldest)) = self.by_age.pop_first()
-        {
+        while self.by_place.len() > RUN_COUNT_MAX {
+            self.forget_oldest();
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        if let Some((_, oldest)) = self.by_age.pop_first() {
             self.by_place.remove(&oldest);
         }
     }
@@ -109,6 +115,22 @@ impl Rehearsal {
             played,
         };
         runs.enter(place, run);
+        self.forget_oldest();
+    }
+
+    /// Forget runs above the limit for all users, of the user that played longest ago.
+    fn forget_oldest(&mut self) {
+        let count = |users: &BTreeMap<ShareUser, Runs>| -> usize {
+            users.values().map(|runs| runs.by_place.len()).sum()
+        };
+        while count(&self.users) > ALL_COUNT_MAX {
+            let with_runs = self.users.values_mut();
+            let with_runs = with_runs.filter(|runs| !runs.by_place.is_empty());
+            match with_runs.min_by_key(|runs| runs.played()) {
+                Some(runs) => runs.forget_oldest(),
+                None => return,
+            }
+        }
     }
 
     fn make_room(&mut self) {
@@ -139,6 +161,7 @@ impl Rehearsal {
 mod tests {
     use super::*;
     use alloc::format;
+    use alloc::vec::Vec;
 
     const RATE: BytesPerSecond = BytesPerSecond(12_500_000);
 
@@ -206,6 +229,26 @@ mod tests {
         assert!(rehearsal.run_at(&user("u0"), place(1, 0)).is_some());
         assert_eq!(rehearsal.run_at(&user("u1"), place(1, 0)), None);
         assert_eq!(rehearsal.users.len(), USER_COUNT_MAX);
+    }
+
+    #[test]
+    fn user_that_played_longest_ago_gives_way_where_all_have_too_many() {
+        let mut rehearsal = Rehearsal::default();
+        let users = ALL_COUNT_MAX / RUN_COUNT_MAX + 1;
+        for number in 0..users {
+            let name = user(&format!("u{number}"));
+            for run in 0..RUN_COUNT_MAX as u64 {
+                rehearsal.ends(&name, place(run, 0), 100, RATE);
+            }
+        }
+        let counts: Vec<usize> = (0..users)
+            .map(|number| {
+                let runs = rehearsal.users.get(&user(&format!("u{number}")));
+                runs.map_or(0, |runs| runs.by_place.len())
+            })
+            .collect();
+        assert_eq!(counts.iter().sum::<usize>(), ALL_COUNT_MAX);
+        assert_eq!((counts[0], counts[1]), (0, RUN_COUNT_MAX));
     }
 
     #[test]

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//! A seat that plays known runs again is read ahead across its cuts. How many editors a
+//! A seat that plays a timeline again is read ahead across its cuts. How many editors a
 //! device keeps then is in `sim/scenarios/timeline_again.toml`.
 
 use super::tests::{Bench, ruled};
@@ -50,6 +50,13 @@ impl Editor {
     fn play_list(&mut self, clips: &[u32]) -> Vec<bool> {
         let play = |&clip: &u32| self.play(clip, place(clip), RUN);
         clips.iter().map(play).collect()
+    }
+
+    fn close(&mut self, clip: u32) {
+        self.bench.step(Event::Closed {
+            session: SessionId(1),
+            handle: HandleId(clip),
+        });
     }
 
     fn is_fetched_beyond_a_frame(&self) -> bool {
@@ -204,10 +211,7 @@ fn seat_whose_ways_were_wrong_twice_in_a_row_is_followed_again_after_two_right_c
 fn way_ends_where_its_file_is_closed() {
     let mut editor = Editor::new();
     editor.play_list(&LIST);
-    editor.bench.step(Event::Closed {
-        session: SessionId(1),
-        handle: HandleId(4),
-    });
+    editor.close(4);
     editor.bench.step(Event::Gone {
         session: SessionId(1),
         request: RequestId(9),
@@ -233,6 +237,40 @@ fn loop_finds_its_beginning_at_the_second_time() {
     assert!(!editor.play(1, place(1), RUN));
     editor.play(1, place(1), RUN);
     assert!(editor.play(1, place(1), RUN));
+}
+
+/// As many players do: the last clip is closed before the next one is opened. The files are known
+/// since a colleague has them open.
+#[test]
+fn first_frames_are_there_for_a_player_that_closes_each_clip() {
+    let mut editor = Editor::new();
+    editor.bench.session(2);
+    for handle in 1..=6 {
+        let facts = ruled(handle, 1000 * MIB, 100_000_000);
+        editor.bench.open(2, handle, "clip", facts);
+        editor.close(handle);
+    }
+    let mut play_list = |editor: &mut Editor| -> Vec<bool> {
+        let play = |&clip: &u32| {
+            let facts = ruled(clip, 1000 * MIB, 100_000_000);
+            editor.bench.open(1, clip, "clip", facts);
+            let was_there = editor.play(clip, place(clip), RUN);
+            editor.close(clip);
+            was_there
+        };
+        LIST.iter().map(play).collect()
+    };
+    assert_eq!(play_list(&mut editor), [false; 5]);
+    assert_eq!(play_list(&mut editor), [false, true, true, true, true]);
+    // The buffers of the way are given back soon.
+    assert!(editor.bench.held_count() > 0);
+    editor.bench.now = editor.bench.now + Duration::from_ms(1100);
+    editor.bench.step(Event::Timer);
+    assert_eq!(editor.bench.held_count(), 0);
+    assert_eq!(
+        editor.bench.server.check(),
+        Vec::<alloc::string::String>::new()
+    );
 }
 
 #[test]

@@ -54,6 +54,12 @@ pub(super) struct Legacy {
     fetched: u64,
 }
 
+impl Legacy {
+    pub(super) fn into_parts(self) -> (Vec<Leg>, VecDeque<HeldSlot>, u64) {
+        (self.legs, self.held, self.fetched)
+    }
+}
+
 /// The run that a reader is in.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PresentRun {
@@ -427,7 +433,7 @@ impl Server {
         }
     }
 
-    /// No stream has taken over the bytes that came with the contract.
+    /// No stream has taken over the way and the buffers that came with the contract.
     pub(super) fn leave_legacy(&mut self, id: StreamId) {
         let legacy = (self.streams.get_mut(id.0)).and_then(|stream| stream.legacy.take());
         for held in legacy.into_iter().flat_map(|legacy| legacy.held) {
