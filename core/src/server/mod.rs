@@ -284,6 +284,9 @@ impl Server {
             Event::DeviceAdded { device, model } => self.device_added(device, model),
             Event::PolicyChanged(policy) => {
                 self.policy = policy;
+                if !self.policy.rehearsal {
+                    self.leave_all_ways();
+                }
                 // Kept contracts may be kept for less long now.
                 self.kept_wake = self.now;
                 self.end_kept_over();

@@ -108,6 +108,23 @@ fn nothing_is_fetched_along_a_way_where_rehearsal_is_off() {
 }
 
 #[test]
+fn ways_end_where_rehearsal_is_switched_off() {
+    let mut editor = Editor::new();
+    editor.play_list(&LIST);
+    editor.play(1, place(1), 10);
+    assert!(!editor.promised().way.is_empty());
+    let policy = Policy {
+        rehearsal: false,
+        ..editor.bench.server.policy.clone()
+    };
+    editor.bench.step(Event::PolicyChanged(policy));
+    assert!(editor.promised().way.is_empty());
+    // It is read ahead in its own file.
+    editor.play(1, place(1) + 10 * FRAME, RUN);
+    assert_eq!(editor.bench.server.check(), Vec::<String>::new());
+}
+
+#[test]
 fn way_is_fetched_as_far_as_the_window_and_in_order() {
     let mut editor = Editor::new();
     editor.play_list(&LIST);
@@ -225,10 +242,7 @@ fn way_ends_where_its_file_is_closed() {
     assert_eq!(reached, 0, "{:?}", editor.promised().way);
     // The reader goes on as it would without a way.
     assert!(!editor.play(2, place(2), RUN));
-    assert_eq!(
-        editor.bench.server.check(),
-        Vec::<alloc::string::String>::new()
-    );
+    assert_eq!(editor.bench.server.check(), Vec::<String>::new());
 }
 
 #[test]
@@ -267,10 +281,7 @@ fn first_frames_are_there_for_a_player_that_closes_each_clip() {
     editor.bench.now = editor.bench.now + Duration::from_ms(1100);
     editor.bench.step(Event::Timer);
     assert_eq!(editor.bench.held_count(), 0);
-    assert_eq!(
-        editor.bench.server.check(),
-        Vec::<alloc::string::String>::new()
-    );
+    assert_eq!(editor.bench.server.check(), Vec::<String>::new());
 }
 
 #[test]

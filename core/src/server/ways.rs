@@ -476,6 +476,19 @@ impl Server {
         }
     }
 
+    /// Rehearsal was switched off.
+    pub(super) fn leave_all_ways(&mut self) {
+        let all = self.streams.iter();
+        let on_ways = all.filter(|(_, stream)| !stream.way.is_empty());
+        let on_ways: Vec<StreamId> = on_ways.map(|(key, _)| StreamId(key)).collect();
+        for id in on_ways {
+            self.leave_way(id);
+            if let Some(device) = self.streams.get(id.0).map(|stream| stream.device) {
+                self.touch(device);
+            }
+        }
+    }
+
     /// Give back the bytes that a stream has fetched from `v` on.
     fn give_back_from(&mut self, id: StreamId, v: u64) {
         let Some(stream) = self.streams.get_mut(id.0) else {
