@@ -414,6 +414,10 @@ impl Server {
             // How much of it lies here behind the open frames is not known yet: it goes on.
             claim.left = u64::MAX;
         }
+        if !stream.way.is_empty() {
+            // Where its way ends its reader plays on.
+            claim.left = u64::MAX;
+        }
         let fetched = stream.fetched_on(device);
         let anchor = stream.anchor + stream.pause(self.now, self.policy.preroll);
         let asked = anchor + stream.rate_or_none().time_for(ByteCount(fetched));
@@ -552,7 +556,6 @@ impl Server {
     /// Streams that were refused on a device ask again, the oldest first.
     pub(super) fn retry_refused(&mut self, device: DeviceId) {
         let now = self.now;
-        self.forget_left(device);
         let Some(entry) = self.devices.get_mut(&device) else {
             return;
         };
@@ -568,6 +571,7 @@ impl Server {
             return self.block(device);
         }
         entry.refused_asked = now;
+        self.forget_left(device);
         let mut session = None;
         // The layers of a cut ask together.
         while let Some(&id) = (self.devices.get(&device)).and_then(|entry| entry.refused.first()) {

@@ -94,13 +94,15 @@ impl Server {
             });
             stream.cursor == Some(seen.cursor)
         });
+        if let Some(stream) = self.streams.get_mut(id.0) {
+            stream.last_read = self.now;
+        }
         if let Some(first) = first.filter(|first| first.cursor == seen.cursor && is_followed) {
             self.follow_layers(id, first.arrived, actions);
         }
         let Some(stream) = self.streams.get_mut(id.0) else {
             return (None, Due::NEVER);
         };
-        stream.last_read = self.now;
         if stream.cursor != Some(seen.cursor) {
             let by_contract = self.look_away_due(id, arrived);
             let at_device = match by_contract {
@@ -202,6 +204,9 @@ impl Server {
                 let presumed = plays.then_some(Flow::Forward);
                 if let Some(flow) = flow.or(presumed) {
                     stream.is_presumed = pattern == Pattern::Unknown;
+                    if is_known && stream.standing != Standing::Contract {
+                        self.presume_start(id);
+                    }
                     self.restart(id, cursor, flow, (range, arrived), actions);
                 }
             }
@@ -214,6 +219,10 @@ impl Server {
                 if let Some(flow) = flow.or(presumed)
                     && followed
                 {
+                    stream.is_presumed |= is_known;
+                    if is_known && stream.standing != Standing::Contract {
+                        self.presume_start(id);
+                    }
                     self.restart(id, cursor, flow, (range, arrived), actions);
                 }
             }
@@ -319,13 +328,11 @@ impl Server {
             }
         };
         stream.consumed = stream.consumed.max(end);
-        if stream
-            .way
-            .first()
-            .is_some_and(|leg| stream.consumed > leg.v)
-        {
+        let cut = stream.way.first().map_or(u64::MAX, |leg| leg.v);
+        if stream.consumed > cut {
             self.leave_way(id);
         }
+        self.settle_cut(id);
         let Some(stream) = self.streams.get_mut(id.0) else {
             return Due::NEVER;
         };
@@ -604,12 +611,13 @@ impl Server {
                 stream.handle = None;
             }
         } else {
-            let (had_way, ahead) = (!stream.way.is_empty(), stream.ahead_bytes());
             self.leave_run_of_closed(id);
             self.keep_promise(id);
-            let has_way = |stream: &Stream| !stream.way.is_empty();
-            let is_handed_on = had_way && !self.streams.get(id.0).is_some_and(has_way);
-            if !is_handed_on {
+            // The bytes of a way have gone with the kept contract.
+            if let Some(stream) = self.streams.get_mut(id.0) {
+                let ahead = stream.ahead_bytes();
+                stream.fetched = stream.fetched.min(stream.consumed);
+                stream.way.clear();
                 self.count_unread(id, ahead);
             }
             self.remove_stream(id, record, actions);

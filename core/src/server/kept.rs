@@ -56,6 +56,7 @@ impl Server {
         let Some(stream) = self.streams.get(id.0) else {
             return;
         };
+        let has_way = legacy.is_some();
         let (way, held, fetched) = legacy.map_or_else(Default::default, Legacy::into_parts);
         let until = match way.is_empty() {
             true => Instant::NEVER,
@@ -91,6 +92,9 @@ impl Server {
         }
         if let Some(stream) = self.streams.get_mut(id.0) {
             stream.standing = Standing::BestEffort;
+            if has_way {
+                stream.fetched = stream.fetched.min(stream.consumed);
+            }
         }
     }
 

@@ -18,9 +18,9 @@ use crate::stream::{Observation, Pattern};
 use alloc::vec::Vec;
 
 /// A place that was not read for so long is one that a reader can come back to.
-const AWAY: Duration = Duration::from_s(1);
+pub(super) const AWAY: Duration = Duration::from_s(1);
 /// A contract that its reader has left, for another place, is given back after so long.
-const LEFT: Duration = Duration::from_s(3);
+pub(super) const LEFT: Duration = Duration::from_s(3);
 /// Read-ahead never falls below the bytes that are played in this time.
 const WINDOW_MIN: Duration = Duration::from_ms(750);
 /// A client that was presumed to play, and did not, is not presumed to play again for so long.
@@ -117,6 +117,9 @@ impl Server {
         };
         self.end_run(from);
         let came_from = self.leave_run(from);
+        // A place that was only looked at has none of its own.
+        let looked_from = (self.streams.get_mut(from.0)).and_then(|stream| stream.came_from.take());
+        let came_from = came_from.or(looked_from);
         let left_ahead = self.streams.get(from.0).map_or(0, Stream::ahead_bytes);
         let legacy = self.take_way(from);
         self.release_held(from, u64::MAX);
@@ -130,6 +133,8 @@ impl Server {
             return;
         };
         left.standing = Standing::BestEffort;
+        // Nothing is held for it any more: if it is read on, it is fetched from its reader on.
+        left.fetched = left.fetched.min(left.consumed);
         let (rate, device) = (left.rate, left.device);
         let told = (self.streams.get(id.0)).and_then(|stream| self.told_rate(stream));
         let Some(stream) = self.streams.get_mut(id.0) else {
@@ -250,6 +255,7 @@ impl Server {
     }
 
     fn forget_cursor(&mut self, id: StreamId) {
+        self.leave_way(id);
         self.release_held(id, u64::MAX);
         self.unsettle(id);
         if let Some(stream) = self.streams.get_mut(id.0) {
@@ -351,7 +357,7 @@ impl Server {
             is_one.then_some((stream.session, stream.last_read))
         };
         let is_left = |id: &&StreamId| {
-            let Some((session, last_read)) = read(id).filter(|(_, at)| self.now.since(*at) > AWAY)
+            let Some((session, last_read)) = read(id).filter(|(_, at)| self.now.since(*at) > LEFT)
             else {
                 return false;
             };
@@ -360,7 +366,7 @@ impl Server {
                 .iter()
                 .chain(&entry.contracts)
                 .filter_map(read);
-            others.any(|(other, at)| other == session && at.since(last_read) > AWAY)
+            others.any(|(other, at)| other == session && at.since(last_read) > LEFT)
         };
         let left: Vec<StreamId> = entry.refused.iter().filter(is_left).copied().collect();
         for id in left {

@@ -56,6 +56,8 @@ pub(super) struct Session {
     pub left_run: Option<RunPlace>,
     /// Whether it cuts as it did before.
     pub foresight: Foresight,
+    /// Known places, one after the other, that were presumed to be played from their first read on.
+    pub presumed_starts: u8,
     /// Fetched ahead of it, and left unread.
     pub unread_bytes: u64,
 }

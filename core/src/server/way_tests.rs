@@ -2,6 +2,7 @@
 //! A seat that plays a timeline again is read ahead across its cuts. How many editors a
 //! device keeps then is in `sim/scenarios/timeline_again.toml`.
 
+use super::rehearsal::RunPlace;
 use super::tests::{Bench, ruled};
 use super::*;
 use alloc::vec::Vec;
@@ -14,6 +15,7 @@ const RUN: u64 = 75;
 /// An editor with a timeline: clips that stay open, each under a handle of its own.
 struct Editor {
     bench: Bench,
+    seat: u32,
     request: u64,
 }
 
@@ -24,7 +26,11 @@ impl Editor {
         for handle in 1..=6 {
             bench.open(1, handle, "clip", ruled(handle, 1000 * MIB, 100_000_000));
         }
-        Editor { bench, request: 0 }
+        Editor {
+            bench,
+            seat: 1,
+            request: 0,
+        }
     }
 
     /// Read frames of a clip in time; the device keeps up. True: the first one and more was fetched
@@ -34,12 +40,12 @@ impl Editor {
         for frame in 0..count {
             self.request += 1;
             self.bench
-                .read(1, clip, self.request, start + frame * FRAME, FRAME);
+                .read(self.seat, clip, self.request, start + frame * FRAME, FRAME);
             was_there |= frame == 0 && self.is_fetched_beyond_a_frame();
             self.bench.answer_looks();
             self.bench.serve_all();
             self.bench.answer_looks();
-            self.bench.end(1, self.request);
+            self.bench.end(self.seat, self.request);
             self.bench.now = self.bench.now + Duration::from_ms(40);
         }
         was_there
@@ -50,6 +56,14 @@ impl Editor {
     fn play_list(&mut self, clips: &[u32]) -> Vec<bool> {
         let play = |&clip: &u32| self.play(clip, place(clip), RUN);
         clips.iter().map(play).collect()
+    }
+
+    fn read_header(&mut self, clip: u32) {
+        self.request += 1;
+        self.bench.read(self.seat, clip, self.request, 0, 65_536);
+        self.bench.answer_looks();
+        self.bench.serve_all();
+        self.bench.end(self.seat, self.request);
     }
 
     fn close(&mut self, clip: u32) {
@@ -131,8 +145,8 @@ fn way_is_fetched_as_far_as_the_window_and_in_order() {
     editor.play(1, place(1), 10);
     let stream = editor.promised();
     let legs: Vec<u64> = stream.way.iter().map(|leg| leg.v / FRAME).collect();
-    // After the last one the list begins again.
-    let expected: Vec<u64> = (1..=8).map(|nth| nth * RUN).collect();
+    // The list begins for the second time just now: that is not known yet.
+    let expected: Vec<u64> = (1..=4).map(|nth| nth * RUN).collect();
     assert_eq!(legs, expected);
     // The buffers of the way are held in the order in which they are needed.
     assert!(stream.fetched > RUN * FRAME, "{}", stream.fetched);
@@ -197,11 +211,100 @@ fn reader_that_leaves_a_clip_out_finds_the_one_behind() {
 #[test]
 fn looks_between_two_runs_do_not_count() {
     let mut editor = Editor::new();
+    for pass in 0..3 {
+        for clip in [1, 2] {
+            let was_there = editor.play(clip, place(clip), RUN);
+            assert!(was_there || pass == 0 || clip == 1, "pass {pass}");
+            editor.play(6, place(6) + u64::from(clip + 2 * pass) * 40 * MIB, 3);
+        }
+    }
+    let seat = editor.seat();
+    assert_eq!(seat.rehearsed_cuts, seat.foreseen_cuts);
+    assert!(seat.rehearsed_cuts >= 3, "{}", seat.rehearsed_cuts);
+}
+
+/// As clients read a container's header or index once more.
+#[test]
+fn header_that_is_read_again_in_the_middle_of_a_run_is_no_cut() {
+    let mut editor = Editor::new();
+    // Another seat of the user has played the clip from its start.
+    editor.seat = 2;
+    editor.bench.session(2);
+    editor
+        .bench
+        .open(2, 1, "clip", ruled(1, 1000 * MIB, 100_000_000));
+    editor.play(1, 0, RUN);
+    editor.play(1, 500 * FRAME, 1);
+    editor.bench.step(Event::SessionClosed {
+        session: SessionId(2),
+    });
+    editor.seat = 1;
+    editor.read_header(1);
+    editor.play(1, 400 * FRAME, 20);
+    let number = editor.promised().number;
+    editor.read_header(1);
+    editor.play(1, 420 * FRAME, 5);
+    editor.play(4, place(4), RUN);
+    // One run, from frame 400 to 425.
+    let key = FileKey {
+        device: 1,
+        inode: 1,
+    };
+    let place = RunPlace {
+        file: key,
+        start: 400 * FRAME,
+    };
+    let login = editor.bench.server.sessions[&SessionId(1)].login.clone();
+    let run = editor.bench.server.rehearsal.run_at(&login, place);
+    assert_eq!(run.map(|run| run.length / FRAME), Some(25));
+    assert_ne!(editor.promised().number, number);
+}
+
+/// Admission counts a player whose way ends: it plays on there.
+#[test]
+fn player_at_the_end_of_its_way_is_a_player() {
+    let mut editor = Editor::new();
+    editor.play(1, place(1), 15);
+    editor.play(4, place(4), 15);
+    editor.play(6, place(6), RUN);
+    editor.play(1, place(1), 10);
+    let stream = editor.promised();
+    let end = stream.way.last().map(|leg| leg.v + leg.length);
+    assert_eq!(end, Some(stream.fetched), "all of the way is fetched");
+    let server = &editor.bench.server;
+    let players = server.players(stream.device, server.promised, &[]);
+    assert_eq!(players.len(), 1);
+}
+
+#[test]
+fn bytes_left_unread_are_counted_once() {
+    let mut editor = Editor::new();
     editor.play(1, place(1), RUN);
-    editor.play(6, place(6), 3);
-    editor.play(2, place(2), RUN);
-    editor.play(1, place(1), RUN);
-    assert!(editor.play(2, place(2), 1));
+    let ahead = editor.promised().ahead_bytes();
+    assert!(ahead > 0);
+    editor.play(4, place(4), 1);
+    assert_eq!(editor.seat().unread.0, ahead);
+    // The handle that was left is closed.
+    editor.close(1);
+    assert_eq!(editor.seat().unread.0, ahead);
+}
+
+#[test]
+fn single_reads_of_known_places_are_presumed_to_play_twice_at_most() {
+    let mut editor = Editor::new();
+    for clip in LIST {
+        editor.play(clip, place(clip), RUN);
+    }
+    // The seat pauses, and lets its contract go.
+    editor.bench.now = editor.bench.now + Duration::from_s(60);
+    editor.bench.step(Event::Timer);
+    let session = SessionId(1);
+    let starts = |editor: &Editor| editor.bench.server.sessions[&session].presumed_starts;
+    for clip in LIST {
+        editor.play(clip, place(clip), 1);
+        editor.bench.now = editor.bench.now + Duration::from_s(5);
+    }
+    assert!(starts(&editor) <= 2, "{}", starts(&editor));
 }
 
 #[test]

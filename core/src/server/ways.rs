@@ -10,6 +10,7 @@
 use super::clock::PlayClock;
 use super::glances::RUN_MIN;
 use super::rehearsal::{RunPlace, ShareUser};
+use super::seats::{AWAY, LEFT};
 use super::state::*;
 use super::*;
 use crate::stream::CursorIndex;
@@ -20,6 +21,11 @@ use alloc::vec::Vec;
 const LEG_COUNT_MAX: usize = 8;
 /// So many wrong cuts in a row, and the seat's ways are not followed until so many were right.
 const CUTS_IN_A_ROW: u8 = 2;
+/// So many known places, one after the other, are presumed to be played from their first read on
+/// though their reader did not go on there.
+const PRESUMED_MAX: u8 = 2;
+/// The first read of a run may come behind so many others.
+const OVERTAKEN_MAX: u64 = 4;
 /// A run of another rate ends the way: a part of this rate makes it another.
 const OTHER_RATE: u64 = 20;
 /// A reader that is followed from its second or third read on has begun at most so much before.
@@ -66,6 +72,9 @@ pub(super) struct PresentRun {
     place: RunPlace,
     /// The run before it; looks in between do not count.
     before: Option<RunPlace>,
+    /// Whether the cut to it is entered in the memory. A cut to another place than last time may be
+    /// to a look, which does not count.
+    is_settled: bool,
 }
 
 /// How often a seat cut as it had before.
@@ -149,6 +158,12 @@ impl Stream {
 /// The `v` from which on a former way and the present one are not the same. None: the present one
 /// only goes further.
 fn parting(former: &[Leg], present: &[Leg]) -> Option<u64> {
+    let Some(first) = present.first() else {
+        return former.first().map(|leg| leg.v);
+    };
+    if former.is_empty() {
+        return Some(first.v);
+    }
     for (at, old) in former.iter().enumerate() {
         let Some(new) = present.get(at) else {
             return Some(old.v);
@@ -156,9 +171,12 @@ fn parting(former: &[Leg], present: &[Leg]) -> Option<u64> {
         if old.v != new.v || old.place != new.place || old.file != new.file {
             return Some(old.v.min(new.v));
         }
+        let is_last = at + 1 == former.len() || at + 1 == present.len();
+        if is_last && old.length != new.length {
+            return Some(old.v + old.length.min(new.length));
+        }
     }
-    let (old, new) = (former.last()?, present.get(former.len() - 1)?);
-    (old.length != new.length).then(|| old.v + old.length.min(new.length))
+    None
 }
 
 impl Server {
@@ -229,37 +247,103 @@ impl Server {
             return;
         };
         let (Some(user), Some(clock)) = (self.rehearsing_user(stream), stream.clock) else {
+            // A reader that steps here and there looks about: its next run follows the one before.
+            if let Some(stream) = self.streams.get_mut(id.0) {
+                stream.came_from = before;
+            }
             return;
         };
         let Some(file) = self.files.get(&stream.file) else {
             return;
         };
+        let start = self.run_start(stream, clock.origin);
         let (session, place) = (
             stream.session,
             RunPlace {
                 file: file.key,
-                start: clock.origin,
+                start,
             },
         );
         let before = before
             .or_else(|| self.leave_run_before(id))
             .or_else(|| self.sessions.get_mut(&session)?.left_run.take());
-        if let Some(before) = before {
-            let foreseen = self.rehearsal.run_at(&user, before);
-            let foreseen = foreseen.and_then(|run| run.next);
-            if let (Some(next), Some(session)) = (foreseen, self.sessions.get_mut(&session)) {
-                session.foresight.cut(next == place);
-            }
-            self.rehearsal.goes_on(&user, before, place);
-        }
+        let foreseen = before.and_then(|before| self.rehearsal.run_at(&user, before)?.next);
         if let Some(stream) = self.streams.get_mut(id.0) {
-            stream.run = Some(PresentRun { place, before });
+            stream.run = Some(PresentRun {
+                place,
+                before,
+                is_settled: false,
+            });
+        }
+        if foreseen == Some(place) {
+            self.enter_cut(id);
         }
         self.lay_way(id);
     }
 
+    /// The first byte of the run that a stream is in: a read over old ground, or one that overtook
+    /// the first, shows only later where it began.
+    fn run_start(&self, stream: &Stream, from: u64) -> u64 {
+        let handle = stream.handle.map(|handle| (stream.session, handle));
+        let handle = handle.and_then(|handle| self.handles.get(&handle));
+        let cursor = stream.cursor.zip(handle);
+        let cursor = cursor.and_then(|(cursor, handle)| handle.recogniser.cursor(cursor));
+        let start = cursor.map_or(from, |cursor| cursor.start().min(from));
+        let most = stream.read_bytes.saturating_mul(OVERTAKEN_MAX);
+        if from - start <= most { start } else { from }
+    }
+
+    /// A run has lasted for so long that it is no look: the cut to it counts.
+    pub(super) fn settle_cut(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get(id.0) else {
+            return;
+        };
+        let Some(run) = stream.run.filter(|run| !run.is_settled) else {
+            return;
+        };
+        let end = stream.origin.saturating_add(stream.consumed);
+        let length = end.saturating_sub(run.place.start);
+        let rate = stream.rate_or_none();
+        if rate.0 == 0 || length < rate.bytes_in(RUN_MIN).0 {
+            return;
+        }
+        let start = self.run_start(stream, run.place.start);
+        let stream = self.streams.get_mut(id.0);
+        if let Some(run) = stream.and_then(|stream| stream.run.as_mut()) {
+            run.place.start = start;
+        }
+        self.enter_cut(id);
+        // The cut may be part of what is ahead, as in a loop.
+        self.lay_way(id);
+    }
+
+    fn enter_cut(&mut self, id: StreamId) {
+        let Some(stream) = self.streams.get_mut(id.0) else {
+            return;
+        };
+        let Some(run) = &mut stream.run else {
+            return;
+        };
+        run.is_settled = true;
+        let run = *run;
+        let Some(session) = self.sessions.get_mut(&stream.session) else {
+            return;
+        };
+        session.presumed_starts = 0;
+        let Some(before) = run.before else {
+            return;
+        };
+        let former = self.rehearsal.run_at(&session.login, before);
+        if let Some(next) = former.and_then(|former| former.next) {
+            session.foresight.cut(next == run.place);
+        }
+        let login = session.login.clone();
+        self.rehearsal.goes_on(&login, before, run.place);
+    }
+
     /// The run of the seat that a stream without a contract goes on from: of those that are not
-    /// over, the one that was read least lately, and not in turn with this stream.
+    /// over, the one that was read least lately, and not in turn with this stream. Not one that is
+    /// played under contract, nor one that was left long ago.
     fn leave_run_before(&mut self, id: StreamId) -> Option<RunPlace> {
         let stream = self.streams.get(id.0)?;
         let is_before = |key: u32, other: &Stream| {
@@ -267,6 +351,8 @@ impl Server {
                 && other.session == stream.session
                 && other.run.is_some()
                 && other.last_read <= stream.last_read
+                && self.now.since(other.last_read) <= LEFT
+                && (other.standing != Standing::Contract || self.now.since(other.last_read) > AWAY)
         };
         let all = self.streams.iter();
         let (key, _) = all
@@ -275,24 +361,55 @@ impl Server {
         self.leave_run(StreamId(key))
     }
 
-    /// A read begins where a run began that its user has played.
-    pub(super) fn is_known_start(
-        &self,
-        session: SessionId,
-        file: FileId,
-        range: ByteRange,
-    ) -> bool {
-        let (Some(session), Some(file)) = (self.sessions.get(&session), self.files.get(&file))
-        else {
+    /// A read begins where a run began that its user has played, and its reader may have cut there:
+    /// it does not play elsewhere under contract, or its way leads here, or the run that it plays is
+    /// at its end. Else the next read shows whether this was a header or a thumbnail. One that was
+    /// wrong twice, one presumption after the other, waits for the next read, too.
+    pub(super) fn is_known_start(&self, seat: SessionId, file: FileId, range: ByteRange) -> bool {
+        let (Some(session), Some(file)) = (self.sessions.get(&seat), self.files.get(&file)) else {
             return false;
         };
         let place = RunPlace {
             file: file.key,
             start: range.start.0,
         };
-        self.policy.rehearsal
+        let is_known = self.policy.rehearsal
             && session.is_seat()
-            && self.rehearsal.run_at(&session.login, place).is_some()
+            && session.presumed_starts < PRESUMED_MAX
+            && self.rehearsal.run_at(&session.login, place).is_some();
+        let Some(device) = self.devices.get(&file.device).filter(|_| is_known) else {
+            return false;
+        };
+        let mut playing = device
+            .contracts
+            .iter()
+            .filter_map(|id| self.streams.get(id.0))
+            .filter(|stream| stream.session == seat && !stream.is_kept)
+            .filter(|stream| self.now.since(stream.last_read) <= AWAY)
+            .peekable();
+        let leads_here = |stream: &Stream| {
+            let is_named = stream.way.iter().any(|leg| leg.place == place);
+            is_named || self.is_at_end(&session.login, stream)
+        };
+        playing.peek().is_none() || playing.any(leads_here)
+    }
+
+    /// The reader of a stream is where its run ended last time.
+    fn is_at_end(&self, login: &ShareUser, stream: &Stream) -> bool {
+        let Some(run) = stream.run else {
+            return false;
+        };
+        let known = self.rehearsal.run_at(login, run.place);
+        let end = stream.origin.saturating_add(stream.consumed);
+        known.is_some_and(|known| end >= run.place.start.saturating_add(known.length))
+    }
+
+    /// A stream without a contract begins at a known place with its first read there.
+    pub(super) fn presume_start(&mut self, id: StreamId) {
+        let session = self.streams.get(id.0).map(|stream| stream.session);
+        if let Some(session) = session.and_then(|session| self.sessions.get_mut(&session)) {
+            session.presumed_starts = session.presumed_starts.saturating_add(1);
+        }
     }
 
     /// Lay a stream's way along the runs that followed last time. Of the bytes that were fetched
