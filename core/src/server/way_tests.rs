@@ -367,7 +367,7 @@ fn first_frames_are_there_for_a_player_that_closes_each_clip() {
         editor.bench.open(2, handle, "clip", facts);
         editor.close(handle);
     }
-    let mut play_list = |editor: &mut Editor| -> Vec<bool> {
+    let play_list = |editor: &mut Editor| -> Vec<bool> {
         let play = |&clip: &u32| {
             let facts = ruled(clip, 1000 * MIB, 100_000_000);
             editor.bench.open(1, clip, "clip", facts);
