@@ -472,6 +472,7 @@ impl Checker {
             | Event::SessionOfPool { .. }
             | Event::Stopping
             | Event::MayChange { .. }
+            | Event::Remembered(_)
             | Event::PoolFileOpened { .. }
             | Event::Changed { .. }
             | Event::Gone { .. }

@@ -535,6 +535,7 @@ impl Machine for Naive {
             | Event::SessionOfPool { .. }
             | Event::Stopping
             | Event::MayChange { .. }
+            | Event::Remembered(_)
             | Event::PoolFileOpened { .. }
             | Event::Hint { .. }
             | Event::ForeignLoad { .. }

@@ -841,7 +841,7 @@ fn checksum(record: &[u8]) -> u32 {
 }
 
 /// CRC-32C of these bytes.
-pub(super) fn crc32c(bytes: &[u8]) -> u32 {
+pub fn crc32c(bytes: &[u8]) -> u32 {
     let step = |sum: u32, &byte: &u8| CRC32C[usize::from(sum as u8 ^ byte)] ^ sum >> 8;
     !bytes.iter().fold(u32::MAX, step)
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The seam: events that may happen ([`Event`]) and actions that may be asked for ([`Action`]).
 
+use super::RememberedRun;
 pub use crate::sched::admission::Refusal;
 pub use crate::sched::{DeviceModel, ServiceModel};
 use crate::units::*;
@@ -511,6 +512,10 @@ pub enum Event {
     /// has such a page mapped for writing may change it without moving the file's version: the
     /// kernel notices the first store into a page only, until the page is written.
     MayChange { io: IoId },
+    /// Runs that an earlier server remembered ([`Server::remembered`]), oldest first; the driver
+    /// has them from a file, so they may be anything. The runs that this server remembers are
+    /// newer.
+    Remembered(Vec<RememberedRun>),
 }
 
 /// A run of slots in [`Actions::slots`].

@@ -97,6 +97,7 @@ mod writeback;
 mod writes;
 
 pub use api::*;
+pub use rehearsal::{RememberedRun, RunPlace, ShareUser};
 
 use crate::cache::Cache;
 use crate::sched::{Claim, Order};
@@ -428,6 +429,7 @@ impl Server {
             Event::IoDone { io, result } => self.io_done(io, result, actions),
             Event::Timer => self.timer(actions),
             Event::MayChange { io } => self.may_change(io),
+            Event::Remembered(runs) => self.rehearsal.recall(runs),
         }
         self.let_go_of_unused(actions);
         self.give_room(actions);

@@ -5,12 +5,16 @@
 //! that was played: the file and the first byte are its place, and its length was read. Each run
 //! has the place of the run that followed it. `ways` reads ahead by that (docs/decisions/0051).
 //!
-//! The memory is bounded: the runs that were played longest ago are forgotten first.
+//! The memory is bounded: the runs that were played longest ago are forgotten first. The driver
+//! keeps it from one daemon to the next: [`Rehearsal::remembered`] goes out, [`Rehearsal::recall`]
+//! takes it in, and trusts none of it.
 
 use crate::server::FileKey;
 use crate::units::*;
 use alloc::collections::BTreeMap;
 use alloc::string::String;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 /// Runs that are remembered of one user.
 const RUN_COUNT_MAX: usize = 4096;
@@ -18,13 +22,15 @@ const RUN_COUNT_MAX: usize = 4096;
 const USER_COUNT_MAX: usize = 64;
 /// Runs of all users together: some 5 MB.
 const ALL_COUNT_MAX: usize = 32_768;
+/// No file is longer, so that no remembered run ends behind this. Units: bytes.
+const END_MAX: u64 = i64::MAX as u64;
 
 /// A run that ends so much earlier than last time is as long as last time.
 const JITTER: Duration = Duration::from_ms(250);
 
 /// Where a run begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct RunPlace {
+pub struct RunPlace {
     /// Its file.
     pub file: FileKey,
     /// Its first byte.
@@ -46,11 +52,34 @@ pub(super) struct PlayedRun {
 
 /// A user of a share.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct ShareUser {
+pub struct ShareUser {
     /// The share.
     pub share: String,
     /// The user.
     pub user: String,
+}
+
+/// A run of the memory, as the driver keeps it from one daemon to the next.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RememberedRun {
+    /// The user that played it.
+    pub user: Arc<ShareUser>,
+    /// Where it begins.
+    pub place: RunPlace,
+    /// How much of it was read, from its place on. Units: bytes.
+    pub length: u64,
+    /// The rate at which it was played.
+    pub rate: BytesPerSecond,
+    /// Where its reader went on. None: not known.
+    pub next: Option<RunPlace>,
+}
+
+impl RememberedRun {
+    /// Some server may have remembered it.
+    fn is_possible(&self) -> bool {
+        let end = self.place.start.checked_add(self.length);
+        self.length > 0 && self.rate.0 > 0 && end.is_some_and(|end| end <= END_MAX)
+    }
 }
 
 /// The runs of one user.
@@ -65,8 +94,8 @@ struct Runs {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Rehearsal {
     users: BTreeMap<ShareUser, Runs>,
-    /// Runs played so far.
-    played_count: u64,
+    /// Changes so far. Their order is that in which the runs were played.
+    change_count: u64,
 }
 
 impl Runs {
@@ -104,8 +133,8 @@ impl Rehearsal {
         length: u64,
         rate: BytesPerSecond,
     ) {
-        self.played_count += 1;
-        let played = self.played_count;
+        self.change_count += 1;
+        let played = self.change_count;
         if !self.users.contains_key(user) {
             self.make_room();
         }
@@ -157,8 +186,51 @@ impl Rehearsal {
     /// The reader of a run went on at another place.
     pub(super) fn goes_on(&mut self, user: &ShareUser, from: RunPlace, to: RunPlace) {
         let run = self.users.get_mut(user);
-        if let Some(run) = run.and_then(|runs| runs.by_place.get_mut(&from)) {
+        if let Some(run) = run.and_then(|runs| runs.by_place.get_mut(&from))
+            && run.next != Some(to)
+        {
             run.next = Some(to);
+            self.change_count += 1;
+        }
+    }
+
+    /// Another number with each change.
+    pub(super) fn change_count(&self) -> u64 {
+        self.change_count
+    }
+
+    /// All runs in the order in which they were played, oldest first.
+    pub(super) fn remembered(&self) -> Vec<RememberedRun> {
+        let mut all = Vec::new();
+        for (user, runs) in &self.users {
+            let user = Arc::new(user.clone());
+            let runs = runs.by_place.iter();
+            all.extend(runs.map(|(place, run)| {
+                let remembered = RememberedRun {
+                    user: user.clone(),
+                    place: *place,
+                    length: run.length,
+                    rate: run.rate,
+                    next: run.next,
+                };
+                (run.played, remembered)
+            }));
+        }
+        all.sort_unstable_by_key(|(played, _)| *played);
+        all.into_iter().map(|(_, run)| run).collect()
+    }
+
+    /// Take in runs that an earlier server remembered, oldest first. Those of this one are newer.
+    pub(super) fn recall(&mut self, remembered: Vec<RememberedRun>) {
+        let present = self.remembered();
+        self.users.clear();
+        let too_many = remembered.len().saturating_sub(ALL_COUNT_MAX);
+        let former = remembered.into_iter().skip(too_many);
+        for run in former.filter(RememberedRun::is_possible).chain(present) {
+            self.ends(&run.user, run.place, run.length, run.rate);
+            if let Some(next) = run.next {
+                self.goes_on(&run.user, run.place, next);
+            }
         }
     }
 
@@ -172,7 +244,6 @@ impl Rehearsal {
 mod tests {
     use super::*;
     use alloc::format;
-    use alloc::vec::Vec;
 
     const RATE: BytesPerSecond = BytesPerSecond(12_500_000);
 
@@ -267,5 +338,122 @@ mod tests {
         let mut rehearsal = Rehearsal::default();
         rehearsal.goes_on(&user("ana"), place(1, 0), place(2, 0));
         assert_eq!(rehearsal.run_at(&user("ana"), place(1, 0)), None);
+    }
+
+    fn remembered(name: &str, place: RunPlace, length: u64) -> RememberedRun {
+        RememberedRun {
+            user: Arc::new(user(name)),
+            place,
+            length,
+            rate: RATE,
+            next: None,
+        }
+    }
+
+    /// A server of a later daemon.
+    fn after(runs: Vec<RememberedRun>) -> Rehearsal {
+        let mut rehearsal = Rehearsal::default();
+        rehearsal.recall(runs);
+        rehearsal
+    }
+
+    #[test]
+    fn recalled_runs_are_those_that_were_remembered_in_their_order() {
+        let mut rehearsal = Rehearsal::default();
+        for (name, inode) in [("ben", 3), ("ana", 1), ("ben", 2), ("ana", 9), ("ben", 3)] {
+            rehearsal.ends(&user(name), place(inode, 7), 100 + inode, RATE);
+        }
+        rehearsal.goes_on(&user("ana"), place(1, 7), place(9, 7));
+        let runs = rehearsal.remembered();
+        let inodes: Vec<u64> = runs.iter().map(|run| run.place.file.inode).collect();
+        assert_eq!(inodes, [1, 2, 9, 3]);
+        assert_eq!(runs[0].next, Some(place(9, 7)));
+        assert_eq!(after(runs.clone()).remembered(), runs);
+    }
+
+    #[test]
+    fn runs_are_forgotten_in_the_same_order_after_a_recall() {
+        let mut rehearsal = Rehearsal::default();
+        let ana = user("ana");
+        for number in 0..RUN_COUNT_MAX as u64 {
+            rehearsal.ends(&ana, place(number, 0), 100, RATE);
+        }
+        rehearsal.ends(&ana, place(0, 0), 100, RATE);
+        let mut later = after(rehearsal.remembered());
+        later.ends(&ana, place(RUN_COUNT_MAX as u64, 0), 100, RATE);
+        assert!(later.run_at(&ana, place(0, 0)).is_some());
+        assert_eq!(later.run_at(&ana, place(1, 0)), None);
+        assert!(later.run_at(&ana, place(2, 0)).is_some());
+    }
+
+    #[test]
+    fn runs_played_before_a_recall_are_newer() {
+        let mut rehearsal = Rehearsal::default();
+        let ana = user("ana");
+        rehearsal.ends(&ana, place(1, 0), 100, RATE);
+        rehearsal.ends(&ana, place(2, 0), 100, RATE);
+        rehearsal.goes_on(&ana, place(2, 0), place(1, 0));
+        let before = rehearsal.change_count();
+        rehearsal.recall(Vec::from([
+            RememberedRun {
+                next: Some(place(8, 0)),
+                ..remembered("ana", place(1, 0), 50_000_000)
+            },
+            RememberedRun {
+                next: Some(place(8, 0)),
+                ..remembered("ana", place(2, 0), 50_000_000)
+            },
+            remembered("ana", place(3, 0), 50_000_000),
+        ]));
+        assert!(rehearsal.change_count() > before);
+        let run = |inode| rehearsal.run_at(&ana, place(inode, 0)).unwrap();
+        // Where no later run is known, the former one is.
+        assert_eq!((run(1).length, run(1).next), (100, Some(place(8, 0))));
+        assert_eq!((run(2).length, run(2).next), (100, Some(place(1, 0))));
+        let runs = rehearsal.remembered();
+        let inodes: Vec<u64> = runs.iter().map(|run| run.place.file.inode).collect();
+        assert_eq!(inodes, [3, 1, 2]);
+    }
+
+    #[test]
+    fn impossible_runs_are_not_recalled() {
+        let slow = RememberedRun {
+            rate: BytesPerSecond(0),
+            ..remembered("ana", place(5, 0), 100)
+        };
+        let nowhere = RememberedRun {
+            next: Some(place(u64::MAX, u64::MAX)),
+            ..remembered("ana", place(6, END_MAX - 100), 100)
+        };
+        let rehearsal = after(Vec::from([
+            remembered("ana", place(1, 0), u64::MAX),
+            remembered("ana", place(2, u64::MAX), 1),
+            remembered("ana", place(3, END_MAX), 1),
+            remembered("ana", place(4, 0), 0),
+            slow,
+            nowhere.clone(),
+        ]));
+        assert_eq!(rehearsal.remembered(), [nowhere]);
+    }
+
+    #[test]
+    fn bounds_hold_for_a_recall_of_too_many_runs() {
+        let of_users = (0..2 * USER_COUNT_MAX).map(|number| {
+            let name = format!("u{number}");
+            remembered(&name, place(1, 0), 100)
+        });
+        let rehearsal = after(of_users.collect());
+        assert_eq!(rehearsal.users.len(), USER_COUNT_MAX);
+        assert_eq!(rehearsal.run_at(&user("u0"), place(1, 0)), None);
+
+        let of_all = (0..3 * ALL_COUNT_MAX as u64).map(|number| {
+            let name = format!("u{}", number % 10);
+            remembered(&name, place(number, 0), 100)
+        });
+        let rehearsal = after(of_all.collect());
+        let counts = rehearsal.users.values().map(|runs| runs.by_place.len());
+        assert!(counts.clone().all(|count| count <= RUN_COUNT_MAX));
+        assert!(counts.sum::<usize>() <= ALL_COUNT_MAX);
+        assert!(!rehearsal.users.is_empty());
     }
 }

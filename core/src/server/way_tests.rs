@@ -404,3 +404,36 @@ fn contract_that_ends_takes_the_way_with_it() {
     assert!(stream.way.is_empty());
     assert!(stream.fetched <= RUN * FRAME);
 }
+
+#[test]
+fn first_frames_are_there_for_a_server_that_was_told_of_the_list() {
+    let mut editor = Editor::new();
+    editor.play_list(&LIST);
+    editor.close(LIST[4]);
+    let remembered = editor.bench.server.remembered();
+    assert_eq!(remembered.len(), LIST.len());
+    let mut later = Editor::new();
+    later.bench.step(Event::Remembered(remembered));
+    // A known beginning asks for its contract with its first read.
+    assert_eq!(later.play_list(&LIST), [true; 5]);
+}
+
+#[test]
+fn server_that_was_told_nonsense_serves_on() {
+    let mut editor = Editor::new();
+    editor.play_list(&LIST);
+    let longest = i64::MAX as u64;
+    let nonsense = |run: RememberedRun| RememberedRun {
+        length: longest - run.place.start,
+        next: run.next.or(Some(run.place)),
+        ..run
+    };
+    let remembered = editor.bench.server.remembered();
+    let mut later = Editor::new();
+    let nonsense = remembered.into_iter().map(nonsense).collect();
+    later.bench.step(Event::Remembered(nonsense));
+    let first = [true, false, false, false, false];
+    assert_eq!(later.play_list(&LIST), first);
+    later.play_list(&LIST);
+    assert_eq!(later.play_list(&LIST), [true; 5]);
+}

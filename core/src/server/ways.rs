@@ -412,6 +412,17 @@ impl Server {
         }
     }
 
+    /// Which run followed which, of all users, in the order in which the runs were played, oldest
+    /// first: the driver keeps it for [`Event::Remembered`].
+    pub fn remembered(&self) -> Vec<RememberedRun> {
+        self.rehearsal.remembered()
+    }
+
+    /// Another number with each change of [`Server::remembered`].
+    pub fn rehearsal_changes(&self) -> u64 {
+        self.rehearsal.change_count()
+    }
+
     /// Lay a stream's way along the runs that followed last time. Of the bytes that were fetched
     /// along a former way those stay that lie on this one.
     pub(super) fn lay_way(&mut self, id: StreamId) {
@@ -459,7 +470,7 @@ impl Server {
         let rate = stream.rate_or_none().0;
         let is_its = |other: BytesPerSecond| other.0.abs_diff(rate) <= rate / OTHER_RATE;
         let (at, v) = match last {
-            Some(leg) => (leg.place, leg.v + leg.length),
+            Some(leg) => (leg.place, leg.v.checked_add(leg.length)?),
             None => {
                 let length = self.rehearsal.run_at(user, run)?.length;
                 let end = run.start.saturating_add(length);
