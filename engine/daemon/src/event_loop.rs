@@ -21,6 +21,7 @@ use crate::lag::Lag;
 use crate::lanes::Lanes;
 use crate::moves::{Moves, trouble_of};
 use crate::recovery::VAIN_MAX;
+use crate::remembered::Keeper;
 use crate::reports::Reports;
 use crate::sessions::Sessions;
 use crate::share::{ServedShare, Share};
@@ -160,6 +161,8 @@ pub(crate) struct Daemon {
     /// The same for reads of headers.
     pub(super) deferred_headers: Vec<(FileId, ByteCount)>,
     pub(super) reports: Reports,
+    /// For the file of rehearsal.
+    pub(super) keeper: Keeper,
     /// Reasons for not serving a file that were logged.
     pub(super) said: HashSet<String>,
     /// Askers that wait for the end of a reload.
@@ -280,6 +283,7 @@ impl Daemon {
             deferred_stats: Vec::new(),
             deferred_headers: Vec::new(),
             reports: Reports::default(),
+            keeper: Keeper::default(),
             said: HashSet::new(),
             reload_askers: Vec::new(),
             reloading: false,
@@ -444,7 +448,9 @@ impl Daemon {
         if self.drain_end == Instant::NEVER {
             self.start_draining();
         }
-        if self.is_drained() && !self.look_at_end() && !self.give_back_at_end() {
+        // The last save goes on beside the rest.
+        let is_saving = self.save_at_end();
+        if self.is_drained() && !self.look_at_end() && !self.give_back_at_end() && !is_saving {
             return true;
         }
         let now = clock::now();
@@ -501,6 +507,7 @@ impl Daemon {
             self.sample_at = start + foreign::SAMPLE;
             self.sample_foreign();
             self.look_at_mounts(start);
+            self.keep_rehearsal(start);
         }
         self.look_for_ring(start);
         self.give_left_back(start);

@@ -117,6 +117,8 @@ impl Daemon {
                 Done::GaveBack(attempts) => self.given_back(attempts),
                 Done::Looked { share, result } => self.looked(share, result),
                 Done::Reloaded(result) => self.reloaded(result),
+                Done::RunsLoaded(result) => self.runs_loaded(result),
+                Done::RunsSaved { changes, result } => self.runs_saved(changes, result),
             }
         }
         // A worker has ended a job, so there is room.

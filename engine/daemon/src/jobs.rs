@@ -7,10 +7,13 @@ use crate::error::ServeError;
 use crate::files::{Chore, Durable, TIME_IS_SET};
 use crate::kept::{FoundAgain, Missed, Terms, find_again};
 use crate::mounts::{MountTable, same_file_system_elsewhere};
+use crate::remembered::{self, FileSystem};
 use crate::reserved::{Attempts, give_back};
 use crate::share::{Place, Share, place_of};
 use rushes_core::format::lane::FileRecord;
-use rushes_core::server::{DeviceModel, Errno, Extent, FileKey, PAGE_BYTES, RateHint, RateSource};
+use rushes_core::server::{
+    DeviceModel, Errno, Extent, FileKey, PAGE_BYTES, RateHint, RateSource, RememberedRun,
+};
 use rushes_core::units::{DeviceId, FileId, HandleId, PoolNumber, SessionId};
 use rushes_shm::Writer;
 use rushes_sys::extents;
@@ -143,6 +146,19 @@ pub(crate) enum Job {
         file: PathBuf,
         known: Vec<Arc<Share>>,
     },
+    /// Read the runs that rehearsal remembered.
+    LoadRuns {
+        state_dir: PathBuf,
+        file_systems: Vec<FileSystem>,
+    },
+    /// Write the runs that rehearsal remembers.
+    SaveRuns {
+        state_dir: PathBuf,
+        file_systems: Vec<FileSystem>,
+        runs: Vec<RememberedRun>,
+        /// The server's count when it had these runs.
+        changes: u64,
+    },
 }
 
 /// The outcome of a job.
@@ -221,6 +237,13 @@ pub(crate) enum Done {
         result: Result<Option<OpenedShare>, ServeError>,
     },
     Reloaded(Result<Box<Reloaded>, ConfigError>),
+    /// Err: a sentence.
+    RunsLoaded(Result<Vec<RememberedRun>, String>),
+    /// Err: a sentence.
+    RunsSaved {
+        changes: u64,
+        result: Result<(), String>,
+    },
 }
 
 /// Whether a file can be written through a lane.
@@ -419,6 +442,19 @@ pub(crate) fn work(job: Job) -> Done {
             Done::Looked { share, result }
         }
         Job::Reload { file, known } => Done::Reloaded(reload(&file, &known).map(Box::new)),
+        Job::LoadRuns {
+            state_dir,
+            file_systems,
+        } => Done::RunsLoaded(remembered::load(&state_dir, &file_systems)),
+        Job::SaveRuns {
+            state_dir,
+            file_systems,
+            runs,
+            changes,
+        } => Done::RunsSaved {
+            changes,
+            result: remembered::save(&state_dir, &runs, &file_systems),
+        },
     }
 }
 

@@ -30,6 +30,7 @@ mod mounts;
 mod moves;
 mod process;
 mod recovery;
+mod remembered;
 mod reports;
 mod reserved;
 mod runtime_dir;

@@ -64,7 +64,7 @@ pub struct Config {
     pub write_buffer_bytes: u64,
     /// `server.runtime_dir`: sockets and the lock.
     pub runtime_dir: PathBuf,
-    /// `server.state_dir`: calibrations.
+    /// `server.state_dir`: calibrations, and the runs that rehearsal remembers.
     pub state_dir: PathBuf,
     /// `server.preroll`, `pause`, `margin`, `analyser`, `contracts_from_cadence`,
     /// `contracts_from_header`, `coalesce`, `rehearsal`; `write.age`.
