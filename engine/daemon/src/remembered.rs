@@ -274,7 +274,7 @@ pub(crate) fn load(state_dir: &Path, now: &[FileSystem]) -> Result<Vec<Remembere
     found.map_err(|fault| {
         format!(
             "the runs in {} are not used for rehearsal: {fault}; the daemon serves without them, \
-             and the next save replaces the file; to keep a copy, save it elsewhere now",
+             and the next save replaces the file: copy it now to keep it",
             path.display()
         )
     })

@@ -389,3 +389,65 @@ fn metrics_come_over_the_socket_and_over_tcp_by_choice() {
 
 trait ReadWrite: Read + Write {}
 impl<T: Read + Write> ReadWrite for T {}
+
+/// Play three runs of two clips, each frame at its time. Returns the cuts out of runs that the user
+/// had played before.
+fn play_list(daemon: &Daemon, share: &Path) -> u64 {
+    const FRAME: usize = 40_000;
+    const FRAME_TIME: Duration = Duration::from_millis(40);
+    let mut client = daemon.connect();
+    let clips = [("a.mov", 0), ("b.mov", 2_400_000), ("a.mov", 7_200_000)];
+    let clips = clips.map(|(name, start)| (open(&mut client, share, name), start));
+    for ((_, handle), start) in &clips {
+        let began = Instant::now();
+        for frame in 0..30u32 {
+            std::thread::sleep((FRAME_TIME * frame).saturating_sub(began.elapsed()));
+            let offset = start + u64::from(frame) * FRAME as u64;
+            read(&mut client, *handle, offset, FRAME);
+        }
+    }
+    daemon.status().seats[0].rehearsed_cuts
+}
+
+#[test]
+fn cuts_that_were_played_before_a_restart_are_rehearsed() {
+    const RULE: &str = "[[rule]]\nmatch = \"**/*.mov\"\nbitrate = \"8M\"\n";
+    let share = Folder::below(&std::env::temp_dir());
+    for (seed, name) in [(1, "a.mov"), (2, "b.mov")] {
+        std::fs::write(share.0.join(name), pattern(seed, 12_000_000)).unwrap();
+    }
+    let folder = Folder::below(&std::env::temp_dir());
+    let place = || Folder(folder.0.clone());
+    let mut daemon = Daemon::start_in(place(), &share.0, RULE);
+    assert_eq!(play_list(&daemon, &share.0), 0);
+    daemon.stop();
+    let file = folder.0.join("state/rehearsal.json");
+    let written = std::fs::read(&file).unwrap();
+    let mode = std::fs::metadata(&file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    // The folder is the test's.
+    std::mem::forget(daemon);
+
+    // While rehearsal is off the file stays as it is, and is not used.
+    let text = configuration(&folder.0, &share.0, RULE);
+    let off = text.replace("[server]\n", "[server]\nrehearsal = false\n");
+    std::fs::write(folder.0.join("rushes.toml"), off).unwrap();
+    let mut daemon = Daemon::start_written(place());
+    assert_eq!(play_list(&daemon, &share.0), 0);
+    daemon.stop();
+    assert_eq!(std::fs::read(&file).unwrap(), written);
+    std::mem::forget(daemon);
+
+    let mut daemon = Daemon::start_in(place(), &share.0, RULE);
+    assert!(play_list(&daemon, &share.0) > 0);
+    daemon.stop();
+    std::mem::forget(daemon);
+
+    // A damaged file keeps no daemon from serving, and the next save replaces it.
+    std::fs::write(&file, &written[..written.len() / 2]).unwrap();
+    let mut daemon = Daemon::start_in(place(), &share.0, RULE);
+    assert_eq!(play_list(&daemon, &share.0), 0);
+    daemon.stop();
+    assert!(std::fs::read(&file).unwrap().ends_with(b"]}\n"));
+    std::mem::forget(daemon);
+}
