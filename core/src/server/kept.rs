@@ -3,9 +3,9 @@
 //!
 //! Many players close a clip before they open the next one, at each cut. So a contract does not end
 //! with its handle: the seat keeps it for a pause's time, counted from the last read, and its next
-//! read takes it up. A kept contract is a line among the streams that has no handle and no file, and
-//! is never fetched for; admission counts it as a player that may begin at any moment. It has no
-//! buffers but those that were fetched along a way (see `ways`), and these only for as long as a
+//! read takes it up. A kept contract is a line among the streams that has no handle and no file,
+//! and is never fetched for; admission counts it as a player that may begin at any moment. It has
+//! no buffers but those that were fetched along a way (see `ways`), and these only for as long as a
 //! player that cuts takes to open the next clip.
 //!
 //! They end with the session: a client that disconnects has left.

@@ -313,7 +313,7 @@ impl Server {
             run.place.start = start;
         }
         self.enter_cut(id);
-        // The cut may be part of what is ahead, as in a loop.
+        // The cut may be part of the way ahead, as in a loop.
         self.lay_way(id);
     }
 
@@ -362,9 +362,9 @@ impl Server {
     }
 
     /// A read begins where a run began that its user has played, and its reader may have cut there:
-    /// it does not play elsewhere under contract, or its way leads here, or the run that it plays is
-    /// at its end. Else the next read shows whether this was a header or a thumbnail. One that was
-    /// wrong twice, one presumption after the other, waits for the next read, too.
+    /// it does not play elsewhere under contract, or its way leads here, or the run that it plays
+    /// is at its end. Else the next read shows whether this was a header or a thumbnail. One that
+    /// was wrong twice, one presumption after the other, waits for the next read, too.
     pub(super) fn is_known_start(&self, seat: SessionId, file: FileId, range: ByteRange) -> bool {
         let (Some(session), Some(file)) = (self.sessions.get(&seat), self.files.get(&file)) else {
             return false;
