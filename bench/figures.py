@@ -44,6 +44,11 @@ PAUSE_S = 30
 TABLE5_MB_PER_S = 1123e6 / 8 / 1e6
 
 
+def let_go_of(scratch):
+    """Take down the disk that runs kept in this folder: it outlives them, and holds its memory."""
+    subprocess.run([str(RUSHES), "lab", "clean", "--kept", scratch], check=False)
+
+
 class Runs:
     """Runs of one figure: each is started, kept and returned as an object."""
 
@@ -61,6 +66,8 @@ class Runs:
         # These lay out footage of another kind; both at once would not fit the memory of a small machine.
         if "--sequence" in words or "--storm" in words:
             disk = []
+            if not os.environ.get("RUSHES_LAB_KEEP"):
+                let_go_of(self.keep)
         return self.lab(label, "play", *words, *disk)
 
     def lab(self, label, *words):
@@ -1213,9 +1220,9 @@ def main():
         try:
             codes = [known[word](Runs(word, kept_by_user or scratch)) for word in words]
         finally:
-            # A kept disk outlives its run; without its folder nobody could take it down, and it holds its memory.
+            # Without its folder nobody could take it down.
             if not kept_by_user:
-                subprocess.run([str(RUSHES), "lab", "clean", "--kept", scratch], check=False)
+                let_go_of(scratch)
     return max(codes)
 
 
