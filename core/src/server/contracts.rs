@@ -577,7 +577,8 @@ impl Server {
         while let Some(&id) = (self.devices.get(&device)).and_then(|entry| entry.refused.first()) {
             let own = self.streams.get(id.0).map(|stream| stream.session);
             if session.is_some() && session != own {
-                return;
+                // The next seat asks at the next turn.
+                return self.block(device);
             }
             session = own;
             if let Some(stream) = self.streams.get_mut(id.0) {
