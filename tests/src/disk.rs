@@ -183,8 +183,8 @@ impl Disk {
     /// Everything written is on the disk, and the kernel has forgotten what it cached of it.
     pub fn make_cold(&self) {
         run(Command::new("sync").arg("-f").arg(&self.mount));
-        // Clean pages only; harmless to others but for speed.
-        fs::write("/proc/sys/vm/drop_caches", "1").expect("root may drop caches");
+        // Clean pages only.
+        crate::caches::drop("1");
     }
 }
 

@@ -4,6 +4,7 @@
 //! This library holds what several of them need. Of the workspace it imports the kit alone:
 //! programs are driven as their users drive them, and the source is read as text.
 
+pub mod caches;
 pub mod changer;
 pub mod daemon;
 pub mod disk;

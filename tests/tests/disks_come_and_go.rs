@@ -353,7 +353,7 @@ fn a_member_that_was_lost_and_came_back_is_read_by_way_of_the_daemon_again() {
     daemon.wait_for("the member is there", |status| {
         status["shares"][1]["trouble"] == Value::Null
     });
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     let before = plain_count(&daemon);
     let read_before = read_count(&daemon);
     for (number, name) in &names {

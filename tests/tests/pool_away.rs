@@ -38,7 +38,7 @@ fn seed_of(name: &str) -> u64 {
 fn only_the_other_is_there(world: &PoolWorld, [here, away]: &[String; 2]) {
     assert_eq!(fs::read_dir(world.path("")).expect("listed").count(), 8);
     check(&world.path(here), seed_of(here), 4 * MIB + 5);
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     let begun = Instant::now();
     let found = fs::metadata(world.path(away)).expect("its name is the catalogue's");
     assert_eq!(found.len(), 4 * MIB as u64 + 5);

@@ -46,7 +46,7 @@ fn put(world: &PoolWorld, name: &str, seed: u64) {
 }
 
 fn forget() {
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
 }
 
 fn check(world: &PoolWorld, name: &str, seed: u64) {

@@ -152,7 +152,7 @@ fn new_files_go_elsewhere(broken: Broken, with_daemon: bool) {
     let mut daemon = with_daemon.then(|| serve(&world));
     world.slow_disk().make_cold();
     if broken != Broken::Writing {
-        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+        rushes_tests::caches::drop("3");
     }
     break_disk(&world, broken);
     // The mount does not know of the fault yet: a program whose new file goes there gets the error
@@ -263,7 +263,7 @@ fn what_its_disk_did_not_take_is_told_to_be_durable_to_nobody() {
         late.sync_all().expect("this writer has lost nothing");
         drop((file, other, late));
         if with_daemon {
-            fs::write("/proc/sys/vm/drop_caches", "1").expect("root");
+            rushes_tests::caches::drop("1");
             check(&path, 7, 2 * MIB);
         }
         drop(daemon);

@@ -250,7 +250,7 @@ fn a_member_that_is_away_is_an_error_of_the_disk_and_not_of_others() {
     done(&disk.disk("d"), &["write -P 5 0 1M", "flush"]);
     disk.end();
     world.unplug(0);
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     let disk = Export::iscsi(&world, "d", &[]);
     let begun = Instant::now();
     let (is_good, text) = qemu(&disk.disk("d"), &["read 0 1M"]);

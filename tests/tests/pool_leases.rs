@@ -34,7 +34,7 @@ fn answered(daemon: &Daemon) -> u64 {
 /// Whether a reader that opens it now reads through the daemon.
 fn is_asked(world: &PoolWorld, daemon: &Daemon, name: &str, seed: u64, length: usize) -> bool {
     let before = answered(daemon);
-    fs::write("/proc/sys/vm/drop_caches", "1").expect("root");
+    rushes_tests::caches::drop("1");
     check(&world.path(name), seed, length);
     answered(daemon) > before
 }
@@ -161,12 +161,12 @@ fn a_mapped_file_is_not_moved_though_the_kernel_is_told_to_forget_it() {
     let mut reader = Mapper::new(&world.path("f"), "r");
     let mut mapper = Mapper::new(&world.path("f"), "w");
     for _ in 0..3 {
-        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+        rushes_tests::caches::drop("3");
     }
     let mut drain = world.command(&["drain", &home.to_string()], &[]);
     let mut drain = drain.stdout(Stdio::null()).spawn().expect("rushes starts");
     std::thread::sleep(Duration::from_secs(2));
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     mapper.stores(2 << 20, b"stored meanwhile");
     assert_eq!(reader.sees(2 << 20, 16), hex(b"stored meanwhile"));
     assert_eq!(drain.try_wait().expect("ours"), None, "it waits");

@@ -566,7 +566,7 @@ fn a_member_that_is_away_is_an_error_at_once_and_only_of_its_files() {
     let mut nfs = Nfs4::connect(export.port, "away", 1);
     let root = nfs.root("media").expect("exported");
     world.unplug(1);
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     let begun = Instant::now();
     let away = nfs.lookup(&root, b"on1.mov").expect("its name is there");
     assert_eq!(nfs.known(&away).expect("known").size, 70 * MIB as u64);

@@ -40,7 +40,7 @@ fn until_closed(daemon: &Daemon, path: &str) {
 
 /// Drops all bytes and names from the caches of the kernel and the mount.
 fn forget() {
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
 }
 
 #[test]

@@ -165,7 +165,7 @@ fn a_member_is_emptied_and_removed_beside_those_who_use_its_files() {
                     for seed in [2, 5, 9] {
                         check(&world.path(format!("f{seed}")), seed, sizes[seed as usize]);
                     }
-                    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+                    rushes_tests::caches::drop("3");
                 }
             });
             let file = &file;
@@ -334,7 +334,7 @@ fn a_striped_file_goes_off_a_member_while_it_is_open() {
         after.len() == 2 && !after.contains(&before[0]),
         "{before:?} {after:?}"
     );
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     let mut found = vec![0; length];
     file.read_exact_at(&mut found, 0).expect("read");
     pattern::check(4, 0, &found, "reels/a");
@@ -503,7 +503,7 @@ fn a_file_that_is_played_under_contract_moves_and_the_player_gets_every_byte() {
     // A rule: on a busy machine no player keeps a cadence.
     let rule = "[[rule]]\nmatch = \"**\"\nbitrate = \"100M\"\n";
     let daemon = world.served(2, rule);
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     let home = world.members_of("clip.mov")[0];
     let file = File::open(world.path("clip.mov")).expect("opened");
     let is_promised = || {
@@ -532,7 +532,7 @@ fn a_file_that_is_played_under_contract_moves_and_the_player_gets_every_byte() {
     let mut drain = drain.expect("it was begun");
     assert_eq!(drain.wait().expect("it is ours").code(), Some(0));
     assert_eq!(world.members_of("clip.mov"), [1 - home]);
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     check(&world.path("clip.mov"), 9, length);
     // The mount reads a new member through the daemon if it is a share, and otherwise by itself.
     let new = world.disk("new", (EXT4, 400));
@@ -540,7 +540,7 @@ fn a_file_that_is_played_under_contract_moves_and_the_player_gets_every_byte() {
     assert_eq!(code, Some(0), "{report}");
     put(&world.path("more.mov"), 10, 8 * MIB).expect("there is room");
     assert_eq!(world.members_of("more.mov"), [2]);
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     check(&world.path("more.mov"), 10, 8 * MIB);
     drop(file);
     world.end();

@@ -66,7 +66,7 @@ fn a_file_that_is_only_read_is_read_by_the_kernel_itself() {
         let other = passed(&world, "f");
         // With an empty cache of the kernel, after the other open was closed.
         drop(one);
-        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+        rushes_tests::caches::drop("3");
         pattern::check(1, 0, &seen(&other), "f");
         // A copy inside the kernel goes through the mount, and is whole.
         drop(other);
@@ -169,7 +169,7 @@ fn who_has_it_open_keeps_a_file_that_loses_its_name() {
     let (removed, replaced) = (passed(&world, "removed"), passed(&world, "replaced"));
     fs::remove_file(world.path("removed")).expect("removed");
     fs::rename(world.path("new"), world.path("replaced")).expect("renamed");
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     pattern::check(0, 0, &seen(&removed), "removed");
     pattern::check(1, 0, &seen(&replaced), "replaced");
     check(&world.path("replaced"), 2, MIB);
@@ -235,7 +235,7 @@ fn a_file_that_is_read_by_passthrough_is_moved_when_nobody_has_it_any_more() {
         let expected = pattern::bytes(1, 2 << 20, 64);
         assert_eq!(mapper.sees(2 << 20, 64), hex(&expected));
         // The mapping sees a write, although it has no open file any more.
-        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+        rushes_tests::caches::drop("3");
         let file = writer(&world.path("kept"));
         file.write_all_at(b"new", 12345).expect("room");
         assert_eq!(mapper.sees(12345, 3), hex(b"new"));
@@ -365,7 +365,7 @@ fn a_file_that_is_stored_to_without_the_mount_is_never_older_than_its_bytes() {
         // No stat comes before the mapping is gone and the kernel has forgotten the file.
         mapper.stores(9000, b"at last");
         drop(mapper);
-        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+        rushes_tests::caches::drop("3");
         assert!(changed(&path) > (2000, 0), "when it is forgotten");
         let last = changed(&path);
         drop(passed(&world, "f"));

@@ -58,7 +58,7 @@ fn play(world: &PoolWorld, shot: usize, number: usize, seed: u64) -> Option<()> 
 
 fn forget(world: &PoolWorld) {
     world.sync();
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
 }
 
 /// Streams that are sequences in this shot's folder.

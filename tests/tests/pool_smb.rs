@@ -145,7 +145,7 @@ fn a_player_of_a_pool_gets_a_contract_and_every_byte() {
     }
     client.flush(file).expect("flushed");
     client.close(file).expect("closed");
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
 
     let (file, _) = client
         .open("reels\\clip.mov", Disposition::Open)
@@ -188,7 +188,7 @@ fn whoever_has_a_file_of_a_pool_open_is_in_the_ledger() {
         fs::write(reels.join(name), pattern::bytes(9, 0, 64 * BLOCK)).expect("written");
         fs::set_permissions(reels.join(name), fs::Permissions::from_mode(0o666)).expect("our own");
     }
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     // Waits for a stream of this file, with this user and client.
     let stands = |what: &str, path: &str, user: &str, client: &str| {
         daemon.wait_for(what, |status| {

@@ -114,7 +114,7 @@ fn others_go_on(served: Served) {
     let quick_file = open(quick);
     world.slow_disk().make_cold();
     // Make inodes cold, too.
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     let answered = AtomicUsize::new(0);
     world.slow_disk().tell("timing on");
     world.slow_disk().tell("stall 60000");
@@ -184,7 +184,7 @@ fn who_waits_for_a_file_on_its_way_to_a_stalled_member_keeps_nobody_from_others(
         .write(true)
         .open(world.path("other.bin"))
         .expect("there");
-    fs::write("/proc/sys/vm/drop_caches", "1").expect("root");
+    rushes_tests::caches::drop("1");
     world.slow_disk().tell("timing on");
     world.slow_disk().tell("stall 60000");
     let mut drain = world.command(&["drain", "0"], &[]);

@@ -123,7 +123,7 @@ fn a_mount_that_is_told_twice_does_not_wait_for_a_disk_that_hangs() {
         .open(world.path("used.bin"))
         .expect("there");
     world.slow_disk().make_cold();
-    fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+    rushes_tests::caches::drop("3");
     world.slow_disk().tell("timing on");
     world.slow_disk().tell("stall 60000");
     fs::remove_file(world.path("removed.bin")).expect("removed");

@@ -588,7 +588,7 @@ fn a_mounted_pool_is_defragmented_beside_those_who_use_its_files() {
                 for seed in 0..count {
                     check(&world.path(format!("s{seed}")), seed, length);
                 }
-                fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+                rushes_tests::caches::drop("3");
             }
         });
         let writer = scope.spawn(move || {
@@ -1109,7 +1109,7 @@ fn a_stripe_that_is_written_and_read_goes_on_over_a_group_that_comes_and_is_spre
                     file.read_exact_at(&mut bytes[..count], at).expect("read");
                     pattern::check(9, at, &bytes[..count], "f");
                 }
-                fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+                rushes_tests::caches::drop("3");
             }
         });
         let grown = |by: u64| {
@@ -1196,7 +1196,7 @@ fn a_pool_does_not_tidy_itself_while_a_stream_has_a_contract() {
     let mut frame = vec![0; FRAME_BYTES];
     let end = Instant::now() + Duration::from_secs(60);
     while waits_for(&world) != "promised" {
-        fs::write("/proc/sys/vm/drop_caches", "3").expect("root");
+        rushes_tests::caches::drop("3");
         for at in (0..length as u64).step_by(FRAME_BYTES).take(30) {
             file.read_exact_at(&mut frame, at).expect("read");
             pattern::check(9, at, &frame, "clip.mov");

@@ -747,6 +747,8 @@ fn what_was_written_without_a_daemon_and_refused_by_the_disk_is_read_from_the_ke
     };
     world.put("little.mov", 1, 512 << 10);
     world.put("large.mov", 1, LENGTH);
+    // Nobody else lets the kernel forget them.
+    let _caches = rushes_tests::caches::keep();
     let files = [("little.mov", 100_000), ("large.mov", (1 << 20) + 100)];
     let client = client(&world);
     world.everything_is_written();
