@@ -126,9 +126,14 @@ pub fn dry_run(
     order: &mut Order,
 ) -> Result<(), Refusal> {
     let needed_permille = needed_permille(device.model, players);
-    let without_cuts = needed(device.model, players, |_| (0, 0));
+    let foreseen = |player: &Player| match player.is_rehearsed {
+        true => cuts(player),
+        false => (0, 0),
+    };
+    let without_cuts = needed(device.model, players, foreseen);
     let of_cuts = needed_permille.saturating_sub(without_cuts);
-    // Cuts do not come in turn: for those that come together half of their cost is kept free.
+    // Cuts do not come in turn: for those that come together half of their cost is kept free. Not
+    // of those that are foreseen, whose bytes are fetched at any time before.
     let kept = u64::from(device.margin_permille) + BEST_EFFORT_PERMILLE + of_cuts / 2;
     if needed_permille + kept > 1000 {
         return Err(Refusal::Capacity { needed_permille });

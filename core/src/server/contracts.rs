@@ -577,7 +577,11 @@ impl Server {
         while let Some(&id) = (self.devices.get(&device)).and_then(|entry| entry.refused.first()) {
             let own = self.streams.get(id.0).map(|stream| stream.session);
             if session.is_some() && session != own {
-                // The next seat asks at the next turn.
+                // The next seat asks at a later turn, when the one that has begun just now has its
+                // first bytes: many that start together would all find room in the same moment.
+                if let Some(entry) = self.devices.get_mut(&device) {
+                    entry.refused_asked = now + (ASK_AGAIN - START_AGAIN);
+                }
                 return self.block(device);
             }
             session = own;
