@@ -25,7 +25,7 @@ pub fn drop(kinds: &str) {
     fs::write("/proc/sys/vm/drop_caches", kinds).expect("root may drop caches");
 }
 
-/// Keep what the kernel has in its caches for as long as the value lives.
+/// Keep the pages in the kernel's caches for as long as the value lives.
 #[must_use]
 pub fn keep() -> File {
     lock(FlockOperation::LockShared)
