@@ -406,16 +406,10 @@ impl Server {
     fn player(&self, id: StreamId, device: DeviceId, promised: Promised) -> Option<Player> {
         let stream = self.streams.get(id.0)?;
         let mut claim = self.claim(stream, device, promised)?;
-        if stream
-            .frames
-            .as_ref()
-            .is_some_and(Frames::goes_on_elsewhere)
-        {
-            // How much of it lies here behind the open frames is not known yet: it goes on.
-            claim.left = u64::MAX;
-        }
-        if !stream.way.is_empty() {
-            // Where its way ends its reader plays on.
+        let frames = stream.frames.as_ref();
+        if frames.is_some_and(Frames::goes_on_elsewhere) || !stream.way.is_empty() {
+            // How much of it lies here behind the open frames, or behind its way, is not known yet:
+            // it goes on.
             claim.left = u64::MAX;
         }
         let fetched = stream.fetched_on(device);

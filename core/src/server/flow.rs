@@ -81,8 +81,8 @@ impl Server {
             .streams
             .get_mut(id.0)
             .and_then(|stream| stream.first_read.take());
-        let hops = (hops, is_start);
-        self.follow(id, &seen, (stretch_bytes, hops), (range, arrived), actions);
+        let at = (range, arrived);
+        self.follow(id, &seen, (stretch_bytes, hops), is_start, at, actions);
         self.leave_legacy(id);
         self.settle_rate(id);
         let stream = self.streams.get_mut(id.0);
@@ -155,7 +155,8 @@ impl Server {
         &mut self,
         id: StreamId,
         seen: &Observation,
-        (stretch_bytes, (hops, is_start)): (u64, (bool, bool)),
+        (stretch_bytes, hops): (u64, bool),
+        is_start: bool,
         (range, arrived): (ByteRange, Instant),
         actions: &mut Actions,
     ) {

@@ -337,8 +337,7 @@ impl Server {
         if let Some(next) = former.and_then(|former| former.next) {
             session.foresight.cut(next == run.place);
         }
-        let login = session.login.clone();
-        self.rehearsal.goes_on(&login, before, run.place);
+        (self.rehearsal).goes_on(&session.login, before, run.place);
     }
 
     /// The run of the seat that a stream without a contract goes on from: of those that are not

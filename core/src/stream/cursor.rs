@@ -198,14 +198,14 @@ impl Cursor {
         }
     }
 
-    // ---- For the recogniser: changes ----
-
-    /// The bytes that were asked for here without a hole end there.
     /// The first byte that its reads have asked for.
-    pub fn start(&self) -> u64 {
+    pub(crate) fn start(&self) -> u64 {
         self.base
     }
 
+    // ---- For the recogniser: changes ----
+
+    /// The bytes that were asked for here without a hole end there.
     pub(super) fn ends_at(&self, offset: u64) -> bool {
         self.front == offset
     }

@@ -411,20 +411,13 @@ mod tests {
             handle: Box::default(),
             writer: Writer { uid: 0, gid: 0 },
         };
-        files.get_mut(other).unwrap().written = Some(Written {
-            file: Ok(WriteFile {
+        files.get_mut(other).unwrap().written = Some(Written::of_test(
+            Ok(WriteFile {
                 direct: fd(),
                 buffered: fd(),
             }),
             durable,
-            changed_ns: TIME_IS_SET,
-            chores: VecDeque::new(),
-            is_busy: false,
-            told_past_before: 0,
-            doubted_sync_count: 0,
-            said: None,
-            doubted_flush: Default::default(),
-        });
+        ));
         files.count_again(other);
         files.count_again(other);
         assert_eq!(files.descriptors(), WRITTEN_FILE_DESCRIPTORS);
